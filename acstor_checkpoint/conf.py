@@ -56,14 +56,74 @@ OPTS: list[cfg.Opt] = [
         help="How many chunks and manifests the vault keeps. Not above the inodes of its file "
         "system: the default is for 100 GiB of chunks that compress to a third.",
     ),
+    cfg.IntOpt(
+        "vault_port",
+        default=7202,
+        min=1,
+        max=65535,
+        help="Port of the vaults of all other hosts, at the addresses of their agents.",
+    ),
+    cfg.IntOpt(
+        "checkpoint_interval_s",
+        default=0,
+        min=0,
+        help="How often a checkpoint is taken of each server of this host, in seconds, from 30 on. "
+        "0: of none, but those whose flavor has the extra spec acstor:checkpoint_interval_s, which "
+        "counts for more than this option (Nova tells of extra specs from 2025.1 on).",
+    ),
+    cfg.IntOpt(
+        "checkpoint_copies",
+        default=2,
+        min=1,
+        max=16,
+        help="How many other hosts keep each checkpoint, in different locations as far as there "
+        "are any. Fewer if there are no more hosts.",
+    ),
+    cfg.IntOpt(
+        "checkpoint_rate_bytes_s",
+        default=100 << 20,
+        min=0,
+        help="How fast disks are read for checkpoints, in bytes a second, all together; 0: as fast "
+        "as it goes. What is sent is less, for it is compressed, times the copies.",
+    ),
+    cfg.StrOpt(
+        "state_dir",
+        default="/var/lib/acstor-checkpoint",
+        help="Folder of what is known of the disks of this host: their keys, and their last "
+        "checkpoints' manifests. Only the daemon's user may enter it. Without it each disk begins "
+        "anew.",
+    ),
+    cfg.StrOpt(
+        "agent_state_dir",
+        default="/var/lib/acstor/state",
+        help="state_dir of this host's agent, where v-node table and chunk maps are read.",
+    ),
+    cfg.StrOpt(
+        "ring_file",
+        default="",
+        help="The same as [acstor_agent] ring_file, if the agents have one.",
+    ),
+    cfg.StrOpt(
+        "libvirt_uri",
+        default="qemu:///system",
+        help="Where libvirt of this host is reached, as Nova reaches it.",
+    ),
+    cfg.StrOpt(
+        "socket_dir",
+        default="/var/lib/libvirt/qemu/acstor",
+        help="Folder in which QEMU shows a disk on a socket while a checkpoint is taken, and keeps "
+        "what the guest overwrites meanwhile: at most what it writes in that time. QEMU's user "
+        "must be able to write to it, and its profile (AppArmor, SELinux) must allow it.",
+    ),
 ]
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options of the checkpoint daemon with ``conf``."""
+    common_conf.register_opts(conf)
     common_conf.register(conf, GROUP, OPTS)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return the options for the sample generator."""
-    return [(GROUP, OPTS)]
+    return [(common_conf.GROUP, common_conf.OPTS), (GROUP, OPTS)]

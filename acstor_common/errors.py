@@ -34,6 +34,10 @@ class BootImageFormatError(FormatError):
     """Not a boot image, or a damaged one, or that of another image: it is ignored, boots go on."""
 
 
+class ChangesFormatError(FormatError):
+    """Not the changes of a disk, or cut or altered ones: nothing that was made of them counts."""
+
+
 class CheckpointFormatError(FormatError):
     """Not a manifest of a checkpoint, or one that cannot be: ask another holder for it."""
 

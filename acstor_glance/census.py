@@ -16,8 +16,8 @@ from typing import NamedTuple
 from acstor_common import artefacts
 from acstor_common import control_wire
 from acstor_common import image_record
+from acstor_common import qcow2_header
 from acstor_glance import images as glance_images
-from acstor_glance import qcow2_header
 from acstor_glance import ranges as glance_ranges
 from acstor_glance import walk
 

@@ -17,7 +17,7 @@ from typing import IO
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import layout
-from acstor_glance import qcow2_header
+from acstor_common import qcow2_header
 from acstor_glance import raw_format
 
 _HASHED_BYTES = 1 * geometry.MIB

@@ -48,13 +48,13 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
 from acstor_common import map_builder
+from acstor_common import qcow2
+from acstor_common import qcow2_header
 from acstor_common import scope
 from acstor_common import whole_file
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
 from acstor_glance import progress_log
-from acstor_glance import qcow2
-from acstor_glance import qcow2_header
 
 RECORD_BYTES = 32 * geometry.MIB
 """Bytes of the image that one thread hashes at a time, and that one entry of the log stands for."""

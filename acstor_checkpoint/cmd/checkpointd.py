@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-checkpointd``: the checkpoint daemon of each host."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,8 +10,10 @@ from typing import Any
 
 from oslo_config import cfg
 
+from acstor_checkpoint import capturing
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
+from acstor_checkpoint import record
 from acstor_common import conf as common_conf
 from acstor_common import errors
 
@@ -37,9 +40,10 @@ def main() -> int:
         return 1
 
 
-def run(conf: cfg.ConfigOpts) -> int:
+def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     """Run the daemon with ``conf``.
 
+    :param register: registers checkpoints; None: none are taken, and those of others are kept
     :raises errors.Unusable: it cannot start with what it was given
     """
     os.umask(0o077)  # what is kept is nobody else's
@@ -51,7 +55,12 @@ def run(conf: cfg.ConfigOpts) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     own = conf.acstor_checkpoint
-    with keeping.served(own, keeping.credentials(own)):
+    proof = keeping.credentials(own)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keeping.served(own, proof))
+        if register is not None:
+            mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
+            stack.enter_context(capturing.running(own, mount_point, host, proof, register))
         ended.wait()
     return 0
 

@@ -15,10 +15,10 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
+from acstor_common import qcow2
+from acstor_common import qcow2_header
 from acstor_glance import image_file
 from acstor_glance import prehash
-from acstor_glance import qcow2
-from acstor_glance import qcow2_header
 from tests.fakes import qcow2_corpus
 from tests.fakes import qcow2_files
 

@@ -17,8 +17,8 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
 from acstor_common import map_builder
-from acstor_glance import qcow2
-from acstor_glance import qcow2_header
+from acstor_common import qcow2
+from acstor_common import qcow2_header
 from tests.fakes import qcow2_files
 from tests.security.fuzz.target import Target
 

@@ -6,7 +6,6 @@ import time
 from acstor_checkpoint import belonging
 from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
 from acstor_common import ring as ring_
 from tests.lab import identities
 
@@ -21,24 +20,54 @@ def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> ring_.Ring:
     return ring_.Ring(7, tuple(listed), revoked=revoked or {})
 
 
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def fault(ring: ring_.Ring, certificate: certificates.HostCertificate) -> str:
+    return belonging.Belonging(lambda: ring).fault(certificate)
+
+
 def test_a_host_of_the_table_may_speak() -> None:
-    assert belonging.fault(lambda: ring_of("h1", "h2"), certificate_of("h1")) == ""
+    assert fault(ring_of("h1", "h2"), certificate_of("h1")) == ""
 
 
 def test_a_host_that_the_table_does_not_have_may_not() -> None:
-    assert "table 7" in belonging.fault(lambda: ring_of("h2"), certificate_of("h1"))
+    assert "table 7" in fault(ring_of("h2"), certificate_of("h1"))
 
 
 def test_a_revoked_certificate_is_refused_and_the_next_one_taken() -> None:
     before_s = certificates.refused_before(time.time() - 100)
     ring = ring_of("h1", "h2", revoked={"h1": before_s})
-    assert "revoked" in belonging.fault(lambda: ring, certificate_of("h1", age_s=500))
-    assert belonging.fault(lambda: ring, certificate_of("h1")) == ""
-    assert ids.HostId("h1") in ring
+    assert "revoked" in fault(ring, certificate_of("h1", age_s=500))
+    assert fault(ring, certificate_of("h1")) == ""
+
+
+def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
+    tables = [ring_of("h1"), ring_of("h2")]
+
+    def ring() -> ring_.Ring:
+        if not tables:
+            raise errors.Unusable("ring_file", "it is not there")
+        return tables.pop(0)
+
+    clock = Clock()
+    here, one = belonging.Belonging(ring, clock), certificate_of("h1")
+    assert here.fault(one) == here.fault(one) == ""
+    clock.now_s += belonging.LOOK_EVERY_S
+    assert "table 7" in here.fault(one)
+    clock.now_s += belonging.LOOK_EVERY_S
+    assert "table 7" in here.fault(one) and here.fault(certificate_of("h2")) == ""
 
 
 def test_without_a_table_nobody_may() -> None:
     def none() -> ring_.Ring:
         raise errors.Unusable("ring_file", "it is not there")
 
-    assert "not there" in belonging.fault(none, certificate_of("h1"))
+    assert "not there" in belonging.Belonging(none).fault(certificate_of("h1"))

@@ -7,8 +7,8 @@ import pytest
 
 from acstor_common import artefacts
 from acstor_common import image_record
+from acstor_common import qcow2_header
 from acstor_glance import census
-from acstor_glance import qcow2_header
 from acstor_glance import ranges
 from acstor_glance import raw_format
 from tests.fakes import glance_records as records

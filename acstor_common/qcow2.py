@@ -5,9 +5,9 @@ The one rule: a guest's bytes come out as QEMU would read them, or not at all.  
 taken that QEMU takes for damaged: a zstd frame longer than its cluster, whose rest is not read.)
 
 The header leads to the L1 table, an entry of that to an L2 table, an entry of that to a
-cluster of the disk: its place in the file, its place and that it is compressed, or nothing:
-then it is zeros.  With subclusters an entry has a bitmap too, which says of each 32nd part
-whether it is stored or zeros.
+cluster of the disk: its place in the file, its place and that it is compressed, that it is
+zeros, or nothing: then it is the backing file's, or zeros if there is none.  With subclusters
+an entry has a bitmap too, which says so of each 32nd part.
 
 Tables are read for the range that is asked for, a part of one L2 table at a time, and are
 not kept, so memory does not grow with the disk, and any number of threads may read.
@@ -21,12 +21,14 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from acstor_common import changes
 from acstor_common import codecs
 from acstor_common import geometry
 from acstor_common import layout
-from acstor_glance import qcow2_header
-from acstor_glance.qcow2_header import Reason
-from acstor_glance.qcow2_header import Refused
+from acstor_common import qcow2_header
+from acstor_common.changes import Kind
+from acstor_common.qcow2_header import Reason
+from acstor_common.qcow2_header import Refused
 
 _OFFSET_MASK = 0x00FFFFFFFFFFFE00
 _IS_ZERO = 1
@@ -43,10 +45,12 @@ _ZEROS = memoryview(bytes(1 << 20))
 class Qcow2:
     """An open qcow2 file whose header and L1 table have been checked.
 
-    ``virtual_size`` is the length of the disk, ``cluster_bytes`` that of a cluster.
+    ``virtual_size`` is the length of the disk, ``cluster_bytes`` that of a cluster, ``codec`` what
+    compressed clusters are compressed with.
 
     :param source: the file; stays open while this is used
     :param max_virtual_bytes: larger disks are refused
+    :param may_have_backing: take an overlay: of it, what its backing file has reads as zeros
     :raises Refused: the file is not served, and why
     :raises errors.Unusable: it cannot be read
     """
@@ -55,11 +59,15 @@ class Qcow2:
         self,
         source: qcow2_header.Source,
         max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
+        *,
+        may_have_backing: bool = False,
     ) -> None:
         self._source, self.name = source, source.name
-        self._header = qcow2_header.parse(source, max_virtual_bytes)
-        self.virtual_size = self._header.virtual_size
-        self.cluster_bytes = self._header.cluster_bytes
+        self._header = header = qcow2_header.parse(
+            source, max_virtual_bytes, may_have_backing=may_have_backing
+        )
+        self.virtual_size, self.cluster_bytes = header.virtual_size, header.cluster_bytes
+        self.codec = header.codec
         self._check_l2_places()
 
     def extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
@@ -76,7 +84,35 @@ class Qcow2:
         if start % self.cluster_bytes:
             raise ValueError(f"no cluster begins at {start}")
         stop = self.virtual_size if stop is None else min(stop, self.virtual_size)
-        return _apart(self._clipped(start, stop))
+        return _apart(self._in_file(start, stop))
+
+    def changes(self) -> Iterator[changes.Change]:
+        """Yield what the file says of the disk, in order; the rest is the backing file's.
+
+        If there is none, all is said: the rest is zeros.
+
+        :raises Refused: a table is not as it must be
+        :raises errors.Unusable: the file cannot be read
+        """
+        found = (
+            changes.Change(extent.at, extent.length, Kind.ZERO if _is_zeros(extent) else Kind.DATA)
+            for extent in self._clipped(0, self.virtual_size)
+        )
+        if self._header.has_backing_file:
+            return changes.joined(found)
+        zeros = changes.Change(0, self.virtual_size, Kind.ZERO)
+        return changes.joined(changes.laid_over(found, [zeros] if self.virtual_size else []))
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill ``view`` with the disk's bytes from ``at`` on, wherever that is.
+
+        :raises Refused: a table or a compressed cluster cannot be read
+        :raises errors.Unusable: the file cannot be read
+        """
+        start = at - at % self.cluster_bytes
+        uncut = geometry.Geometry(self.virtual_size, geometry.MAX_CHUNK_BYTES)
+        if not self.part(start, at + len(view), uncut).fill(view, at):
+            _clear(view)
 
     def part(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
         """Return what reads the disk from ``start`` to ``stop``; as :meth:`extents`.
@@ -86,23 +122,33 @@ class Qcow2:
         extents = list(layout.joined(self.extents(start, stop), cut))
         return Part(self._source, self.cluster_bytes, extents)
 
-    def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
-        """Yield extents as the tables have them, without what lies behind the ends.
-
-        Those of the disk, of the range, and of the file.
-        """
+    def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
+        """Yield the extents that are stored, without what lies behind the end of the file."""
         file_bytes = self._source.size_bytes
-        for at, length, codec, offset, stored_bytes in self._mapped(start, stop):
-            length = min(length, stop - at)
-            if length <= 0:
-                return
-            if offset >= file_bytes:
-                raise Refused(self.name, Reason.TRUNCATED, f"the cluster at {at} of the disk")
+        for extent in self._clipped(start, stop):
+            at, length, codec, offset, stored_bytes = extent
+            if _is_zeros(extent):
+                continue
             if codec is layout.Codec.STORED:
                 length = stored_bytes = min(length, file_bytes - offset)
             else:
                 stored_bytes = min(stored_bytes, file_bytes - offset)
             yield layout.Extent(at, length, codec, offset, stored_bytes)
+
+    def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
+        """Yield extents as the tables have them, none behind the end of the disk or the range.
+
+        Those that are stored begin in the file; those that are zeros have no stored bytes.
+        """
+        for extent in self._mapped(start, stop):
+            if extent.at >= stop:
+                return
+            if extent.offset >= self._source.size_bytes:
+                why = f"the cluster at {extent.at} of the disk"
+                raise Refused(self.name, Reason.TRUNCATED, why)
+            if extent.at + extent.length > stop:
+                extent = extent._replace(length=stop - extent.at)
+            yield extent
 
     def _mapped(self, start: int, stop: int) -> Iterator[layout.Extent]:
         header = self._header
@@ -149,6 +195,7 @@ class Qcow2:
                     raise self._misplaced(at)
                 if word & _IS_ZERO:
                     self._check_has_zeros()
+                    yield layout.Extent(at, cluster_bytes, stored, 0, 0)
                 elif offset:
                     yield layout.Extent(at, cluster_bytes, stored, offset, cluster_bytes)
             at += cluster_bytes
@@ -165,7 +212,7 @@ class Qcow2:
             at += self.cluster_bytes
 
     def _stored_parts(self, offset: int, bitmap: int, at: int) -> Iterator[layout.Extent]:
-        """Yield the subclusters that are stored; the bitmap's upper half says which are zeros."""
+        """Yield the subclusters that are stored or zeros, as the halves of the bitmap say."""
         is_stored, is_zero = bitmap & 0xFFFFFFFF, bitmap >> 32
         if is_stored & is_zero or (is_stored and not offset):
             why = f"the bitmap {bitmap:#x} of the cluster at {at} of the disk"
@@ -176,7 +223,9 @@ class Qcow2:
         for part in range(0, _SUBCLUSTERS * size, size):
             if is_stored & 1:
                 yield layout.Extent(at + part, size, layout.Codec.STORED, offset + part, size)
-            is_stored >>= 1
+            elif is_zero & 1:
+                yield layout.Extent(at + part, size, layout.Codec.STORED, 0, 0)
+            is_stored, is_zero = is_stored >> 1, is_zero >> 1
 
     def _compressed(self, word: int, at: int) -> layout.Extent:
         """Return the extent of a compressed cluster: it ends with a sector, or before."""
@@ -282,6 +331,11 @@ class Part:
             why = f"the cluster at {extent.at} of the disk: {exc}"
             raise Refused(self._source.name, Reason.DATA, why) from exc
         view[:] = memoryview(decoded)[skip : skip + len(view)]
+
+
+def _is_zeros(extent: layout.Extent) -> bool:
+    """Say whether a table has zeros there; a stored extent has at least a byte."""
+    return not extent.stored_bytes
 
 
 def _end_of(extent: layout.Extent) -> int:

@@ -14,10 +14,10 @@ import pytest
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import layout
-from acstor_glance import qcow2
-from acstor_glance import qcow2_header
-from acstor_glance.qcow2_header import Feature
-from acstor_glance.qcow2_header import Reason
+from acstor_common import qcow2
+from acstor_common import qcow2_header
+from acstor_common.qcow2_header import Feature
+from acstor_common.qcow2_header import Reason
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import COMPRESSED
 from tests.fakes.qcow2_files import Bytes

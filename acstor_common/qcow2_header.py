@@ -4,7 +4,8 @@
 The one rule: a header is taken only if all that it asks for is known here and lies in
 the file; whatever else it asks for is refused by name.  QEMU's own checks are the
 measure: what QEMU does not open is not taken, and of what it opens, nothing that leads
-to other files, needs a key, or is known to be damaged.
+to other files, needs a key, or is known to be damaged.  A backing file is taken only from
+a caller that knows it: its name is never followed.
 
 Described in QEMU's ``docs/interop/qcow2.txt``, versions 2 and 3.
 """
@@ -31,6 +32,7 @@ _MAX_REFCOUNT_TABLE_BYTES = 8 * geometry.MIB
 _MAX_SNAPSHOTS = 65536
 _MIN_SNAPSHOT_BYTES = 40
 _MAX_REFCOUNT_ORDER = 6
+_MAX_BACKING_BYTES = 1023
 _MIN_EXTENDED_CLUSTER_BITS = 14
 
 # Magic, version, offset and length of the backing file's name, cluster bits, virtual size,
@@ -96,7 +98,10 @@ class Source(Protocol):
     """A file that is read by ranges, by several threads at once."""
 
     name: str
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length; that of a file that others write to may grow."""
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset`` on; the range lies in the file."""
@@ -126,6 +131,7 @@ class Header(NamedTuple):
     l1_offset: int
     codec: layout.Codec
     has_subclusters: bool
+    has_backing_file: bool
     tables: tuple[Span, ...]
 
     @property
@@ -173,14 +179,19 @@ class _Fields(NamedTuple):
     compression: int
 
 
-def parse(source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> Header:
+def parse(
+    source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES, *, may_have_backing: bool = False
+) -> Header:
     """Read and check the header of a qcow2 file.
 
     :param max_virtual_bytes: larger disks are refused
+    :param may_have_backing: take a file that has only what differs from its backing file
     :raises Refused: it is one that is not served, and why
     :raises errors.Unusable: the file cannot be read
     """
     fields = _read_fields(source)
+    if fields.backing_offset and not may_have_backing:
+        raise Refused(source.name, Reason.BACKING_FILE)
     _check_kind(fields, source.name)
     _check_numbers(fields, source.name, max_virtual_bytes)
     _check_extensions(fields, source)
@@ -191,6 +202,7 @@ def parse(source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> Header:
         l1_offset=fields.l1_offset,
         codec=_codec(fields, source.name),
         has_subclusters=bool(fields.incompatible & Feature.EXTENDED_L2),
+        has_backing_file=bool(fields.backing_offset),
         tables=_tables(fields, source),
     )
     if fields.l1_size < header.l1_entries:
@@ -219,9 +231,7 @@ def _read_fields(source: Source) -> _Fields:
 
 
 def _check_kind(fields: _Fields, name: str) -> None:
-    """Refuse what leads elsewhere, cannot be read without a key, or is damaged."""
-    if fields.backing_offset:
-        raise Refused(name, Reason.BACKING_FILE)
+    """Refuse what leads to other data, cannot be read without a key, or is damaged."""
     if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
         raise Refused(name, Reason.EXTERNAL_DATA)
     if fields.crypt_method:
@@ -250,6 +260,11 @@ def _check_numbers(fields: _Fields, name: str, max_virtual_bytes: int) -> None:
         and not _FIELDS_3_END <= fields.header_length <= 1 << fields.cluster_bits
     ):
         raise Refused(name, Reason.HEADER, f"a header of {fields.header_length} bytes")
+    name_stop = fields.backing_offset + fields.backing_length
+    if fields.backing_offset and (
+        fields.backing_length > _MAX_BACKING_BYTES or name_stop > 1 << fields.cluster_bits
+    ):
+        raise Refused(name, Reason.HEADER, "the name of its backing file is not in the header")
 
 
 def _codec(fields: _Fields, name: str) -> layout.Codec:
@@ -266,7 +281,9 @@ def _check_extensions(fields: _Fields, source: Source) -> None:
     """Look for extensions that change where the disk's bytes are; others are of no matter."""
     if fields.header_length > source.size_bytes:
         raise Refused(source.name, Reason.TRUNCATED)
-    area = bytearray(min(1 << fields.cluster_bits, source.size_bytes) - fields.header_length)
+    # The name of a backing file follows them.
+    end = min(fields.backing_offset or 1 << fields.cluster_bits, source.size_bytes)
+    area = bytearray(max(0, end - fields.header_length))
     source.read_into(memoryview(area), fields.header_length)
     at = 0
     while at + _EXTENSION.size <= len(area):

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent of this host has written down: v-node table, and chunk maps of its images.
+
+The one rule: the agent has checked them, with signatures and hashes, and nobody else can write
+there; here only what is needed of them is read.
+"""
+
+import pathlib
+from typing import Final
+
+import msgspec
+
+from acstor_common import chunk_map
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring as ring_
+
+_MAX_TABLE_BYTES: Final = 2 * ring_.MAX_FILE_BYTES + 1024
+
+
+class AgentFiles:
+    """The agent's state folder.
+
+    :param ring_file: the operator's own table, if the agents have one; None: the one it was sent
+    """
+
+    def __init__(self, state_dir: pathlib.Path, ring_file: pathlib.Path | None) -> None:
+        self._state_dir, self._ring_file = state_dir, ring_file
+
+    def ring(self) -> ring_.Ring:
+        """Return the v-node table.
+
+        :raises errors.Unusable: there is none, or it cannot be read
+        """
+        path = self._ring_file or self._state_dir / "ring.json"
+        try:
+            with path.open("rb") as file:
+                raw = file.read(_MAX_TABLE_BYTES)
+            if not self._ring_file:
+                raw = msgspec.json.decode(raw, type=decision_api.RingTable).table.encode()
+            return ring_.decode(raw, str(path))
+        except (OSError, ValueError, errors.RingFormatError) as e:
+            raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
+
+    def image(self, image_id: ids.ImageId) -> chunk_map.Subject:
+        """Return how an image is cut, and the hash that Glance had of it.
+
+        :raises errors.Unusable: the agent does not have its chunk map
+        """
+        path = self._state_dir / "maps" / f"{image_id}.acmap"
+        try:
+            with path.open("rb") as file:
+                return chunk_map.subject_of(file.read(chunk_map.HEADER_BYTES), str(path), image_id)
+        except (OSError, errors.ChunkMapFormatError) as e:
+            raise errors.Unusable(f"image {image_id}", f"its chunk map is not here: {e}") from e

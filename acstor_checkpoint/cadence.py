@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server's turn it is to have a checkpoint taken.
+
+Times are those of a monotonic clock, so that a wall clock that jumps moves no turn.  The one
+rule: one at a time, and the one that has waited longest beyond its interval is next.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Final
+
+from acstor_checkpoint import servers
+from acstor_common import ids
+
+SPEC: Final = "acstor:checkpoint_interval_s"
+"""The extra spec of a flavor that has an interval of its own; 0: none are taken."""
+MIN_INTERVAL_S: Final = 30
+MAX_INTERVAL_S: Final = 30 * 86_400
+_FIRST_PAUSE_S: Final = 30.0
+"""After a failure; twice as long after each further one, and never longer than the interval."""
+
+
+def interval_s(specs: Mapping[str, str], default_s: int) -> int:
+    """Return how often a server's checkpoints are taken, in seconds; 0: never.
+
+    >>> interval_s({SPEC: "600"}, 3600), interval_s({SPEC: "5"}, 0), interval_s({SPEC: "x"}, 60)
+    (600, 30, 60)
+
+    :param specs: extra specs of its flavor; one that is no number counts for nothing
+    :param default_s: of this host
+    """
+    text = specs.get(SPEC, "").strip()
+    wanted = int(text) if text.isdecimal() and len(text) < 12 else default_s
+    return min(max(wanted, MIN_INTERVAL_S), MAX_INTERVAL_S) if wanted > 0 else 0
+
+
+@dataclasses.dataclass
+class _Turn:
+    server: servers.Server
+    every_s: float
+    due_s: float
+    failures: int = 0
+
+
+class Cadence:
+    """The turns of all servers of a host.
+
+    :param default_s: interval of servers whose flavor says nothing
+    """
+
+    def __init__(self, default_s: int) -> None:
+        self._default_s = default_s
+        self._turns: dict[ids.ImageId, _Turn] = {}
+
+    def see(
+        self,
+        present: Iterable[servers.Server],
+        now_s: float,
+        age_s: Callable[[ids.ImageId], float | None],
+    ) -> None:
+        """Take note of the servers that are here now; others are forgotten.
+
+        :param age_s: says how old a server's last checkpoint is; None: there is none
+        """
+        turns = {}
+        for server in present:
+            every_s = interval_s(server.specs, self._default_s)
+            turn = self._turns.get(server.instance)
+            if turn is None:
+                age = age_s(server.instance)
+                left_s = 0.0 if age is None else every_s - min(max(age, 0.0), every_s)
+                turn = _Turn(server, every_s, now_s + left_s)
+            turn.due_s = min(turn.due_s, now_s + every_s)
+            turn.server, turn.every_s = server, every_s
+            turns[server.instance] = turn
+        self._turns = turns
+
+    def next(self, now_s: float) -> servers.Server | None:
+        """Return whose turn it is; None if it is nobody's."""
+        due = [turn for turn in self._turns.values() if turn.every_s and turn.due_s <= now_s]
+        return min(due, key=lambda turn: turn.due_s).server if due else None
+
+    def ask(self, instance: ids.ImageId, now_s: float) -> bool:
+        """Let a server have the next turn; say whether it is here and has checkpoints."""
+        turn = self._turns.get(instance)
+        if turn is None or not turn.every_s:
+            return False
+        turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
+        return True
+
+    def taken(self, instance: ids.ImageId, began_s: float) -> None:
+        """Take note of a checkpoint whose turn began at ``began_s``."""
+        if turn := self._turns.get(instance):
+            turn.due_s, turn.failures = began_s + turn.every_s, 0
+
+    def failed(self, instance: ids.ImageId, now_s: float) -> float:
+        """Take note of one that could not be taken; return in how many seconds to try again."""
+        turn = self._turns.get(instance)
+        if turn is None:
+            return 0.0
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), turn.every_s)
+        turn.failures += 1
+        turn.due_s = now_s + pause_s
+        return pause_s

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a disk that stands still to the manifest of a checkpoint, whose chunks others have.
+
+A disk is looked at in three ways, and what any of them shows is read:
+
+* what a bitmap marks: written since the last checkpoint;
+* what the overlay's tables have and the last manifest does not name.  The first time, that
+  is all.  Tables may lack what the guest wrote and never flushed, which nobody promised to
+  keep; when they have it at last, it is read, whatever the bitmap says;
+* what a holder lacks.
+
+The one rule: an entry is given only when all holders acknowledged its chunk.
+"""
+
+import functools
+import heapq
+import itertools
+import operator
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_checkpoint import chunk_runs
+from acstor_checkpoint import nbd
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import geometry
+from acstor_common import ids
+
+BATCH_BYTES: Final = 4 * geometry.MIB
+"""Of the disk: what is sealed and sent at a time, and held in memory."""
+
+
+class Disk(Protocol):
+    """A disk at one moment."""
+
+    size_bytes: int
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill ``view``, of at most ``nbd.MAX_READ_BYTES``, with its bytes from ``at`` on."""
+
+
+class Copies(Protocol):
+    """All holders of one disk's checkpoints."""
+
+    def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
+        """Return those of ``names``, in ascending order, that any holder has not.
+
+        :raises errors.AcstorError: one of them does not answer
+        """
+
+    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+        """Have every holder keep chunks; returns, when all acknowledged, how many bytes were sent.
+
+        :param names: in ascending order
+        :param sealed: returns one of them; is asked for those that a holder has not
+        :raises errors.AcstorError: a holder did not
+        """
+
+
+class Pace(Protocol):
+    """Bounds how fast a disk is read."""
+
+    def spend(self, count_bytes: int) -> None:
+        """Wait until as much may be read."""
+
+
+class Seen(NamedTuple):
+    """What shows which chunks are to be read.
+
+    :param before: the last manifest; None: all that the overlay has is read
+    :param written: ranges that a bitmap marks since ``before``, in the order of the disk
+    :param said: ranges that the overlay's tables have, in the order of the disk
+    """
+
+    before: checkpoint_manifest.Manifest | None
+    written: Iterable[tuple[int, int]]
+    said: Iterable[tuple[int, int]]
+
+
+class Taking:
+    """Reads, seals and sends what is to be in one checkpoint; counts what it did.
+
+    :param chunk_bytes: of the base's chunk map
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        chunk_bytes: int,
+        seal: checkpoint_sealing.Seal,
+        copies: Copies,
+        pace: Pace,
+    ) -> None:
+        self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
+        self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
+        self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
+
+    def entries(self, seen: Seen) -> Iterator[checkpoint_manifest.Entry]:
+        """Yield what differs from the base, in the order of the disk, as soon as it is kept.
+
+        :raises errors.AcstorError: the disk could not be read, or a holder did not keep it all
+        """
+        fresh = self._fresh(self._runs(seen))
+        named = itertools.takewhile(
+            lambda entry: entry.chunk_no < self.cut.chunk_count, seen.before or ()
+        )
+        before = -1
+        for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
+            if entry.chunk_no != before:  # of two, the first is what was just read
+                self.changed_bytes += self.cut.chunk_length(entry.chunk_no)
+                yield entry
+            before = entry.chunk_no
+
+    def _runs(self, seen: Seen) -> Iterator[chunk_runs.Run]:
+        said = chunk_runs.touched(seen.said, self.cut)
+        before = seen.before
+        if before is None:
+            return said
+        written = chunk_runs.touched(seen.written, self.cut)
+        lacking = self._copies.lacking(before.names())
+        return self._inside(
+            chunk_runs.joined(
+                written,
+                chunk_runs.new(said, before),
+                chunk_runs.called(lacking, before),
+                chunk_runs.cut_short(before.subject.cut, self.cut),
+            )
+        )
+
+    def _inside(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
+        """Yield runs without what a smaller disk has no more."""
+        for first, stop in runs:
+            if first < self.cut.chunk_count:
+                yield chunk_runs.Run(first, min(stop, self.cut.chunk_count))
+
+    def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
+        numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
+        count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
+        while batch := list(itertools.islice(numbers, count)):
+            chunks = [(chunk_no, self._read(chunk_no)) for chunk_no in batch]
+            found = [
+                (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
+                for chunk_no, plain in chunks
+            ]
+            self._keep({entry.cid: plain for entry, plain in found})
+            yield from (entry for entry, _ in found)
+
+    def _read(self, chunk_no: int) -> bytes:
+        plain = bytearray(self.cut.chunk_length(chunk_no))
+        start = self.cut.chunk_offset(chunk_no)
+        self._pace.spend(len(plain))
+        for at in range(0, len(plain), nbd.MAX_READ_BYTES):
+            self._disk.read_into(memoryview(plain)[at : at + nbd.MAX_READ_BYTES], start + at)
+        self.read_bytes += len(plain)
+        return bytes(plain)
+
+    def _keep(self, chunks: dict[ids.Cid, bytes]) -> None:
+        """Have chunks kept by all holders."""
+        chunks.pop(ids.ZERO_CID, None)
+        if chunks:
+            sealed = functools.cache(lambda name: self._seal.close(name, chunks[name]))
+            self.sent_bytes += self._copies.put(sorted(chunks), sealed)

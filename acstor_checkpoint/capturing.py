@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts together from options what takes checkpoints of this host's servers, and runs it.
+
+The one rule: where nobody registers checkpoints none are taken.
+"""
+
+import contextlib
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_checkpoint import agent_files
+from acstor_checkpoint import checkpointing
+from acstor_checkpoint import daemon
+from acstor_checkpoint import domains
+from acstor_checkpoint import overlay
+from acstor_checkpoint import record
+from acstor_checkpoint import ring_places
+from acstor_checkpoint import states
+from acstor_common import credentials as credentials_
+from acstor_common import errors
+from acstor_common import ids
+
+_ENDS_WITHIN_S = 60.0
+_MAX_FOLDER_BYTES = 70
+
+Options = cfg.ConfigOpts.GroupAttr
+
+
+@contextlib.contextmanager
+def running(
+    own: Options,
+    mount_point: str,
+    host: ids.HostId,
+    proof: credentials_.Credentials,
+    register: record.Register,
+) -> Iterator[daemon.Daemon]:
+    """Take checkpoints as long as the block lasts.
+
+    :param mount_point: where the agent shows mirrors
+    :param proof: what this host proves to vaults
+    :param register: registers a checkpoint with the decision service
+    :raises errors.Unusable: a folder cannot be used
+    """
+    ended = threading.Event()
+    made = _made(own, mount_point, host, proof, register, ended)
+    thread = threading.Thread(target=made.run, name="checkpoints")
+    thread.start()
+    try:
+        yield made
+    finally:
+        ended.set()
+        made.stop()
+        thread.join(_ENDS_WITHIN_S)
+
+
+def _made(
+    own: Options,
+    mount_point: str,
+    host: ids.HostId,
+    proof: credentials_.Credentials,
+    register: record.Register,
+    ended: threading.Event,
+) -> daemon.Daemon:
+    files = agent_files.AgentFiles(
+        pathlib.Path(own.agent_state_dir), pathlib.Path(own.ring_file) if own.ring_file else None
+    )
+    mirrors = f"{mount_point.rstrip('/')}/images"
+    folder = pathlib.Path(own.socket_dir)
+    known = _states(pathlib.Path(own.state_dir), folder)
+    served = domains.Domains(own.libvirt_uri, lambda path: overlay.base_of(path, mirrors))
+    taker = checkpointing.Checkpointing(
+        checkpointing.Settings(
+            host, own.checkpoint_copies, own.checkpoint_rate_bytes_s, folder, ended
+        ),
+        served,
+        known,
+        files.image,
+        ring_places.RingPlaces(host, files.ring, proof, own.vault_port),
+        register,
+    )
+    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
+
+
+def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:
+    if len(bytes(folder)) > _MAX_FOLDER_BYTES:
+        why = f"{folder} is too long for addresses of sockets"
+        raise errors.Unusable("[acstor_checkpoint] socket_dir", why)
+    try:
+        if not folder.is_dir():
+            folder.mkdir()
+            owner = folder.parent.stat()  # libvirt's own folders are those of QEMU's user
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        return states.States(state_dir)
+    except OSError as e:
+        raise errors.Unusable("[acstor_checkpoint] state_dir, socket_dir", str(e)) from e

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One checkpoint of one server, from its moment to its registration.
+
+What is done, in this order, so that whoever is killed loses the checkpoint at most:
+
+1. what is about to begin is written down: the new bitmap, and that file systems may be held;
+2. the moment is fixed, and its chunks go to all holders, then the manifest;
+3. it is registered;
+4. the state names it and its bitmap;
+5. what is not needed any more goes: former bitmaps, chunks and manifests.
+
+The one rule: what is not registered is no checkpoint, and the next one is made as if it had
+never been, but that chunks that holders have are not sent again.
+"""
+
+import contextlib
+import logging
+import pathlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_checkpoint import capture
+from acstor_checkpoint import copies as copies_
+from acstor_checkpoint import domains as domains_
+from acstor_checkpoint import names
+from acstor_checkpoint import nbd
+from acstor_checkpoint import overlay
+from acstor_checkpoint import pace as pace_
+from acstor_checkpoint import powered_off
+from acstor_checkpoint import record as record_
+from acstor_checkpoint import servers
+from acstor_checkpoint import states as states_
+from acstor_checkpoint import vault_client
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+NBD_TIMEOUT_S: Final = 120.0
+"""QEMU reads parts of chunks from a mirror, which may have to get them from other hosts."""
+FIRST: Final = "it is the first one"
+IMAGE_CHANGED: Final = "the disk began anew"
+MANIFEST_LOST: Final = "what the last one had is not known here any more"
+NO_BITMAP: Final = "what was written since the last one was not noted"
+
+
+class Settings(NamedTuple):
+    """What an operator decides.
+
+    :param host: this one
+    :param copies: how many holders are wanted
+    :param rate_bytes_s: of reading a disk; 0: as fast as it goes
+    :param folder: for sockets and scratch files; QEMU can write to it
+    :param ended: set when the daemon ends: the checkpoint that is on is given up
+    """
+
+    host: ids.HostId
+    copies: int
+    rate_bytes_s: int
+    folder: pathlib.Path
+    ended: threading.Event
+
+
+class Places(Protocol):
+    """Who can keep checkpoints."""
+
+    def choose(
+        self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
+    ) -> Sequence[record_.Holder]:
+        """Return holders of a disk; those that keep it now, if they still can."""
+
+    def client(self, holder: record_.Holder) -> vault_client.VaultClient:
+        """Return who asks the vault of a holder."""
+
+    def failed(self, holder: ids.HostId) -> None:
+        """Choose this one no more for a while."""
+
+
+ImageOf = Callable[[ids.ImageId], chunk_map.Subject]
+"""Says how an image is cut, and which hash Glance had of it."""
+
+
+class _Shown(NamedTuple):
+    """A moment of a disk.
+
+    :param bitmap: what marks what is written after it; "" if nothing does
+    """
+
+    disk: nbd.Disk
+    before: checkpoint_manifest.Manifest | None
+    bitmap: str
+    is_frozen: bool
+    taken_ms: int
+
+
+class Checkpointing:
+    """Takes checkpoints of this host's servers; for one thread.
+
+    :param register: registers a checkpoint
+    :param clock_ms: wall clock, since 1970
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        domains: domains_.Domains,
+        states: states_.States,
+        image_of: ImageOf,
+        places: Places,
+        register: record_.Register,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._settings, self._domains, self._states = settings, domains, states
+        self._image_of, self._places, self._register = image_of, places, register
+        self._clock_ms = clock_ms
+
+    def take(self, server: servers.Server) -> record_.Record:
+        """Take a checkpoint; it is registered when this returns.
+
+        :raises errors.AcstorError: there is none; says why
+        """
+        instance, checkpoint_id = server.instance, str(uuid.uuid4())
+        self.clear(server)
+        image = self._image_of(server.disk.base)
+        state, why = self._state_of(server, image)
+        before = None if why else self._states.manifest(instance, state, state.manifest)
+        why = why or ("" if before else MANIFEST_LOST)
+        state.number += 1
+        with contextlib.ExitStack() as stack:
+            copies, chosen = self._copies(stack, state)
+            with self._shown(server, state, checkpoint_id, before) as shown:
+                why = why or ("" if shown.before else NO_BITMAP)
+                taking, sealed = self._taken(server, state, image, shown, copies)
+            copies.put_manifest(sealed)
+            name = self._states.save_manifest(instance, sealed)
+            state.manifest, state.taken_ms = name, shown.taken_ms
+            record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+            stay = {*self._register(record), name}
+            self._note(instance, state, shown.bitmap, chosen)
+            self._tidy(server, state, stay, copies)
+        return record
+
+    def clear(self, server: servers.Server) -> None:
+        """End what was begun with a server and did not end well, maybe by a daemon that was killed.
+
+        :raises errors.AcstorError: it cannot be ended
+        """
+        state = self._states.load(server.instance)
+        if state and state.begun:
+            domain = self._domains.domain(server)
+            domain.clear(state.begun, self._settings.folder, was_frozen=state.was_frozen)
+            self._forget_bitmaps(server, state)
+
+    def _state_of(
+        self, server: servers.Server, image: chunk_map.Subject
+    ) -> tuple[states_.State, str]:
+        """Return the state of a disk, and why all of it must be read; "" if nothing says so."""
+        state = self._states.load(server.instance)
+        chunk_bytes = image.geometry.chunk_bytes
+        if state is None:
+            return states_.new(server.disk.base, chunk_bytes), FIRST
+        if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
+            anew = states_.new(server.disk.base, chunk_bytes)
+            anew.begun = [*state.begun, *filter(None, [state.bitmap])]
+            return anew, IMAGE_CHANGED
+        return state, "" if state.manifest else FIRST
+
+    def _copies(
+        self, stack: contextlib.ExitStack, state: states_.State
+    ) -> tuple[copies_.Copies, Sequence[record_.Holder]]:
+        disk = ids.ImageId(state.disk)
+        current = [ids.HostId(host) for host in state.holders]
+        chosen = self._places.choose(disk, self._settings.copies, current)
+        if not chosen:
+            raise errors.Unusable("checkpoints", "no other host can keep them")
+        clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
+        stack.enter_context(self._failures())
+        return copies_.Copies(names.Disk(self._settings.host, disk), clients), chosen
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except copies_.HolderFailed as e:
+            self._places.failed(e.holder)
+            raise
+
+    @contextlib.contextmanager
+    def _shown(
+        self,
+        server: servers.Server,
+        state: states_.State,
+        checkpoint_id: str,
+        before: checkpoint_manifest.Manifest | None,
+    ) -> Iterator[_Shown]:
+        """Show a moment of the disk; without what it was before if that is of no use."""
+        domain = self._domains.domain(server)
+        if not domain.is_active():
+            self._states.save(server.instance, state)
+            with self._shown_off(server, state, before) as shown:
+                yield shown
+                if domain.is_active():
+                    raise powered_off.Started(domain.name, "it was started")
+            return
+        bitmap = f"{domains_.PREFIX}{checkpoint_id}"
+        state.begun.append(bitmap)
+        state.was_frozen = server.has_agent
+        self._states.save(server.instance, state)
+        since = state.bitmap if before else ""
+        with contextlib.ExitStack() as stack:
+            try:
+                moment = self._moment(stack, domain, bitmap, since)
+            except domains_.BitmapLost as e:
+                LOG.warning("%s", e)
+                before, since = None, ""
+                moment = self._moment(stack, domain, bitmap, since)
+            taken_ms = self._clock_ms()
+            context = f"qemu:dirty-bitmap:{domains_.EXPORT_BITMAP}" if since else nbd.ALLOCATION
+            disk = stack.enter_context(
+                nbd.Disk(moment.socket, moment.export, context, NBD_TIMEOUT_S)
+            )
+            before = before if since else None
+            yield _Shown(disk, before, bitmap, moment.is_frozen, taken_ms)
+
+    def _moment(
+        self, stack: contextlib.ExitStack, domain: domains_.Domain, bitmap: str, since: str
+    ) -> domains_.Moment:
+        return stack.enter_context(domain.moment(bitmap, since, self._settings.folder))
+
+    @contextlib.contextmanager
+    def _shown_off(
+        self,
+        server: servers.Server,
+        state: states_.State,
+        before: checkpoint_manifest.Manifest | None,
+    ) -> Iterator[_Shown]:
+        """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
+        path = server.disk.path
+        since = state.bitmap if state.bitmap in powered_off.bitmaps(path) and before else ""
+        taken_ms = self._clock_ms()
+        context = f"qemu:dirty-bitmap:{since}" if since else nbd.ALLOCATION
+        with (
+            powered_off.shown(server.disk, since, self._settings.folder) as socket,
+            nbd.Disk(socket, powered_off.EXPORT, context, NBD_TIMEOUT_S) as disk,
+        ):
+            yield _Shown(disk, before if since else None, since, False, taken_ms)
+
+    def _taken(
+        self,
+        server: servers.Server,
+        state: states_.State,
+        image: chunk_map.Subject,
+        shown: _Shown,
+        copies: copies_.Copies,
+    ) -> tuple[capture.Taking, bytes]:
+        """Have the chunks kept; return what was done, and the sealed manifest."""
+        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
+        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace)
+        extents = shown.disk.extents() if shown.before else ()
+        written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
+        said = ((change.at, change.length) for change in overlay.said(server.disk.path))
+        entries = taking.entries(capture.Seen(shown.before, list(written), said))
+        subject = checkpoint_manifest.Subject(
+            disk=ids.ImageId(state.disk),
+            instance=server.instance,
+            project=server.project,
+            base=server.disk.base,
+            os_hash=image.os_hash,
+            cut=taking.cut,
+            taken_ms=shown.taken_ms,
+            consistency=_consistency(shown),
+            number=state.number,
+        )
+        return taking, seal.close_manifest(checkpoint_manifest.build(subject, entries))
+
+    def _record(
+        self,
+        server: servers.Server,
+        state: states_.State,
+        checkpoint_id: str,
+        shown: _Shown,
+        taking: capture.Taking,
+        why: str,
+        chosen: Sequence[record_.Holder],
+    ) -> record_.Record:
+        return record_.Record(
+            checkpoint_id=checkpoint_id,
+            instance_id=server.instance,
+            project=server.project,
+            image_id=server.disk.base,
+            owner=self._settings.host,
+            vault_disk=ids.ImageId(state.disk),
+            taken_ms=shown.taken_ms,
+            consistency=_consistency(shown),
+            number=state.number,
+            disk_bytes=taking.cut.size_bytes,
+            changed_bytes=taking.changed_bytes,
+            read_bytes=taking.read_bytes,
+            sent_bytes=taking.sent_bytes,
+            whole_because=why,
+            manifest_name=state.manifest,
+            holders=tuple(chosen),
+            key=state.key,
+        )
+
+    def _note(
+        self,
+        instance: ids.ImageId,
+        state: states_.State,
+        bitmap: str,
+        chosen: Sequence[record_.Holder],
+    ) -> None:
+        """Write down that the checkpoint is one."""
+        former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
+        state.begun = [*(name for name in state.begun if name != bitmap), *former]
+        state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
+        state.was_frozen = False
+        self._states.save(instance, state)
+
+    def _tidy(
+        self, server: servers.Server, state: states_.State, stay: set[str], copies: copies_.Copies
+    ) -> None:
+        """Let go of what no checkpoint needs; what cannot be dropped now is dropped later."""
+        try:
+            self._forget_bitmaps(server, state)
+            here = self._states.keep(server.instance, stay)
+            kept = [self._states.manifest(server.instance, state, name) for name in here]
+            if set(here) == stay and all(kept):
+                needed = {bytes.fromhex(name) for name in here}
+                for manifest in filter(None, kept):
+                    needed.update(manifest.names())
+                copies.keep(needed)
+        except (errors.AcstorError, OSError) as e:
+            LOG.warning("server %s: what it needs no more stays for now: %s", server.instance, e)
+
+    def _forget_bitmaps(self, server: servers.Server, state: states_.State) -> None:
+        domain = self._domains.domain(server)
+        left = [name for name in state.begun if name != state.bitmap and not domain.forget(name)]
+        if left != state.begun or state.was_frozen:
+            state.begun, state.was_frozen = left, False
+            self._states.save(server.instance, state)
+
+
+def _consistency(shown: _Shown) -> checkpoint_manifest.Consistency:
+    frozen = checkpoint_manifest.Consistency.FILESYSTEM
+    return frozen if shown.is_frozen else checkpoint_manifest.Consistency.CRASH

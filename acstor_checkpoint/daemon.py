@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes checkpoints of this host's servers, one after the other, as long as the daemon runs.
+
+The one rule: whatever goes wrong with one server is said and tried again, and never keeps
+others from their turn.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+from typing import Protocol
+
+from acstor_checkpoint import cadence as cadence_
+from acstor_checkpoint import record as record_
+from acstor_checkpoint import servers
+from acstor_checkpoint import states as states_
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import log_once
+
+LOG = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 10.0
+"""How long a new server, or a request, waits until it is seen."""
+
+
+class Present(Protocol):
+    """Who knows the servers of this host."""
+
+    def present(self) -> list[servers.Server]:
+        """Return them.
+
+        :raises errors.Unusable: it is not known now
+        """
+
+
+class Taker(Protocol):
+    """Takes one checkpoint of one server."""
+
+    def take(self, server: servers.Server) -> record_.Record:
+        """Take it, and register it.
+
+        :raises errors.AcstorError: there is none
+        """
+
+    def clear(self, server: servers.Server) -> None:
+        """End what a former daemon began with it.
+
+        :raises errors.AcstorError: it cannot be ended
+        """
+
+
+class Daemon:
+    """The loop.
+
+    :param clock: monotonic
+    :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
+    """
+
+    def __init__(
+        self,
+        domains: Present,
+        taker: Taker,
+        states: states_.States,
+        default_s: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._domains, self._taker, self._states = domains, taker, states
+        self._cadence = cadence_.Cadence(default_s)
+        self._clock, self._wall_ms = clock, wall_ms
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._has_ended = False
+        self._cleared: set[ids.ImageId] = set()
+        self._faults = log_once.LogOnce(LOG)
+
+    def run(self) -> None:
+        """Take checkpoints until :meth:`stop`; the one that is on then ends first."""
+        while not self._has_ended:
+            if not self.turn():
+                self._woken.wait(_LOOK_EVERY_S)
+                self._woken.clear()
+
+    def stop(self) -> None:
+        """Let :meth:`run` return; may be called by any thread."""
+        self._has_ended = True
+        self._woken.set()
+
+    def ask(self, instance: ids.ImageId) -> bool:
+        """Let a server have the next turn; say whether it has checkpoints here.
+
+        May be called by any thread.
+        """
+        with self._lock:
+            is_known = self._cadence.ask(instance, self._clock())
+        self._woken.set()
+        return is_known
+
+    def turn(self) -> bool:
+        """Take one checkpoint, if it is somebody's turn; say whether it was."""
+        self._look()
+        with self._lock:
+            server = self._cadence.next(self._clock())
+        if server is None:
+            return False
+        self._take(server)
+        return True
+
+    def _look(self) -> None:
+        """See which servers are here."""
+        try:
+            present = self._domains.present()
+        except errors.AcstorError as e:
+            self._faults.say(str(e))
+            return
+        self._faults.say("")
+        with self._lock:
+            self._cadence.see(present, self._clock(), self._age_s)
+        here = {server.instance for server in present}
+        self._cleared &= here
+        for server in present:
+            if server.instance not in self._cleared:
+                self._clear(server)
+
+    def _clear(self, server: servers.Server) -> None:
+        try:
+            self._taker.clear(server)
+        except errors.AcstorError as e:
+            LOG.warning("%s", e)
+        self._cleared.add(server.instance)
+
+    def _take(self, server: servers.Server) -> None:
+        began_s, instance = self._clock(), server.instance
+        try:
+            record = self._taker.take(server)
+        except Exception as e:
+            with self._lock:
+                pause_s = self._cadence.failed(instance, self._clock())
+            is_known = isinstance(e, errors.AcstorError | OSError)
+            LOG.warning(
+                "server %s: no checkpoint: %s; tried again in %.0f s",
+                instance,
+                e,
+                pause_s,
+                exc_info=not is_known,
+            )
+            return
+        with self._lock:
+            self._cadence.taken(instance, began_s)
+        LOG.info(
+            "server %s: checkpoint %s, %d bytes read, %d sent, in %.1f s%s",
+            instance,
+            record.checkpoint_id,
+            record.read_bytes,
+            record.sent_bytes,
+            self._clock() - began_s,
+            f"; all of it, for {record.whole_because}" if record.whole_because else "",
+        )
+
+    def _age_s(self, instance: ids.ImageId) -> float | None:
+        """Return how old the last checkpoint is; by the wall clock, so it may be anything."""
+        state = self._states.load(instance)
+        if state is None or not state.taken_ms:
+            return None
+        return (self._wall_ms() - state.taken_ms) / 1000

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The domains of this host's libvirt: moments of their disks are fixed and shown over NBD.
+
+A moment is a backup job of libvirt's in pull mode, with a checkpoint that begins a new
+bitmap at the same instant.  The bitmap lies in QEMU and in the overlay.  What libvirt notes of
+the checkpoint is taken back at once, and told to it again when the next one needs it:
+with such notes libvirt neither migrates a domain nor lets Nova delete it.
+
+The one rule: whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
+what is not called ``acstor-…`` is left alone.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import libvirt
+
+from acstor_checkpoint import servers
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+PREFIX: Final = "acstor-"
+"""How bitmaps of ours begin."""
+EXPORT_BITMAP: Final = "changed"
+"""What the bitmap of an increment is called over NBD."""
+_AGENT_TIMEOUT_S: Final = 10
+_END_DEADLINE_S: Final = 20.0
+_LOOK_EVERY_S: Final = 0.02
+_KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
+_REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
+_VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
+_NOTES_ONLY: Final = libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
+_NOT_THERE: Final = {
+    libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT,
+    libvirt.VIR_ERR_NO_DOMAIN,
+}
+
+
+class BitmapLost(errors.Unusable):
+    """What was written since the last checkpoint is not known: all that the overlay has is read."""
+
+
+class Moment(NamedTuple):
+    """What a disk was at one moment, as long as the block lasts.
+
+    :param socket: where QEMU shows it over NBD
+    :param is_frozen: the guest agent held the file systems still
+    """
+
+    socket: str
+    export: str
+    is_frozen: bool
+
+
+class Domains:
+    """libvirt of this host; each connection is made when it is needed.
+
+    :param uri: of libvirt
+    :param base_of: says which image's mirror an overlay lies on
+    """
+
+    def __init__(self, uri: str, base_of: servers.BaseOf) -> None:
+        self._uri, self._base_of = uri, base_of
+        self._connection: Any = None
+        self._lock = threading.Lock()
+
+    def present(self) -> list[servers.Server]:
+        """Return the servers whose disks are taken, running or not.
+
+        :raises errors.Unusable: libvirt does not answer
+        """
+        found = []
+        with _named(self._uri):
+            for domain in self._connected().listAllDomains():
+                with contextlib.suppress(libvirt.libvirtError):  # it has just gone
+                    if server := servers.parse(domain.XMLDesc(), self._base_of):
+                        found.append(server)
+        return found
+
+    def domain(self, server: servers.Server) -> "Domain":
+        """Return the domain of a server.
+
+        :raises errors.Unusable: it is gone, or libvirt does not answer
+        """
+        with _named(f"server {server.instance}"):
+            return Domain(self._connected().lookupByUUIDString(server.instance), server)
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._connection is None or not self._connection.isAlive():
+                _run_events()
+                self._connection = libvirt.open(self._uri)
+                # A libvirtd that hangs is given up, and whoever waits for it gets an error.
+                self._connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
+            return self._connection
+
+
+class Domain:
+    """One server's domain."""
+
+    def __init__(self, domain: Any, server: servers.Server) -> None:
+        self._domain, self._server = domain, server
+        self.name = f"server {server.instance}"
+
+    def is_active(self) -> bool:
+        """Say whether QEMU runs.
+
+        :raises errors.Unusable: the domain is gone
+        """
+        with _named(self.name):
+            return bool(self._domain.isActive())
+
+    @contextlib.contextmanager
+    def moment(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Moment]:
+        """Fix what the disk is now, and show it until the block ends.
+
+        :param bitmap: begins at this moment: a new name
+        :param since: the bitmap that says what was written since another moment; "" for none
+        :param folder: for socket and scratch file; QEMU can write to it
+        :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
+        :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
+        """
+        socket, scratch = files = _files(folder, bitmap)
+        backup = _backup_xml(self._server.disk.target, since, socket, scratch)
+        try:
+            with self._frozen() as is_frozen, _named(self.name):
+                self._begin(bitmap, since, backup)
+            try:
+                yield Moment(str(socket), self._server.disk.target, is_frozen)
+            finally:
+                self._end(socket)
+        finally:
+            for path in files:
+                path.unlink(missing_ok=True)
+
+    def forget(self, bitmap: str) -> bool:
+        """Remove a bitmap, if QEMU runs; say whether it is gone.
+
+        :raises errors.Unusable: it cannot be removed
+        """
+        if not bitmap.startswith(PREFIX):
+            raise ValueError(f"{bitmap} is not one of acstor's bitmaps")
+        with _named(self.name):
+            if not self._domain.isActive():
+                return False
+            try:
+                self._tell(bitmap, _REDEFINE)
+                self._domain.checkpointLookupByName(bitmap).delete()
+            except libvirt.libvirtError as e:
+                self._drop_notes()
+                if not self._is_missing(bitmap, e):
+                    raise
+        return True
+
+    def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
+        """End what somebody began who was killed.
+
+        :param bitmaps: that may have been begun
+        :param folder: where that one had its sockets
+        :param was_frozen: file systems may still be held
+        :raises errors.Unusable: some of it cannot be ended
+        """
+        with _named(self.name):
+            self._drop_notes()
+            is_active = self._domain.isActive()
+            if is_active and was_frozen:
+                self._thaw()
+            if is_active and (socket := self._socket_beneath(folder)):
+                self._end(pathlib.Path(socket))
+        for bitmap in bitmaps:
+            for path in _files(folder, bitmap):
+                path.unlink(missing_ok=True)
+
+    def _begin(self, bitmap: str, since: str, backup: str) -> None:
+        try:
+            if since:
+                self._check(since)
+            self._domain.backupBegin(backup, _checkpoint_xml(bitmap, self._server.disk.target))
+        finally:
+            self._drop_notes()
+
+    def _check(self, since: str) -> None:
+        try:
+            self._tell(since, _REDEFINE | _VALIDATE)
+        except libvirt.libvirtError as e:
+            if e.get_error_code() == libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT:
+                raise BitmapLost(self.name, str(e)) from e
+            raise
+
+    def _tell(self, bitmap: str, flags: int) -> None:
+        """Tell libvirt of a checkpoint whose bitmap is there."""
+        self._domain.checkpointCreateXML(
+            _checkpoint_xml(bitmap, self._server.disk.target, is_there=True), flags
+        )
+
+    def _drop_notes(self) -> None:
+        with contextlib.suppress(libvirt.libvirtError):  # the domain has gone, and they with it
+            for checkpoint in self._domain.listAllCheckpoints():
+                if checkpoint.getName().startswith(PREFIX):
+                    checkpoint.delete(_NOTES_ONLY)
+
+    def _is_missing(self, bitmap: str, e: libvirt.libvirtError) -> bool:
+        """Say whether a bitmap could not be removed because there is none."""
+        if e.get_error_code() in _NOT_THERE:
+            return True
+        try:
+            self._tell(bitmap, _REDEFINE | _VALIDATE)
+        except libvirt.libvirtError as why:
+            return bool(why.get_error_code() == libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT)
+        finally:
+            self._drop_notes()
+        return False
+
+    def _end(self, socket: pathlib.Path) -> None:
+        """End our backup job, if it has not ended: Nova's snapshots and moves end it, too."""
+        end_s = time.monotonic() + _END_DEADLINE_S
+        with contextlib.suppress(libvirt.libvirtError):
+            if self._socket_beneath(socket.parent) == str(socket):
+                self._domain.abortJob()
+        while self._socket_beneath(socket.parent) and time.monotonic() < end_s:
+            time.sleep(_LOOK_EVERY_S)
+
+    def _socket_beneath(self, folder: pathlib.Path) -> str:
+        """Return the socket of the backup job that is on; "" if none is, or it is not ours."""
+        try:
+            server = ET.fromstring(self._domain.backupGetXMLDesc()).find("server")
+        except libvirt.libvirtError:
+            return ""
+        socket = "" if server is None else server.get("socket", "")
+        return socket if os.path.dirname(socket) == str(folder) else ""
+
+    @contextlib.contextmanager
+    def _frozen(self) -> Iterator[bool]:
+        is_frozen = self._server.has_agent and self._freeze()
+        try:
+            yield is_frozen
+        finally:
+            if is_frozen:
+                self._thaw()
+
+    def _freeze(self) -> bool:
+        try:
+            self._domain.agentSetResponseTimeout(_AGENT_TIMEOUT_S)
+            self._domain.fsFreeze()
+        except libvirt.libvirtError as e:
+            LOG.info("%s: its file systems were not frozen: %s", self.name, e)
+            self._thaw()  # it may have been done after all, too late
+            return False
+        return True
+
+    def _thaw(self) -> None:
+        try:
+            self._domain.fsThaw()
+        except libvirt.libvirtError as e:
+            LOG.warning("%s: its file systems could not be thawed: %s", self.name, e)
+
+
+def _files(folder: pathlib.Path, bitmap: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return socket and scratch file of the moment at which a bitmap begins."""
+    stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
+    return folder / f"{stem}.sock", folder / f"{stem}.scratch"
+
+
+def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:
+    root = ET.Element("domaincheckpoint")
+    ET.SubElement(root, "name").text = bitmap
+    if is_there:
+        ET.SubElement(root, "creationTime").text = str(int(time.time()))
+    disk = ET.SubElement(ET.SubElement(root, "disks"), "disk", name=target, checkpoint="bitmap")
+    if is_there:
+        disk.set("bitmap", bitmap)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _backup_xml(target: str, since: str, socket: pathlib.Path, scratch: pathlib.Path) -> str:
+    root = ET.Element("domainbackup", mode="pull")
+    if since:
+        ET.SubElement(root, "incremental").text = since
+    ET.SubElement(root, "server", transport="unix", socket=str(socket))
+    disks = ET.SubElement(root, "disks")
+    disk = ET.SubElement(disks, "disk", name=target, backup="yes", type="file", exportname=target)
+    if since:
+        disk.set("exportbitmap", EXPORT_BITMAP)
+    ET.SubElement(disk, "scratch", file=str(scratch))
+    return ET.tostring(root, encoding="unicode")
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except libvirt.libvirtError as e:
+        raise errors.Unusable(what, str(e)) from e
+
+
+def _run_events() -> None:
+    """Run libvirt's loop of events, which keeps connections alive, until the process ends."""
+    with _events_lock:
+        if _events:
+            return
+        libvirt.registerErrorHandler(lambda *_: None, None)  # each error is raised as well
+        libvirt.virEventRegisterDefaultImpl()
+        _events.append(threading.Thread(target=_turn, name="libvirt", daemon=True))
+        _events[0].start()
+
+
+def _turn() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+_events: list[threading.Thread] = []
+_events_lock = threading.Lock()

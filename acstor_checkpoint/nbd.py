@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that QEMU shows over NBD on a unix socket: its bytes, and which of them a bitmap marks.
+
+As much of the protocol as QEMU's server speaks and a checkpoint needs: fixed newstyle
+negotiation, structured replies, reading, and the status of blocks in one context (the NBD
+project's ``doc/proto.md``).  libnbd does all of this, but its Python module is no package that
+pip could install beside acstor; ``qemu-img map`` shows a bitmap only through an option of QEMU's
+that it calls experimental, and no command of QEMU's reads many ranges without starting once for
+each.
+
+The one rule: one request at a time, each answer checked for being its answer and no longer
+than what was asked for, and no wait without an end.
+"""
+
+import contextlib
+import enum
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final
+from typing import NamedTuple
+from typing import Self
+
+from acstor_common import errors
+
+ALLOCATION: Final = "base:allocation"
+"""The context whose flags are those of :class:`Allocation`."""
+MAX_READ_BYTES: Final = 1 << 20
+_MAX_STATUS_BYTES: Final = 1 << 30
+"""What the status of is asked for at once, so that a bitmap of many parts is many answers."""
+_MAX_EXTENTS: Final = 1 << 17
+"""Of one answer: QEMU gives no more."""
+_MAX_OPTION_BYTES: Final = 64 << 10
+
+_GREETING: Final = struct.Struct(">8s8sH")  # magic, magic of options, flags
+_OPTION: Final = struct.Struct(">8sII")  # magic, option, length
+_OPTION_REPLY: Final = struct.Struct(">QIII")  # magic, option, kind, length
+_EXPORT: Final = struct.Struct(">HQH")  # kind of information, size, flags
+_REQUEST: Final = struct.Struct(">IHHQQI")  # magic, flags, command, cookie, offset, length
+_REPLY: Final = struct.Struct(">IHHQI")  # magic, flags, kind, cookie, length
+_OFFSET: Final = struct.Struct(">Q")
+_HOLE: Final = struct.Struct(">QI")  # offset, length
+_CONTEXT: Final = struct.Struct(">I")  # its number
+_EXTENT: Final = struct.Struct(">II")  # length, flags
+_ERROR: Final = struct.Struct(">IH")  # errno, length of the message
+
+_OPTION_MAGIC: Final = b"IHAVEOPT"
+_OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
+_REQUEST_MAGIC: Final = 0x25609513
+_REPLY_MAGIC: Final = 0x668E33EF
+_FIXED_NEWSTYLE: Final = 1
+_NO_ZEROES: Final = 2
+_IS_LAST: Final = 1
+_IS_ERROR: Final = 1 << 31
+_IS_ERROR_KIND: Final = 1 << 15
+_INFO_EXPORT: Final = 0
+
+
+class _Option(enum.IntEnum):
+    GO = 7
+    STRUCTURED_REPLY = 8
+    SET_META_CONTEXT = 10
+
+
+class _Said(enum.IntEnum):
+    """Kinds of answers to options."""
+
+    ACK = 1
+    INFO = 3
+    META_CONTEXT = 4
+
+
+class _Command(enum.IntEnum):
+    READ = 0
+    DISCONNECT = 2
+    BLOCK_STATUS = 7
+
+
+class _Kind(enum.IntEnum):
+    """Kinds of answers to commands."""
+
+    NONE = 0
+    DATA = 1
+    HOLE = 2
+    BLOCK_STATUS = 5
+
+
+class Allocation(enum.IntFlag):
+    """What ``base:allocation`` says of an extent."""
+
+    HOLE = 1
+    ZERO = 2
+
+
+DIRTY: Final = 1
+"""What a bitmap says of an extent that was written."""
+
+
+class Extent(NamedTuple):
+    """A range of the disk, and what the context says of it."""
+
+    at: int
+    length: int
+    flags: int
+
+
+class Disk:
+    """Context manager: the connection to one export, used by one thread.
+
+    ``size_bytes`` is the length of the disk.
+
+    :param path: of the unix socket
+    :param export: its name
+    :param context: of which :meth:`extents` asks
+    :param timeout_s: how long the server may take for anything
+    :raises errors.Unusable: nobody answers there, or not with this export and context
+    """
+
+    def __init__(self, path: str, export: str, context: str, timeout_s: float) -> None:
+        self.name = f"export {export} at {path}"
+        self._timeout_s, self._ends_s, self._cookie = timeout_s, 0.0, 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._deadline():
+                self._socket.settimeout(timeout_s)
+                self._socket.connect(path)
+                self._greet()
+                self._negotiate(_Option.STRUCTURED_REPLY, b"")
+                self._context = self._set_context(export, context)
+                self.size_bytes = self._go(export)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the disk."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Say farewell, if the server still listens."""
+        with contextlib.closing(self._socket), contextlib.suppress(errors.Unusable):
+            with self._deadline():
+                self._request(_Command.DISCONNECT, 0, 0)
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill ``view`` with the disk's bytes from ``at`` on.
+
+        :param view: at most MAX_READ_BYTES
+        :raises ValueError: it does not lie in the disk
+        :raises errors.Unusable: they cannot be read
+        """
+        if at < 0 or at + len(view) > self.size_bytes or len(view) > MAX_READ_BYTES:
+            raise ValueError(f"{len(view)} bytes at {at} cannot be asked for")
+        filled = 0
+        with self._deadline():
+            self._request(_Command.READ, at, len(view))
+            for kind, length in self._replies():
+                filled += self._fill(view, at, kind, length)
+        if filled != len(view):
+            raise self._fault(f"{filled} bytes came of {len(view)}")
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield what the context says of the disk, in order, all of it.
+
+        :raises errors.Unusable: the server does not say it
+        """
+        at = 0
+        while at < self.size_bytes:
+            before = at
+            for length, flags in self._status(at, min(self.size_bytes - at, _MAX_STATUS_BYTES)):
+                length = min(length, self.size_bytes - at)
+                if length:
+                    yield Extent(at, length, flags)
+                at += length
+            if at == before:
+                raise self._fault(f"no status of what is at {at}")
+
+    def _status(self, at: int, length: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        with self._deadline():
+            self._request(_Command.BLOCK_STATUS, at, length)
+            for kind, length in self._replies():
+                if kind != _Kind.BLOCK_STATUS or found:
+                    raise self._fault(f"an answer of kind {kind} to a question for the status")
+                found = self._parsed(length)
+        return found
+
+    def _parsed(self, length: int) -> list[tuple[int, int]]:
+        count, rest = divmod(length - _CONTEXT.size, _EXTENT.size)
+        if rest or not 0 < count <= _MAX_EXTENTS:
+            raise self._fault(f"a status of {length} bytes")
+        raw = self._receive(length)
+        if _CONTEXT.unpack_from(raw)[0] != self._context:
+            raise self._fault("the status of a context that was not asked for")
+        return list(_EXTENT.iter_unpack(memoryview(raw)[_CONTEXT.size :]))
+
+    def _fill(self, view: memoryview, at: int, kind: int, length: int) -> int:
+        """Put what an answer has into ``view``, which begins at ``at``; return how much it was."""
+        if kind == _Kind.DATA and length > _OFFSET.size:
+            (offset,) = _OFFSET.unpack(self._receive(_OFFSET.size))
+            part = self._part(view, offset - at, length - _OFFSET.size)
+            self._receive_into(part)
+        elif kind == _Kind.HOLE and length == _HOLE.size:
+            offset, zeros = _HOLE.unpack(self._receive(_HOLE.size))
+            part = self._part(view, offset - at, zeros)
+            part[:] = bytes(zeros)
+        else:
+            raise self._fault(f"an answer of kind {kind} and {length} bytes to a read")
+        return len(part)
+
+    def _part(self, view: memoryview, start: int, length: int) -> memoryview:
+        if start < 0 or start + length > len(view):
+            raise self._fault("bytes that were not asked for")
+        return view[start : start + length]
+
+    def _request(self, command: _Command, at: int, length: int) -> None:
+        self._cookie += 1
+        self._send(_REQUEST.pack(_REQUEST_MAGIC, 0, command, self._cookie, at, length))
+
+    def _replies(self) -> Iterator[tuple[int, int]]:
+        """Yield kind and length of each part of an answer; its bytes are read in between."""
+        is_last = False
+        while not is_last:
+            magic, flags, kind, cookie, length = _REPLY.unpack(self._receive(_REPLY.size))
+            if magic != _REPLY_MAGIC or cookie != self._cookie:
+                raise self._fault("not an answer to what was asked")
+            is_last = bool(flags & _IS_LAST)
+            if kind & _IS_ERROR_KIND:
+                raise self._refused(length)
+            if kind != _Kind.NONE:
+                yield kind, length
+
+    def _refused(self, length: int) -> errors.Unusable:
+        if not _ERROR.size <= length <= _MAX_OPTION_BYTES:
+            return self._fault(f"an error of {length} bytes")
+        raw = self._receive(length)
+        number, message_bytes = _ERROR.unpack_from(raw)
+        message = raw[_ERROR.size : _ERROR.size + message_bytes].decode(errors="replace")
+        return self._fault(f"error {number} {message}".rstrip())
+
+    def _greet(self) -> None:
+        magic, options, flags = _GREETING.unpack(self._receive(_GREETING.size))
+        if magic != b"NBDMAGIC" or options != _OPTION_MAGIC or not flags & _FIXED_NEWSTYLE:
+            raise self._fault("no NBD server of today")
+        self._send(struct.pack(">I", flags & (_FIXED_NEWSTYLE | _NO_ZEROES)))
+
+    def _set_context(self, export: str, context: str) -> int:
+        """Return the number of the context."""
+        question = struct.pack(">I", 1) + _text(context)
+        said = self._negotiate(_Option.SET_META_CONTEXT, _text(export) + question)
+        for kind, raw in said:
+            if kind == _Said.META_CONTEXT and raw[_CONTEXT.size :] == context.encode():
+                return int(_CONTEXT.unpack_from(raw)[0])
+        raise self._fault(f"it does not know {context}")
+
+    def _go(self, export: str) -> int:
+        """Return the size of the export."""
+        said = self._negotiate(_Option.GO, _text(export) + struct.pack(">H", 0))
+        for kind, raw in said:
+            is_export = kind == _Said.INFO and raw[:2] == struct.pack(">H", _INFO_EXPORT)
+            if is_export and len(raw) == _EXPORT.size:
+                return int(_EXPORT.unpack(raw)[1])
+        raise self._fault("it does not say how large the export is")
+
+    def _negotiate(self, option: _Option, data: bytes) -> list[tuple[int, bytes]]:
+        """Ask for an option; return what was said before the server agreed."""
+        self._send(_OPTION.pack(_OPTION_MAGIC, option, len(data)) + data)
+        said: list[tuple[int, bytes]] = []
+        while len(said) < 16:
+            magic, answered, kind, length = _OPTION_REPLY.unpack(self._receive(_OPTION_REPLY.size))
+            if magic != _OPTION_REPLY_MAGIC or answered != option or length > _MAX_OPTION_BYTES:
+                raise self._fault(f"no answer to option {option.name}")
+            raw = self._receive(length)
+            if kind & _IS_ERROR:
+                why = raw.decode(errors="replace") or f"error {kind & ~_IS_ERROR}"
+                raise self._fault(f"{option.name} was refused: {why}")
+            if kind == _Said.ACK:
+                return said
+            said.append((kind, raw))
+        raise self._fault(f"too many answers to option {option.name}")
+
+    @contextlib.contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Let what is done inside take no longer than the timeout."""
+        self._ends_s = time.monotonic() + self._timeout_s
+        try:
+            yield
+        except TimeoutError as e:
+            raise self._fault(f"no answer in {self._timeout_s:g} s") from e
+        except OSError as e:
+            raise self._fault(str(e)) from e
+
+    def _send(self, data: bytes) -> None:
+        self._wait_on()
+        self._socket.sendall(data)
+
+    def _receive(self, length: int) -> bytes:
+        raw = bytearray(length)
+        self._receive_into(memoryview(raw))
+        return bytes(raw)
+
+    def _receive_into(self, view: memoryview) -> None:
+        while view:
+            self._wait_on()
+            count = self._socket.recv_into(view)
+            if not count:
+                raise self._fault("it went away")
+            view = view[count:]
+
+    def _wait_on(self) -> None:
+        """Let the next operation wait until the deadline.
+
+        :raises TimeoutError: it has passed
+        """
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+
+    def _fault(self, why: str) -> errors.Unusable:
+        return errors.Unusable(self.name, why)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack(">I", len(raw)) + raw

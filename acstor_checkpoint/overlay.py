@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay of a server as it lies on this host, which a guest may be writing to.
+
+QEMU keeps tables of a qcow2 file in memory and writes them when the guest flushes, or
+before.  So the file's tables have every cluster of which the guest was told that it is safe,
+and may lack later ones.  They never lack one that they had: with a backing file QEMU marks
+what is discarded as zeros.
+
+The one rule: only what the tables say is taken from here, never bytes of the disk.
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common import changes
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import qcow2
+
+_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, its length
+_MAGIC = b"QFI\xfb"
+_MAX_NAME_BYTES = 1023
+
+
+class Stamp(NamedTuple):
+    """What tells one state of the file from another, as far as anybody wrote to it."""
+
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+
+
+class _Growing:
+    """A file that is read by ranges while it grows."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        self._fd, self.name = fd, name
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length now."""
+        return os.fstat(self._fd).st_size
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` from ``offset`` on.
+
+        :raises errors.Unusable: the file ends before, or cannot be read
+        """
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as e:
+                raise errors.Unusable(self.name, str(e)) from e
+            if not count:
+                raise errors.Unusable(self.name, f"it ends before {offset + len(view)}")
+            done += count
+
+
+def stamp(path: str) -> Stamp:
+    """Return what the file is now.
+
+    :raises errors.Unusable: it cannot be looked at
+    """
+    try:
+        status = os.stat(path)
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def said(path: str) -> Iterator[changes.Change]:
+    """Yield what the overlay has that its base has not, as far as its tables say it.
+
+    :raises errors.Unusable: it is no overlay, or cannot be read
+    """
+    with _opened(path) as fd:
+        # What others wrote past the page cache is read from the disk.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        yield from qcow2.Qcow2(_Growing(fd, path), may_have_backing=True).changes()
+
+
+def base_of(path: str, mirrors: str) -> ids.ImageId | None:
+    """Return the image whose mirror an overlay lies on; None if it lies on none.
+
+    :param mirrors: the folder that the agent shows mirrors in: ``<mount point>/images``
+    """
+    try:
+        with open(path, "rb") as file:
+            magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC or not at or length > _MAX_NAME_BYTES:
+                return None
+            file.seek(at)
+            backing = os.path.join(os.path.dirname(path), os.fsdecode(file.read(length)))
+        # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
+        target = os.readlink(backing)
+        folder, name = os.path.split(target)
+        stem, suffix = os.path.splitext(name)
+        return ids.parse_image_id(stem) if folder == mirrors and suffix == ".raw" else None
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host knows of the disks that it takes checkpoints of, in files.
+
+``<folder>/<instance>/state.json`` and, beside it, the sealed manifests that stay, each by its
+name.  The last one is what the next one is made from.
+
+The one rule: a file says what has happened, never what is to happen, but for what was begun:
+that is written down before it is begun, so that who comes after a kill can end it.
+"""
+
+import logging
+import pathlib
+import secrets
+import shutil
+import uuid
+from collections.abc import Collection
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+VERSION = 1
+_MAX_STATE_BYTES = 1 << 16
+_MAX_BITMAPS = 1000
+_STATE = "state.json"
+_SUFFIX = ".manifest"
+_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
+
+
+class State(msgspec.Struct, forbid_unknown_fields=True):
+    """One disk.
+
+    :param disk: what holders know it by; another one when it begins anew as another image
+    :param base: the image that it began as
+    :param key: of the disk, in hex
+    :param chunk_bytes: of the image's chunk map
+    :param number: of the last checkpoint that was begun
+    :param bitmap: what marks what was written since the last one; "" if nothing does
+    :param manifest: name of the last one's, in hex; "" before the first
+    :param holders: who keeps them
+    :param taken_ms: moment of the last one
+    :param begun: bitmaps that are to go
+    :param was_frozen: file systems may be held by a checkpoint that was cut off
+    """
+
+    version: int
+    disk: str
+    base: str
+    key: _Hex
+    chunk_bytes: int
+    number: int = 0
+    bitmap: str = ""
+    manifest: str = ""
+    holders: list[str] = msgspec.field(default_factory=list)
+    taken_ms: int = 0
+    begun: _Bitmaps = msgspec.field(default_factory=list)
+    was_frozen: bool = False
+
+
+_decoder = msgspec.json.Decoder(State)
+
+
+def new(base: ids.ImageId, chunk_bytes: int) -> State:
+    """Return the state of a disk that has no checkpoint."""
+    key = secrets.token_bytes(checkpoint_sealing.KEY_BYTES).hex()
+    return State(VERSION, str(uuid.uuid4()), base, key, chunk_bytes)
+
+
+class States:
+    """The files of all disks of this host; those of one are used by one thread at a time.
+
+    :param folder: made if it is not there, closed to others, for it has keys
+    :raises OSError: it cannot be made
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def known(self) -> list[ids.ImageId]:
+        """Return the instances of which there is something."""
+        found = []
+        for path in self._folder.iterdir():
+            try:
+                found.append(ids.parse_image_id(path.name))
+            except ValueError:
+                continue  # not ours
+        return sorted(found)
+
+    def load(self, instance: ids.ImageId) -> State | None:
+        """Return the state of a disk; None if there is none that can be used."""
+        path = self._of(instance) / _STATE
+        try:
+            with path.open("rb") as file:
+                state = _decoder.decode(file.read(_MAX_STATE_BYTES))
+            ids.parse_image_id(state.disk), ids.parse_image_id(state.base)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            LOG.warning("%s: %s; its checkpoints begin anew", path, e)
+            return None
+        return state if state.version == VERSION else None
+
+    def save(self, instance: ids.ImageId, state: State) -> None:
+        """Write the state down; it outlives a power failure when this returns.
+
+        :raises errors.Unusable: it could not be written
+        """
+        folder = self._of(instance)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with whole_file.written(folder / _STATE, 0o600) as file:
+                file.write(msgspec.json.encode(state))
+        except OSError as e:
+            raise errors.Unusable(str(folder), str(e)) from e
+
+    def save_manifest(self, instance: ids.ImageId, sealed: bytes) -> str:
+        """Keep a sealed manifest; return its name.
+
+        :raises errors.Unusable: it could not be written
+        """
+        name = checkpoint_sealing.manifest_name(sealed).hex()
+        path = self._of(instance) / f"{name}{_SUFFIX}"
+        try:
+            with whole_file.written(path, 0o600) as file:
+                file.write(sealed)
+        except OSError as e:
+            raise errors.Unusable(str(path), str(e)) from e
+        return name
+
+    def manifest(
+        self, instance: ids.ImageId, state: State, name: str
+    ) -> checkpoint_manifest.Manifest | None:
+        """Return a manifest that is kept here; None if it cannot be used."""
+        path = self._of(instance) / f"{name}{_SUFFIX}"
+        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        try:
+            sealed = path.read_bytes()
+            limit = checkpoint_manifest.MAX_BYTES
+            plain = seal.open_manifest(sealed, limit)
+            return checkpoint_manifest.Manifest.parse(plain, str(path))
+        except (OSError, errors.NotAuthentic, errors.FormatError) as e:
+            LOG.warning("%s: %s", path, e)
+            return None
+
+    def keep(self, instance: ids.ImageId, stay: Collection[str]) -> list[str]:
+        """Drop all manifests but those called ``stay``; return the names of those that are here."""
+        kept = []
+        for path in sorted(self._of(instance).glob(f"*{_SUFFIX}")):
+            name = path.name.removesuffix(_SUFFIX)
+            if name in stay:
+                kept.append(name)
+            else:
+                path.unlink(missing_ok=True)
+        return kept
+
+    def forget(self, instance: ids.ImageId) -> None:
+        """Drop all that is known of a disk."""
+        shutil.rmtree(self._of(instance), ignore_errors=True)
+
+    def _of(self, instance: ids.ImageId) -> pathlib.Path:
+        return self._folder / instance

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holders in memory, and disks that are made again of what they keep."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from acstor_checkpoint import copies
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import ids
+
+
+class Holder:
+    """One holder, which may die after so many chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[ids.Cid, bytes] = {}
+        self.dies_after: int | None = None
+
+    def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
+        assert list(names) == sorted(set(names))
+        return set(names) - self.chunks.keys()
+
+    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+        sent_bytes = 0
+        for name in sorted(self.lacking(names)):
+            if self.dies_after is not None and len(self.chunks) >= self.dies_after:
+                raise copies.HolderFailed(ids.HostId("h1"), "it died")
+            self.chunks[name] = sealed(name)
+            sent_bytes += len(self.chunks[name])
+        return sent_bytes
+
+
+def rebuilt(
+    base: bytes,
+    manifest: checkpoint_manifest.Manifest,
+    seal: checkpoint_sealing.Seal,
+    chunk: Callable[[ids.Cid], bytes],
+) -> bytes:
+    """Return the disk that a manifest stands for.
+
+    :param chunk: returns what a holder keeps under a name
+    """
+    cut = manifest.subject.cut
+    disk = bytearray(base[: cut.size_bytes].ljust(cut.size_bytes, b"\0"))
+    for chunk_no, name in manifest:
+        at, length = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
+        is_zeros = name == ids.ZERO_CID
+        plain = bytes(length) if is_zeros else seal.open(name, chunk(name), length, "h1")
+        disk[at : at + length] = plain
+    return bytes(disk)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints from a real libvirt to real vaults: right, or none at all, whoever dies."""
+
+import random
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+pytest.importorskip("libvirt")
+
+from acstor_checkpoint import checkpointing
+from acstor_checkpoint import copies
+from acstor_checkpoint import powered_off
+from acstor_common import checkpoint_manifest
+from acstor_common import errors
+from acstor_common import geometry
+from tests.lab import checkpoints
+from tests.lab import domain as domain_lab
+from tests.lab import runs
+
+KIB, MIB = geometry.KIB, geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DISK_BYTES = 24 * MIB
+BASE = random.Random(18).randbytes(6 * MIB) + bytes(2 * MIB + 512)
+CRASH = checkpoint_manifest.Consistency.CRASH
+
+
+@pytest.fixture(scope="module")
+def host():
+    with domain_lab.libvirt_host() as running:
+        yield running
+
+
+@pytest.fixture
+def guest(host, tmp_path):
+    made = domain_lab.Domain(host, tmp_path, BASE, DISK_BYTES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lab(host, guest, tmp_path):
+    uri = domain_lab.uri(host)
+    with checkpoints.Lab(tmp_path / "lab", uri, guest.mirrors, 3) as running:
+        running.know(guest, CHUNK)
+        yield running
+
+
+@pytest.fixture
+def owner(lab):
+    return checkpoints.Host(lab.options)
+
+
+def server_of(owner, guest):
+    return next(s for s in owner.domains.present() if s.instance == guest.instance)
+
+
+def start(guest):
+    guest.domain.create()
+    time.sleep(3.0)  # the firmware has found its disk
+
+
+def disk_of(guest, tmp_path):
+    """Return the bytes of a disk that nobody writes to."""
+    copy = tmp_path / "copy"
+    words = ["qemu-img", "convert", "-U", "-f", "qcow2", "-O", "raw", guest.path, copy]
+    subprocess.run(words, check=True)
+    return copy.read_bytes()
+
+
+def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
+    start(guest)
+    guest.write(0, 3 * CHUNK, 1)
+    guest.write(20 * MIB, CHUNK, 2)
+    first = owner.taker.take(server_of(owner, guest))
+    assert owner.rebuilt(first, BASE) == [disk_of(guest, tmp_path)] * 2
+    assert (first.number, first.whole_because) == (1, checkpointing.FIRST)
+    assert (first.changed_bytes, first.read_bytes) == (4 * CHUNK, 4 * CHUNK)
+    assert first.consistency is CRASH and first.project == guest.project
+    guest.write(CHUNK, CHUNK, 3)
+    wanted = []
+    for number in (2, 3, 4):
+        newest = owner.taker.take(server_of(owner, guest))
+        assert (newest.number, newest.whole_because) == (number, "")
+        wanted.append(disk_of(guest, tmp_path))
+        assert owner.rebuilt(newest, BASE) == [wanted[-1]] * 2
+        assert newest.read_bytes == CHUNK
+        guest.write(number * MIB, CHUNK, number)
+    assert guest.bitmaps() == [owner.states.load(guest.instance).bitmap]
+    assert guest.domain.listAllCheckpoints() == [] and list(owner.sockets.iterdir()) == []
+    assert owner.rebuilt(owner.registered()[-2], BASE) == [wanted[-2]] * 2
+    with pytest.raises(errors.ChunkMissing):  # two stay
+        owner.rebuilt(first, BASE)
+
+
+def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
+    start(guest)
+    guest.write(0, 8 * CHUNK, 1)
+    owner.refuses = True
+    for _ in range(3):
+        with pytest.raises(errors.Unusable, match="does not answer"):
+            owner.taker.take(server_of(owner, guest))
+    assert len(guest.bitmaps()) == 1 and owner.states.load(guest.instance).manifest == ""
+    owner.refuses = False
+    record = owner.taker.take(server_of(owner, guest))
+    assert record.sent_bytes == 0 and record.whole_because == checkpointing.FIRST
+    assert record.number == 4 and len(guest.bitmaps()) == 1
+    assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
+
+
+def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tmp_path):
+    start(guest)
+    guest.write(0, 8 * CHUNK, 1)
+    owner.taker.take(server_of(owner, guest))
+    guest.write(4 * MIB, CHUNK, 2)
+    lab.vaults["h2"].kill()
+    with pytest.raises(copies.HolderFailed, match="h2"):
+        owner.taker.take(server_of(owner, guest))
+    assert not guest.is_busy()
+    record = owner.taker.take(server_of(owner, guest))
+    assert [holder.host for holder in record.holders] == ["h1", "h3"]
+    assert record.whole_because == ""
+    assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
+
+
+def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
+    start(guest)
+    for number in range(8):
+        guest.write(number * MIB, CHUNK, number + 1)
+    owner.taker.take(server_of(owner, guest))
+    chunks = [path for path in lab.vaults["h1"].folder.rglob("*") if path.is_file()]
+    smallest = sorted(chunks, key=lambda path: path.stat().st_size)[:3]
+    for path in smallest:
+        path.unlink()
+    lab.vaults["h1"].kill()
+    lab.vaults["h1"].start()
+    record = owner.taker.take(server_of(owner, guest))
+    assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
+    assert record.read_bytes <= 3 * CHUNK
+
+
+def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, tmp_path):
+    start(guest)
+    guest.write(0, 10 * MIB, 1)
+    lab.options.rate_bytes_s = MIB
+    options = tmp_path / "options.json"
+    options.write_bytes(msgspec.json.encode(lab.options))
+    argv = [sys.executable, "-m", "tests.lab.checkpoints", options]
+    process = subprocess.Popen(argv, stderr=(tmp_path / "log").open("wb"))
+    try:
+        runs.wait_for(guest.is_busy, 30.0, "the checkpoint", (tmp_path / "log").read_text)
+        time.sleep(2.0)
+    finally:
+        process.kill()
+        process.wait()
+    assert guest.is_busy()
+    guest.write(12 * MIB, MIB, 2)
+    lab.options.rate_bytes_s = 0
+    after = checkpoints.Host(lab.options)
+    assert after.registered() == []
+    assert after.daemon().turn()
+    (record,) = after.registered()
+    assert record.number == 2 and not guest.is_busy() and len(guest.bitmaps()) == 1
+    assert after.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
+    assert list(after.sockets.iterdir()) == []
+
+
+def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
+    start(guest)
+    guest.write(0, 12 * MIB, 1)  # more than is held in memory
+    owner.places.client = delete_first(guest, owner.places.client)
+    with pytest.raises(errors.AcstorError):
+        owner.taker.take(server_of(owner, guest))
+    assert owner.registered() == [] and list(owner.sockets.iterdir()) == []
+    assert owner.domains.present() == []
+
+
+def delete_first(guest, client):
+    """Return what makes clients; before one is used, the guest is deleted as Nova does it."""
+
+    def made(holder):
+        made_client = client(holder)
+        put = made_client.put
+
+        def delete(*words):
+            if guest.is_there():
+                flags = domain_lab.libvirt
+                guest.domain.destroy()
+                guest.domain.undefineFlags(
+                    flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | flags.VIR_DOMAIN_UNDEFINE_NVRAM
+                )
+            return put(*words)
+
+        made_client.put = delete
+        return made_client
+
+    return made
+
+
+def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
+    start(guest)
+    guest.write(0, 2 * CHUNK, 1)
+    owner.taker.take(server_of(owner, guest))
+    guest.write(3 * MIB, CHUNK, 2)
+    guest.domain.destroy()
+    off = owner.taker.take(server_of(owner, guest))
+    assert (off.read_bytes, off.whole_because) == (CHUNK, "")
+    assert owner.rebuilt(off, BASE) == [disk_of(guest, tmp_path)] * 2
+    start(guest)
+    guest.write(5 * MIB, CHUNK, 3)
+    on = owner.taker.take(server_of(owner, guest))
+    assert on.read_bytes == 2 * CHUNK and on.whole_because == ""
+    assert owner.rebuilt(on, BASE) == [disk_of(guest, tmp_path)] * 2
+    guest.kill()
+    crashed = owner.taker.take(server_of(owner, guest))
+    assert crashed.whole_because == checkpointing.NO_BITMAP
+    assert owner.rebuilt(crashed, BASE) == [disk_of(guest, tmp_path)] * 2
+
+
+def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
+    start(guest)
+    guest.write(0, 2 * CHUNK, 1)
+    guest.domain.destroy()
+    register, owner.places.client = owner.registered, start_first(guest, owner.places.client)
+    with pytest.raises(powered_off.Started):
+        owner.taker.take(server_of(owner, guest))
+    assert register() == []
+    assert owner.taker.take(server_of(owner, guest)).number == 2
+
+
+def start_first(guest, client):
+    def made(holder):
+        made_client = client(holder)
+        put = made_client.put
+
+        def begin(*words):
+            if not guest.domain.isActive():
+                guest.domain.create()
+            return put(*words)
+
+        made_client.put = begin
+        return made_client
+
+    return made
+
+
+@pytest.mark.expect_log("missing or broken bitmap")
+@pytest.mark.expect_log("a manifest proves nothing")
+@pytest.mark.expect_log("its checkpoints begin anew")
+def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest, tmp_path):
+    start(guest)
+    guest.write(0, 2 * CHUNK, 1)
+    first = owner.taker.take(server_of(owner, guest))
+    guest.kill()
+    start(guest)
+    lost = owner.taker.take(server_of(owner, guest))
+    assert lost.whole_because == checkpointing.NO_BITMAP and lost.vault_disk == first.vault_disk
+    assert lost.sent_bytes == 0
+    (state_folder,) = (tmp_path / "lab" / "state").iterdir()
+    for path in state_folder.glob("*.manifest"):
+        path.write_bytes(path.read_bytes()[:-1])
+    damaged = owner.taker.take(server_of(owner, guest))
+    assert damaged.whole_because == checkpointing.MANIFEST_LOST
+    (state_folder / "state.json").write_text("{")
+    anew = owner.taker.take(server_of(owner, guest))
+    assert anew.whole_because == checkpointing.FIRST and anew.vault_disk != first.vault_disk
+    assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
+
+
+def test_rate_is_bounded(lab, guest):
+    start(guest)
+    guest.write(0, 4 * MIB, 1)
+    lab.options.rate_bytes_s = 2 * MIB
+    owner = checkpoints.Host(lab.options)
+    began_s = time.monotonic()
+    owner.taker.take(server_of(owner, guest))
+    assert time.monotonic() - began_s > 1.7
+
+
+def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
+    start(guest)
+    guest.write(0, 4 * MIB, 1)
+    lab.options.rate_bytes_s = 1 * MIB
+    owner = checkpoints.Host(lab.options)
+    owner.ended.set()
+    with pytest.raises(errors.Unusable, match="the daemon ends"):
+        owner.taker.take(server_of(owner, guest))
+    assert not guest.is_busy()

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that takes checkpoints: the product's own parts, with a file for a decision service.
+
+As a process of its own it goes on until it is killed:
+
+    python -m tests.lab.checkpoints OPTIONS.json
+"""
+
+import json
+import pathlib
+import sys
+import threading
+from typing import Any
+from typing import Self
+
+import msgspec
+
+from acstor_checkpoint import agent_files
+from acstor_checkpoint import checkpointing
+from acstor_checkpoint import daemon
+from acstor_checkpoint import domains
+from acstor_checkpoint import names
+from acstor_checkpoint import overlay
+from acstor_checkpoint import record
+from acstor_checkpoint import states
+from acstor_checkpoint import vault_client
+from acstor_common import addresses
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import layout
+from tests.fakes import checkpoint_copies
+from tests.lab import domain as domain_lab
+from tests.lab import vaults
+
+OWNER = "owner"
+
+
+class Options(msgspec.Struct):
+    """What a process needs to know.
+
+    :param vaults: names and ports of the hosts that can keep checkpoints
+    """
+
+    folder: str
+    uri: str
+    mirrors: str
+    vaults: dict[str, int]
+    copies: int = 2
+    rate_bytes_s: int = 0
+    interval_s: int = 3600
+
+
+class Places:
+    """Holders in the order of their names; those that failed come last."""
+
+    def __init__(self, options: Options) -> None:
+        self._vaults = options.vaults
+        self._proof = vaults.credentials_of(pathlib.Path(options.folder, "identity"), OWNER)
+        self.avoided: list[str] = []
+
+    def choose(self, disk: ids.ImageId, copies: int, current: Any) -> list[record.Holder]:
+        order = sorted(self._vaults, key=lambda name: (name in self.avoided, name))
+        return [
+            record.Holder(ids.HostId(name), f"127.0.0.1:{self._vaults[name]}")
+            for name in order[:copies]
+        ]
+
+    def client(self, holder: record.Holder) -> vault_client.VaultClient:
+        address = addresses.parse(holder.address)
+        return vault_client.VaultClient(holder.host, address, self._proof)
+
+    def failed(self, holder: ids.HostId) -> None:
+        self.avoided.append(holder)
+
+
+class Host:
+    """Everything of one host that takes checkpoints."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.folder = options, pathlib.Path(options.folder)
+        self.sockets, self.ended = self.folder / "sockets", threading.Event()
+        self.sockets.mkdir(exist_ok=True)
+        self.states = states.States(self.folder / "state")
+        self.records = self.folder / "records"
+        self.refuses = False
+        self.places = Places(options)
+        self.domains = domains.Domains(
+            options.uri, lambda path: overlay.base_of(path, options.mirrors)
+        )
+        self.taker = checkpointing.Checkpointing(
+            checkpointing.Settings(
+                ids.HostId(OWNER), options.copies, options.rate_bytes_s, self.sockets, self.ended
+            ),
+            self.domains,
+            self.states,
+            agent_files.AgentFiles(self.folder, None).image,
+            self.places,
+            self.register,
+        )
+
+    def daemon(self) -> daemon.Daemon:
+        return daemon.Daemon(self.domains, self.taker, self.states, self.options.interval_s)
+
+    def register(self, new: record.Record) -> set[str]:
+        """Note a checkpoint; the last two of an instance stay."""
+        if self.refuses:
+            raise errors.Unusable("decision service", "it does not answer")
+        with self.records.open("a") as file:
+            file.write(json.dumps(new._asdict()) + "\n")
+        mine = [each for each in self.registered() if each.instance_id == new.instance_id]
+        return {each.manifest_name for each in mine[-2:]}
+
+    def registered(self) -> list[record.Record]:
+        if not self.records.exists():
+            return []
+        return [record.Record(**json.loads(line)) for line in self.records.open()]
+
+    def rebuilt(self, new: record.Record, base: bytes) -> list[bytes]:
+        """Return the disk that a checkpoint is, once for each holder."""
+        seal = checkpoint_sealing.Seal(bytes.fromhex(new.key))
+        disk = names.Disk(ids.HostId(new.owner), new.vault_disk)
+        found = []
+        for holder in new.holders:
+            with self.places.client(record.Holder(*holder)) as client:
+                sealed = client.manifest(disk, bytes.fromhex(new.manifest_name))
+                plain = seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
+                manifest = checkpoint_manifest.Manifest.parse(plain, "it")
+                found.append(
+                    checkpoint_copies.rebuilt(
+                        base, manifest, seal, lambda name, ask=client: ask.chunk(disk, name)
+                    )
+                )
+        return found
+
+
+class Lab:
+    """Context manager: vaults, and the options of a host."""
+
+    def __init__(self, folder: pathlib.Path, uri: str, mirrors: pathlib.Path, count: int) -> None:
+        folder.mkdir()
+        self.vaults = {}
+        for name in (f"h{number}" for number in range(1, count + 1)):
+            (folder / name).mkdir()
+            self.vaults[name] = vaults.Vault(folder / name, name)
+        vaults.credentials_of(folder / "identity", OWNER)  # of this process's authority
+        ports = {name: vault.port for name, vault in self.vaults.items()}
+        self.options = Options(str(folder), uri, str(mirrors), ports)
+
+    def __enter__(self) -> Self:
+        for vault in self.vaults.values():
+            vault.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for vault in self.vaults.values():
+            vault.close()
+
+    def know(self, guest: domain_lab.Domain, chunk_bytes: int) -> None:
+        """Have the chunk map of a guest's image where an agent would have it."""
+        size = len(guest.base)
+        subject = chunk_map.Subject(
+            guest.image,
+            geometry.Geometry(size, chunk_bytes),
+            chunk_map.OsHash("sha512", bytes(range(64))),
+            (),
+            layout.raw(size),
+        )
+        maps = pathlib.Path(self.options.folder, "maps")
+        maps.mkdir(exist_ok=True)
+        (maps / f"{guest.image}.acmap").write_bytes(chunk_map.header_bytes(subject))
+
+
+if __name__ == "__main__":
+    Host(msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Options)).daemon().run()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken of a disk: everything that was promised, once, and acknowledged by all."""
+
+import random
+import threading
+
+import pytest
+
+from acstor_checkpoint import capture
+from acstor_checkpoint import copies
+from acstor_checkpoint import pace
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import checkpoint_copies
+
+CHUNK = geometry.MIN_CHUNK_BYTES
+ID = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+SEAL = checkpoint_sealing.Seal(bytes(range(1, 33)))
+NO_PACE = pace.Pace(0, threading.Event())
+
+
+class Guest:
+    """A disk in memory, its bitmap, and tables that say what was flushed."""
+
+    def __init__(self, base, size_bytes):
+        self.base, self.data = base, bytearray(base[:size_bytes].ljust(size_bytes, b"\0"))
+        self.written, self.held, self.said = set(), set(), set()
+
+    @property
+    def size_bytes(self):
+        return len(self.data)
+
+    def read_into(self, view, at):
+        view[:] = self.data[at : at + len(view)]
+
+    def write(self, at, data):
+        self.data[at : at + len(data)] = data
+        sectors = range(at // 512, -(-(at + len(data)) // 512))
+        self.written.update(sectors)
+        self.held.update(sectors)
+
+    def flush(self):
+        self.said = set(self.held)
+
+    def resize(self, size_bytes):
+        self.data = self.data[:size_bytes].ljust(size_bytes, b"\0")
+        for sectors in (self.written, self.held, self.said):
+            sectors -= {sector for sector in sectors if sector * 512 >= size_bytes}
+
+
+def ranges(sectors):
+    return [(sector * 512, 512) for sector in sorted(sectors)]
+
+
+def take(guest, holder, before):
+    taking = capture.Taking(guest, CHUNK, SEAL, holder, NO_PACE)
+    written = ranges(guest.written) if before else ()
+    entries = list(taking.entries(capture.Seen(before, written, ranges(guest.said))))
+    guest.written.clear()
+    subject = checkpoint_manifest.Subject(
+        disk=ID,
+        instance=ID,
+        project="p",
+        base=ID,
+        os_hash=chunk_map.UNKNOWN_OS_HASH,
+        cut=taking.cut,
+        taken_ms=1,
+        consistency=checkpoint_manifest.Consistency.CRASH,
+        number=1,
+    )
+    raw = checkpoint_manifest.build(subject, entries)
+    return taking, checkpoint_manifest.Manifest.parse(raw, "it")
+
+
+def rebuilt(guest, holder, manifest):
+    return checkpoint_copies.rebuilt(guest.base, manifest, SEAL, holder.chunks.__getitem__)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_was_flushed_is_there_after_any_life(seed):
+    rng = random.Random(seed)
+    guest = Guest(rng.randbytes(9 * CHUNK + 512), 20 * CHUNK + 512 * rng.randrange(40))
+    holder, before = checkpoint_copies.Holder(), None
+    for _ in range(40):
+        match rng.randrange(8):
+            case 0:
+                guest.resize(max(512, guest.size_bytes + 512 * rng.randrange(-70, 70)))
+            case 1:
+                for name in rng.sample(sorted(holder.chunks), len(holder.chunks) // 3):
+                    del holder.chunks[name]
+            case 2:
+                guest.flush()
+                _, before = take(guest, holder, before)
+                assert rebuilt(guest, holder, before) == guest.data
+            case 3:
+                _, before = take(guest, holder, before)  # nobody was told that it is safe
+            case 4:
+                guest.written.clear()  # QEMU was killed
+                before = None
+            case _:
+                length = 512 * rng.randrange(1, 100)
+                at = 512 * rng.randrange(guest.size_bytes // 512)
+                length = min(length, guest.size_bytes - at)
+                guest.write(at, rng.choice([bytes(length), rng.randbytes(length)]))
+    guest.flush()
+    _, before = take(guest, holder, before)
+    assert rebuilt(guest, holder, before) == guest.data
+
+
+def test_equal_chunks_travel_once_and_zeros_never():
+    guest, holder = Guest(b"", 8 * CHUNK), checkpoint_copies.Holder()
+    for chunk_no in range(6):
+        guest.write(chunk_no * CHUNK, bytes([7]) * CHUNK)
+    guest.write(6 * CHUNK, bytes(CHUNK))
+    guest.flush()
+    taking, manifest = take(guest, holder, None)
+    assert len(manifest) == 7 and len(holder.chunks) == 1
+    assert taking.read_bytes == taking.changed_bytes == 7 * CHUNK
+    assert taking.sent_bytes == sum(map(len, holder.chunks.values()))
+    again, _ = take(guest, holder, manifest)
+    assert (again.read_bytes, again.sent_bytes) == (0, 0)
+
+
+def test_nothing_comes_of_a_holder_that_dies():
+    guest, holder = Guest(b"", 600 * CHUNK), checkpoint_copies.Holder()
+    guest.write(0, random.Random(1).randbytes(600 * CHUNK))
+    guest.flush()
+    holder.dies_after = 400
+    with pytest.raises(copies.HolderFailed):
+        take(guest, holder, None)
+    holder.dies_after = None
+    taking, manifest = take(guest, holder, None)
+    assert rebuilt(guest, holder, manifest) == guest.data
+    assert taking.sent_bytes < 300 * CHUNK
+
+
+def test_reader_keeps_to_its_pace_and_stops_when_told():
+    now_s, ended = [0.0], threading.Event()
+    slept = []
+
+    class Event:
+        def is_set(self):
+            return ended.is_set()
+
+        def wait(self, wait_s):
+            slept.append(wait_s)
+            now_s[0] += wait_s
+            return ended.is_set()
+
+    paced = pace.Pace(1000, Event(), lambda: now_s[0])
+    for _ in range(100):
+        paced.spend(100)
+    assert now_s[0] == pytest.approx(10.0 - 0.1)
+    now_s[0] += 60.0  # what was not used is not made up for
+    before_s = now_s[0]
+    for _ in range(100):
+        paced.spend(100)
+    assert now_s[0] - before_s == pytest.approx(10.0 - 0.1)
+    ended.set()
+    with pytest.raises(errors.Unusable, match="the daemon ends"):
+        paced.spend(1)
+    with pytest.raises(errors.Unusable, match="the daemon ends"):
+        pace.Pace(0, ended).spend(1)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns: everybody has his, whatever fails and however clocks jump."""
+
+import types
+
+import pytest
+
+from acstor_checkpoint import cadence
+from acstor_checkpoint import daemon
+from acstor_checkpoint import servers
+from acstor_checkpoint import states
+from acstor_common import errors
+from acstor_common import ids
+
+IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
+DISK = servers.Disk("vda", "/disk", IDS[0])
+
+
+def server(number, **specs):
+    named = {f"acstor:{name}": value for name, value in specs.items()}
+    return servers.Server(IDS[number], "p", DISK, named, False)
+
+
+class Host:
+    """Domains and taker of a daemon, and its clocks."""
+
+    def __init__(self, folder, *here, interval_s=600):
+        self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
+        self.took, self.cleared, self.fails = [], [], {}
+        self.states = states.States(folder)
+        self.daemon = self.started(interval_s)
+
+    def started(self, interval_s=600):
+        return daemon.Daemon(
+            self, self, self.states, interval_s, lambda: self.now_s, lambda: self.wall_ms
+        )
+
+    def present(self):
+        if self.here is None:
+            raise errors.Unusable("libvirt", "it is away")
+        return self.here
+
+    def take(self, each):
+        number = IDS.index(each.instance)
+        self.now_s += 5.0
+        if number in self.fails:
+            raise self.fails[number]
+        self.took.append(number)
+        return types.SimpleNamespace(
+            checkpoint_id="c", read_bytes=1, sent_bytes=1, whole_because=""
+        )
+
+    def clear(self, each):
+        self.cleared.append(IDS.index(each.instance))
+
+    def run(self, seconds):
+        self.took.clear()
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            if not self.daemon.turn():
+                self.now_s += 5.0
+        return list(self.took)
+
+
+@pytest.fixture
+def host(tmp_path):
+    return lambda *here, **more: Host(tmp_path / "state", *here, **more)
+
+
+def test_everybody_has_turns_by_his_own_interval(host):
+    it = host(
+        server(0), server(1, checkpoint_interval_s="60"), server(2, checkpoint_interval_s="0")
+    )
+    took = it.run(1195)
+    assert took.count(0) == 2 and took.count(2) == 0
+    assert 17 <= took.count(1) <= 20
+    assert it.cleared == [0, 1, 2]
+
+
+def test_none_are_taken_by_default(host):
+    it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=0)
+    assert it.run(500) == [1, 1]
+
+
+@pytest.mark.allow_log("no checkpoint")
+@pytest.mark.parametrize("fault", [errors.Unusable("disk", "busy"), OSError("full"), KeyError("x")])
+def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
+    it = host(server(0), server(1))
+    it.fails[0] = fault
+    assert it.run(3000) == [1] * 5
+    it.fails.clear()
+    assert 0 in it.run(700)
+
+
+@pytest.mark.expect_log("it is away")
+def test_libvirt_may_be_away(host):
+    it = host(server(0))
+    assert it.run(10) == [0]
+    here, it.here = it.here, None
+    assert it.run(1200) == [0, 0]  # they are taken, or fail, on their own
+    it.here = here
+    assert it.run(600) == [0]
+
+
+@pytest.mark.parametrize("jump_s", [-86_400 * 3650, -400, 400, 86_400 * 3650])
+def test_wall_clock_that_jumps_moves_no_turn_by_more_than_an_interval(host, jump_s):
+    it = host(server(0))
+    state = states.new(IDS[0], 65536)
+    state.taken_ms = it.wall_ms
+    it.states.save(IDS[0], state)
+    it.wall_ms += jump_s * 1000
+    it.daemon = it.started()
+    took = it.run(1205)
+    assert 1 <= len(took) <= 3
+    it.wall_ms -= 2 * jump_s * 1000
+    assert len(it.run(1200)) == 2
+
+
+def test_restart_does_not_take_all_again(host):
+    it = host(server(0), server(1))
+    state = states.new(IDS[0], 65536)
+    state.taken_ms = it.wall_ms - 100_000
+    it.states.save(IDS[0], state)
+    it.daemon = it.started()
+    assert it.run(400) == [1]
+    assert it.run(110) == [0]
+
+
+def test_who_is_asked_for_is_next(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
+    it.run(20)
+    assert it.daemon.ask(IDS[1]) and not it.daemon.ask(IDS[2]) and not it.daemon.ask(IDS[3])
+    assert it.run(10) == [1]
+
+
+def test_daemon_ends_when_told(host):
+    it = host(server(0))
+    it.daemon.stop()
+    it.daemon.run()
+    assert it.took == []
+
+
+def test_interval_is_taken_from_words():
+    for text, wanted in {"": 7, "-5": 7, "1e3": 7, "9" * 40: 7, "²": 7}.items():
+        assert cadence.interval_s({cadence.SPEC: text}, 7) == max(wanted, cadence.MIN_INTERVAL_S)
+    assert cadence.interval_s({cadence.SPEC: "99999999999"}, 7) == cadence.MAX_INTERVAL_S

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File systems are held for a moment at most, whatever fails in it."""
+
+import contextlib
+
+import libvirt
+import pytest
+
+from acstor_checkpoint import domains
+from acstor_checkpoint import servers
+from acstor_common import errors
+from acstor_common import ids
+
+INSTANCE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DISK = servers.Disk("vda", "/disk", INSTANCE)
+
+
+class Domain:
+    """A domain of libvirt's that notes what it is told, and fails where it is to."""
+
+    def __init__(self, *fails):
+        self.fails, self.told = fails, []
+
+    def __getattr__(self, name):
+        def do(*_words):
+            self.told.append(name)
+            if name in self.fails:
+                raise libvirt.libvirtError(name)
+            return {"listAllCheckpoints": [], "backupGetXMLDesc": "<domainbackup/>"}.get(name)
+
+        return do
+
+
+def domain_of(fake, *, has_agent=True):
+    return domains.Domain(fake, servers.Server(INSTANCE, "p", DISK, {}, has_agent))
+
+
+def test_backup_begins_while_file_systems_are_held(tmp_path):
+    fake = Domain()
+    with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+        assert moment.is_frozen
+        assert [name for name in fake.told if name.startswith(("fs", "backupB"))] == [
+            "fsFreeze",
+            "backupBegin",
+            "fsThaw",
+        ]
+
+
+@pytest.mark.parametrize("is_loud", [False, True])
+def test_they_are_let_go_when_the_backup_cannot_begin(tmp_path, is_loud):
+    fake = Domain("backupBegin", *(["listAllCheckpoints"] if is_loud else []))
+    with (
+        pytest.raises(errors.Unusable),
+        domain_of(fake).moment("acstor-1", "", tmp_path),
+    ):
+        pass
+    assert fake.told[-1] == "fsThaw"
+
+
+@pytest.mark.parametrize("fault", ["fsFreeze", "agentSetResponseTimeout"])
+def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(tmp_path, fault):
+    fake = Domain(fault)
+    with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+        assert not moment.is_frozen
+    assert fake.told.index("fsThaw") < fake.told.index("backupBegin")
+
+
+@pytest.mark.expect_log("could not be thawed")
+def test_guest_that_does_not_let_go_is_named(tmp_path):
+    with domain_of(Domain("fsThaw")).moment("acstor-1", "", tmp_path) as moment:
+        assert moment.is_frozen
+
+
+def test_guest_without_agent_is_asked_nothing(tmp_path):
+    fake = Domain()
+    with domain_of(fake, has_agent=False).moment("acstor-1", "", tmp_path) as moment:
+        assert not moment.is_frozen
+    assert not [name for name in fake.told if name.startswith("fs")]
+
+
+@pytest.mark.parametrize("was_frozen", [True, False])
+def test_who_comes_later_lets_go(tmp_path, was_frozen):
+    fake = Domain()
+    fake.isActive = lambda: True
+    domain_of(fake).clear(["acstor-1"], tmp_path, was_frozen=was_frozen)
+    assert ("fsThaw" in fake.told) is was_frozen
+
+
+def test_files_of_a_moment_go_with_it(tmp_path):
+    fake = Domain()
+    with contextlib.suppress(ZeroDivisionError):
+        with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+            open(moment.socket, "w").close()
+            raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NBD client: what qemu-nbd shows is read whole, and a server that lies is refused."""
+
+import contextlib
+import random
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+
+import pytest
+
+from acstor_checkpoint import nbd
+from acstor_common import errors
+
+KIB = 1024
+MIB = 1024 * KIB
+needs_qemu_nbd = pytest.mark.skipif(shutil.which("qemu-nbd") is None, reason="needs qemu-nbd")
+
+
+def qemu_img(*words):
+    subprocess.run(["qemu-img", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def shown(tmp_path, disk, *words):
+    """Show a disk with qemu-nbd; yield the path of its socket."""
+    path = tmp_path / "nbd.sock"
+    argv = ["qemu-nbd", "-r", "-t", "-f", "qcow2", "-k", path, "-x", "vda", *words, disk]
+    server = subprocess.Popen(argv)
+    try:
+        end = time.monotonic() + 20.0
+        while not path.is_socket() and time.monotonic() < end:
+            assert server.poll() is None
+            time.sleep(0.01)
+        yield str(path)
+    finally:
+        server.kill()  # on SIGTERM it may wait for clients that were refused
+        server.wait(20.0)
+
+
+def read(disk, at, length):
+    data = bytearray(length)
+    disk.read_into(memoryview(data), at)
+    return bytes(data)
+
+
+@needs_qemu_nbd
+def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
+    rng = random.Random(1)
+    wanted = bytearray(8 * MIB)
+    raw, disk = tmp_path / "raw", tmp_path / "disk"
+    for at in (0, 3 * MIB, 8 * MIB - 64 * KIB):
+        wanted[at : at + 64 * KIB] = rng.randbytes(64 * KIB)
+    raw.write_bytes(wanted)
+    qemu_img("convert", "-O", "qcow2", raw, disk)
+    with (
+        shown(tmp_path, disk) as path,
+        nbd.Disk(path, "vda", nbd.ALLOCATION, 20.0) as shown_disk,
+    ):
+        assert shown_disk.size_bytes == len(wanted)
+        extents = list(shown_disk.extents())
+        for at in range(0, len(wanted), MIB):
+            assert read(shown_disk, at, MIB) == wanted[at : at + MIB]
+        assert read(shown_disk, 3 * MIB + 1, 7) == wanted[3 * MIB + 1 : 3 * MIB + 8]
+    assert [(e.at, e.length) for e in extents if not e.flags & nbd.Allocation.ZERO] == [
+        (0, 64 * KIB),
+        (3 * MIB, 64 * KIB),
+        (8 * MIB - 64 * KIB, 64 * KIB),
+    ]
+    assert sum(extent.length for extent in extents) == len(wanted)
+
+
+@needs_qemu_nbd
+def test_bitmap_marks_what_was_written(tmp_path):
+    disk = tmp_path / "disk"
+    qemu_img("create", "-f", "qcow2", disk, "3G")
+    qemu_img("bitmap", "--add", disk, "since")
+    for write in ("write 64k 100", "write 2G 128k"):
+        subprocess.run(["qemu-io", "-c", write, disk], check=True, stdout=subprocess.DEVNULL)
+    with (
+        shown(tmp_path, disk, "-B", "since") as path,
+        nbd.Disk(path, "vda", "qemu:dirty-bitmap:since", 20.0) as shown_disk,
+    ):
+        dirty = [(e.at, e.length) for e in shown_disk.extents() if e.flags & nbd.DIRTY]
+    assert dirty == [(64 * KIB, 64 * KIB), (2048 * MIB, 128 * KIB)]
+
+
+@needs_qemu_nbd
+def test_what_is_not_there_is_said(tmp_path):
+    disk = tmp_path / "disk"
+    qemu_img("create", "-f", "qcow2", disk, "1M")
+    with shown(tmp_path, disk) as path:
+        with pytest.raises(errors.Unusable, match="vdb"):
+            nbd.Disk(path, "vdb", nbd.ALLOCATION, 20.0)
+        with pytest.raises(errors.Unusable, match="does not know qemu:dirty-bitmap:since"):
+            nbd.Disk(path, "vda", "qemu:dirty-bitmap:since", 20.0)
+        with nbd.Disk(path, "vda", nbd.ALLOCATION, 20.0) as shown_disk:
+            for at, length in ((MIB, 1), (-1, 1), (0, 2 * MIB)):
+                with pytest.raises(ValueError, match="cannot be asked for"):
+                    read(shown_disk, at, length)
+    with pytest.raises(errors.Unusable, match="No such file"):
+        nbd.Disk(str(tmp_path / "none"), "vda", nbd.ALLOCATION, 20.0)
+
+
+GREETING = struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 3)
+
+
+def option(kind, data=b"", number=0):
+    return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
+
+
+AGREED = (
+    GREETING
+    + option(1, number=8)
+    + option(4, struct.pack(">I", 7) + b"base:allocation", 10)
+    + option(1, number=10)
+    + option(3, struct.pack(">HQH", 0, MIB, 3), 7)
+    + option(1, number=7)
+)
+
+
+def reply(kind, data=b"", cookie=1, flags=1, magic=0x668E33EF):
+    return struct.pack(">IHHQI", magic, flags, kind, cookie, len(data)) + data
+
+
+@contextlib.contextmanager
+def saying(tmp_path, said):
+    """Be a server that says ``said`` whatever it is asked; yield the path of its socket."""
+    path = tmp_path / "liar.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(1)
+
+        def serve():
+            with contextlib.suppress(OSError), server.accept()[0] as client:
+                client.sendall(said)
+                while client.recv(4096):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield str(path)
+        finally:
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join(20.0)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request", "no NBD server"),
+        (struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 0), "no NBD server"),
+        (GREETING + option(1 << 31 | 1, b"no", 8), "STRUCTURED_REPLY was refused: no"),
+        (GREETING + option(1, number=9), "no answer to option"),
+        (GREETING + struct.pack(">QIII", 0x3E889045565A9, 8, 3, 1 << 30), "no answer to option"),
+        (GREETING + option(3, number=8) * 16, "too many answers"),
+        (GREETING + option(1, number=8) + option(1, number=10), "does not know base:allocation"),
+        (AGREED[: -len(option(1)) * 2 - 12] + option(1, number=7), "how large"),
+    ],
+)
+def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
+    with saying(tmp_path, said) as path, pytest.raises(errors.Unusable, match=why):
+        nbd.Disk(path, "vda", nbd.ALLOCATION, 1.0)
+
+
+DATA = struct.pack(">Q", 0) + bytes(512)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (reply(1, DATA, cookie=2), "not an answer to what was asked"),
+        (reply(1, DATA, magic=0x67446698), "not an answer to what was asked"),
+        (reply(1, DATA + b"+"), "bytes that were not asked for"),
+        (reply(1, struct.pack(">Q", 512) + b"+"), "bytes that were not asked for"),
+        (reply(2, struct.pack(">QI", 0, 1 << 31)), "bytes that were not asked for"),
+        (reply(2, b"+"), "kind 2 and 1 bytes"),
+        (reply(1, DATA[:-1]), "511 bytes came of 512"),
+        (reply(0), "0 bytes came of 512"),
+        (reply(5, bytes(12)), "kind 5"),
+        (reply(0x8001, struct.pack(">IH", 5, 3) + b"bad"), "error 5 bad"),
+        (reply(0x8001, b""), "an error of 0 bytes"),
+        (b"", "no answer in 0.5 s"),
+    ],
+)
+def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
+    with (
+        saying(tmp_path, AGREED + said) as path,
+        nbd.Disk(path, "vda", nbd.ALLOCATION, 0.5) as disk,
+        pytest.raises(errors.Unusable, match=why),
+    ):
+        read(disk, 0, 512)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not asked for"),
+        (reply(5, struct.pack(">III", 7, 0, 0)), "no status of what is at 0"),
+        (reply(5, struct.pack(">I", 7)), "a status of 4 bytes"),
+        (reply(1, DATA), "kind 1"),
+        (reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "kind 5"),
+    ],
+)
+def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
+    with (
+        saying(tmp_path, AGREED + said) as path,
+        nbd.Disk(path, "vda", nbd.ALLOCATION, 1.0) as disk,
+        pytest.raises(errors.Unusable, match=why),
+    ):
+        list(disk.extents())
