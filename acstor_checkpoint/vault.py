@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 MAX_DISKS: Final = 4096
 """Of one host: sixteen times the instances of a large one."""
 MAX_REMOVED: Final = 20_000
-"""At a time: half a minute on a disk that others keep busy."""
+"""At a time: a minute and a half on a disk that others keep very busy."""
 MAX_MANIFESTS: Final = 1024
 """Of one disk: forty days of one an hour, if nobody drops any."""
 
