@@ -173,7 +173,8 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
     start(guest)
     owner.taker.take(server_of(owner, guest))
     domain = owner.domains.domain(server_of(owner, guest))
-    domain.moment("acstor-cut", "", owner.sockets).__enter__()
+    cut = domain.moment("acstor-cut", "", owner.sockets)
+    cut.__enter__()  # and nobody ends it
     (state_folder,) = (owner.folder / "state").iterdir()
     (state_folder / "state.json").write_text("{")
     assert guest.is_busy()
