@@ -182,9 +182,10 @@ class Checkpointing:
         :raises errors.AcstorError: it cannot be ended
         """
         state = self._states.load(server.instance)
-        if state and state.begun:
-            domain = self._domains.domain(server)
-            domain.clear(state.begun, self._settings.folder, was_frozen=state.was_frozen)
+        begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
+        domain = self._domains.domain(server)
+        domain.clear(begun, self._settings.folder, was_frozen=was_frozen)
+        if state:
             self._forget_bitmaps(server, state)
 
     def _state_of(
