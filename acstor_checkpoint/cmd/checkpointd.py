@@ -11,7 +11,6 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_checkpoint import capturing
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
 from acstor_checkpoint import record
@@ -64,6 +63,8 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(keeping.served(own, proof))
         if register is not None:
+            from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
+
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
             stack.enter_context(capturing.running(own, mount_point, host, proof, register))
         elif conf.transport_url:
@@ -79,6 +80,8 @@ def _take(
 
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
     """
+    from acstor_checkpoint import capturing
+
     own = conf.acstor_checkpoint
     host = keeping.host_of(own)
     files = identity_files.files_in(pathlib.Path(own.identity_dir))
