@@ -2,6 +2,7 @@
 """``acstor-checkpointd``: the checkpoint daemon of each host."""
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_checkpoint import capturing
+from acstor_checkpoint import agent_files
+from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
 from acstor_checkpoint import record
@@ -57,9 +59,12 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     own = conf.acstor_checkpoint
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keeping.served(own, proof))
+        belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
+        stack.enter_context(keeping.served(own, proof, belonging.fault))
         if register is not None:
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
+            # A host that only keeps what others took needs no libvirt.
+            capturing = importlib.import_module("acstor_checkpoint.capturing")
             stack.enter_context(capturing.running(own, mount_point, host, proof, register))
         ended.wait()
     return 0
