@@ -9,6 +9,7 @@ import pathlib
 from typing import Final
 
 import msgspec
+from oslo_config import cfg
 
 from acstor_common import chunk_map
 from acstor_common import decision_api
@@ -27,6 +28,12 @@ class AgentFiles:
 
     def __init__(self, state_dir: pathlib.Path, ring_file: pathlib.Path | None) -> None:
         self._state_dir, self._ring_file = state_dir, ring_file
+
+    @classmethod
+    def of(cls, own: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
+        """Return the files of the agent that the options of [acstor_checkpoint] name."""
+        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
+        return cls(pathlib.Path(own.agent_state_dir), ring_file)
 
     def ring(self) -> ring_.Ring:
         """Return the v-node table.

@@ -65,9 +65,7 @@ def _made(
     register: record.Register,
     ended: threading.Event,
 ) -> daemon.Daemon:
-    files = agent_files.AgentFiles(
-        pathlib.Path(own.agent_state_dir), pathlib.Path(own.ring_file) if own.ring_file else None
-    )
+    files = agent_files.AgentFiles.of(own)
     bases = recovered.Bases(mount_point, pathlib.Path(own.agent_state_dir))
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt's XML says of the servers that Nova has on this host.
 
-The one rule: only what Nova made is a server, and only a disk that lies on a mirror is taken.
-Ephemeral and swap disks, config drives and volumes do not, and have no checkpoints.
+The one rule: only what Nova made is a server, and only its root disk is taken, if that lies on a
+mirror.  Ephemeral and swap disks, config drives and volumes have no checkpoints; nor has the disk
+that a server is rescued with: it is an overlay of an image as well, and would stand for the
+server's own, which is its second disk for that time.
 """
 
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -15,6 +18,8 @@ from acstor_common import checkpoint_manifest
 from acstor_common import ids
 
 _NOVA: Final = "{http://openstack.org/xmlns/libvirt/nova/1.1}"
+_ROOT_DISK: Final = "disk"
+"""What Nova calls it, in the server's folder."""
 _AGENT_CHANNEL: Final = "org.qemu.guest_agent.0"
 
 
@@ -85,7 +90,7 @@ def _disk(domain: ET.Element, base_of: BaseOf) -> Disk | None:
         if driver is None or source is None or target is None or driver.get("type") != "qcow2":
             continue
         path = source.get("file", "")
-        base = base_of(path) if path else None
+        base = base_of(path) if os.path.basename(path) == _ROOT_DISK else None
         if base is not None:
             return Disk(target.get("dev", ""), path, base)
     return None

@@ -11,6 +11,8 @@ from typing import Any
 
 from oslo_config import cfg
 
+from acstor_checkpoint import agent_files
+from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
 from acstor_checkpoint import record
@@ -61,7 +63,8 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     own = conf.acstor_checkpoint
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keeping.served(own, proof))
+        belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
+        stack.enter_context(keeping.served(own, proof, belonging.fault))
         if register is not None:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
 

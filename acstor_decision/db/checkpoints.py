@@ -42,7 +42,9 @@ def note(
     if former is not None:
         is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
         return of_instance(session, taken.instance_id) if is_same else None
-    newest = sa.select(sa.func.max(ROW.number)).where(ROW.vault_disk == taken.vault_disk)
+    # Of this host's alone: any host can read what others call their disks, and say so of its own.
+    its_own = ROW.vault_disk == taken.vault_disk, ROW.host == taken.host
+    newest = sa.select(sa.func.max(ROW.number)).where(*its_own)
     if (session.execute(newest).scalar() or 0) >= taken.number:
         return None
     session.execute(sa.insert(ROW).values(**fields))

@@ -78,6 +78,7 @@ def recovery(cluster, tmp_path_factory):
         holders = []
         for name in ("keeper1", "keeper2"):
             vault = vaults.Vault(folder / name, name)
+            vault.others = tuple(host.name for host in cluster.hosts)
             stack.callback(vault.close)
             vault.start()
             holders.append(vault)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from acstor_checkpoint import belonging
 from acstor_checkpoint import names
 from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
@@ -99,6 +100,17 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
     with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
         client.drop(of(h1))  # nor does whoever keeps it
     with h1.client(h2) as client:
+        assert client.missing(of(h1), NAMES) == set()
+
+
+def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> None:
+    h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
+    with h1.client(h2) as client, h3.client(h2) as other:
+        client.put(of(h1), CHUNKS)
+        h2.write_table("h1", "h2")
+        time.sleep(belonging.LOOK_EVERY_S + 1.0)
+        with pytest.raises(errors.SourceUnreachable):
+            other.chunk(of(h1), NAMES[0])
         assert client.missing(of(h1), NAMES) == set()
 
 

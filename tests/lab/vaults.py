@@ -13,11 +13,14 @@ from acstor_common import credentials
 from acstor_common import errors
 from acstor_common import identity_files
 from acstor_common import ids
+from acstor_common import ring
 from tests.lab import identities
 from tests.lab import local
 from tests.lab import runs
 
 START_S = 30.0
+HOSTS = (*(f"h{number}" for number in range(1, 10)), "owner", "keeper1", "keeper2")
+"""The v-node table has them, and the host itself."""
 
 
 def credentials_of(
@@ -48,6 +51,8 @@ class Vault:
         self.credentials = credentials_of(folder / "identity", name)
         self.port = local.unused_port()
         self._options = options
+        self.others: tuple[str, ...] = ()
+        """More hosts of the v-node table."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -57,8 +62,10 @@ class Vault:
             "identity_dir": self._folder / "identity",
             "vault_dir": self.folder,
             "vault_listen": f"127.0.0.1:{self.port}",
+            "ring_file": self._folder / "ring.json",
             **self._options,
         }
+        self.write_table(*{*HOSTS, self.name, *self.others})
         config = self._folder / "acstor-checkpoint.conf"
         lines = [f"{name} = {value}" for name, value in options.items()]
         config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))
@@ -66,6 +73,13 @@ class Vault:
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen([*command, "--config-file", config], stderr=log)
         runs.wait_for(self._answers, START_S, f"the vault of {self.name}", self.log)
+
+    def write_table(self, *hosts: str) -> None:
+        """Let the v-node table that it reads have these hosts."""
+        listed = (
+            ring.RingHost(ids.HostId(host), f"10.0.0.{n}:7201", 8) for n, host in enumerate(hosts)
+        )
+        (self._folder / "ring.json").write_bytes(ring.encode(ring.Ring(1, tuple(listed))))
 
     def _answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, self.log()

@@ -60,6 +60,12 @@ def test_root_disk_alone_is_taken():
     assert connected.has_agent
 
 
+def test_disk_that_a_server_is_rescued_with_is_not_taken_for_its_own():
+    rescued = xml(disk("/i/disk.rescue"), disk("/i/disk", "vdb"))
+    assert servers.parse(rescued, lambda _path: IMAGE).disk == ("vdb", "/i/disk", IMAGE)
+    assert servers.parse(xml(disk("/i/disk.rescue")), lambda _path: IMAGE) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -98,6 +98,23 @@ def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_t
     assert hosts.service.refused["stale"] == (not is_taken)
 
 
+def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
+    other, its_holders = checkpoint_hosts.OTHER_SERVER, (messages.Holder("h3", "10.0.0.3:1"),)
+    hosts.nova.servers[other] = nova_.Server("h2", checkpoint_hosts.PROJECT)
+    last = decision_api.MAX_NUMBER
+    evil = taken(
+        last,
+        host="h2",
+        instance_id=other,
+        checkpoint_id=checkpoint_id(9),
+        holders=its_holders,
+        taken_ms=0,
+        sent_s=NOW_S,
+    )
+    assert not hosts.register(evil).why
+    assert not hosts.register(taken(1)).why
+
+
 REFUSED = {
     "of a server that nova does not know": ({}, "Nova knows no server"),
     "of a server on another host": ({SERVER: nova_.Server("h2", checkpoint_hosts.PROJECT)}, "h2"),
