@@ -142,5 +142,5 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
-    """Return the options for the sample generator."""
-    return [(common_conf.GROUP, common_conf.OPTS), (GROUP, OPTS)]
+    """Return the options for the sample generator, but those that it shares with the agent."""
+    return [(GROUP, OPTS)]
