@@ -77,6 +77,11 @@ class Cadence:
             turns[server.instance] = turn
         self._turns = turns
 
+    def every_s(self, instance: ids.ImageId) -> int:
+        """Return how often a server has checkpoints; 0: it has none, or is not here."""
+        turn = self._turns.get(instance)
+        return 0 if turn is None else int(turn.every_s)
+
     def next(self, now_s: float) -> servers.Server | None:
         """Return whose turn it is; None if it is nobody's."""
         due = [turn for turn in self._turns.values() if turn.every_s and turn.due_s <= now_s]

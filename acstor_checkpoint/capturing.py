@@ -16,8 +16,8 @@ from acstor_checkpoint import agent_files
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
-from acstor_checkpoint import overlay
 from acstor_checkpoint import record
+from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import states
 from acstor_common import credentials as credentials_
@@ -66,10 +66,10 @@ def _made(
     ended: threading.Event,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
-    mirrors = f"{mount_point.rstrip('/')}/images"
+    bases = recovered.Bases(mount_point, pathlib.Path(own.agent_state_dir))
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
-    served = domains.Domains(own.libvirt_uri, lambda path: overlay.base_of(path, mirrors))
+    served = domains.Domains(own.libvirt_uri, bases.base_of)
     taker = checkpointing.Checkpointing(
         checkpointing.Settings(
             host,
@@ -84,6 +84,7 @@ def _made(
         files.image,
         ring_places.RingPlaces(host, files.ring, proof, own.vault_port),
         register,
+        beneath=bases.beneath,
     )
     return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
 

@@ -17,12 +17,14 @@ never been, but that chunks that holders have are not sent again.
 """
 
 import contextlib
+import heapq
 import logging
 import pathlib
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
@@ -124,6 +126,7 @@ class Checkpointing:
 
     :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
+    :param beneath: returns what lies between an overlay and the image, in the order of the disk
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class Checkpointing:
         places: Places,
         register: record_.Register,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        beneath: Callable[[str], Iterable[tuple[int, int]]] = lambda path: (),
     ) -> None:
+        self._beneath = beneath
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
         self._clock_ms = clock_ms
@@ -177,9 +182,10 @@ class Checkpointing:
         :raises errors.AcstorError: it cannot be ended
         """
         state = self._states.load(server.instance)
-        if state and state.begun:
-            domain = self._domains.domain(server)
-            domain.clear(state.begun, self._settings.folder, was_frozen=state.was_frozen)
+        begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
+        domain = self._domains.domain(server)
+        domain.clear(begun, self._settings.folder, was_frozen=was_frozen)
+        if state:
             self._forget_bitmaps(server, state)
 
     def _state_of(
@@ -293,8 +299,10 @@ class Checkpointing:
         )
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
-        said = ((change.at, change.length) for change in overlay.said(server.disk.path))
-        entries = taking.entries(capture.Seen(shown.before, list(written), said))
+        path = server.disk.path
+        said = ((change.at, change.length) for change in overlay.said(path))
+        has = heapq.merge(said, self._beneath(path))
+        entries = taking.entries(capture.Seen(shown.before, list(written), has))
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,

@@ -125,10 +125,20 @@ OPTS: list[cfg.Opt] = [
 ]
 
 
+BROKER = cfg.StrOpt(
+    "transport_url",
+    secret=True,
+    help="The broker of the message bus, by which checkpoints are registered at the decision "
+    "service. Without it none are taken. The other options of oslo.messaging stand beside it.",
+)
+"""oslo.messaging's own, which looks in a configuration object of its own for it."""
+
+
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options of the checkpoint daemon with ``conf``."""
     common_conf.register_opts(conf)
     common_conf.register(conf, GROUP, OPTS)
+    conf.register_opt(BROKER)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

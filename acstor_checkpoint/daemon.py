@@ -100,6 +100,11 @@ class Daemon:
         self._woken.set()
         return is_known
 
+    def promised_s(self, instance: ids.ImageId) -> int:
+        """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
+        with self._lock:
+            return self._cadence.every_s(instance)
+
     def turn(self) -> bool:
         """Take one checkpoint, if it is somebody's turn; say whether it was."""
         self._look()

@@ -89,19 +89,41 @@ def base_of(path: str, mirrors: str) -> ids.ImageId | None:
     :param mirrors: the folder that the agent shows mirrors in: ``<mount point>/images``
     """
     try:
-        with open(path, "rb") as file:
-            magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC or not at or length > _MAX_NAME_BYTES:
-                return None
-            file.seek(at)
-            backing = os.path.join(os.path.dirname(path), os.fsdecode(file.read(length)))
         # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
-        target = os.readlink(backing)
-        folder, name = os.path.split(target)
-        stem, suffix = os.path.splitext(name)
-        return ids.parse_image_id(stem) if folder == mirrors and suffix == ".raw" else None
+        return _shown_in(mirrors, os.readlink(_backing(path)))
     except (OSError, struct.error, ValueError):
         return None
+
+
+def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
+    """Return the checkpoint whose disk an overlay lies on; None if it lies on none.
+
+    :param disks: the folder that the agent shows disks in: ``<mount point>/disks``
+    """
+    try:
+        return _shown_in(disks, _backing(path))
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+def _backing(path: str) -> str:
+    """Return the path of what an overlay lies on.
+
+    :raises OSError: it cannot be read
+    :raises ValueError: it lies on nothing; so does struct.error
+    """
+    with open(path, "rb") as file:
+        magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))
+        if magic != _MAGIC or not at or length > _MAX_NAME_BYTES:
+            raise ValueError("it lies on nothing")
+        file.seek(at)
+        return os.path.join(os.path.dirname(path), os.fsdecode(file.read(length)))
+
+
+def _shown_in(shown: str, path: str) -> ids.ImageId | None:
+    folder, name = os.path.split(path)
+    stem, suffix = os.path.splitext(name)
+    return ids.parse_image_id(stem) if folder == shown and suffix == ".raw" else None
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 """``acstor-checkpointd``: the checkpoint daemon of each host."""
 
 import contextlib
-import importlib
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -16,8 +16,11 @@ from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
 from acstor_checkpoint import record
+from acstor_checkpoint import registering
 from acstor_common import conf as common_conf
+from acstor_common import credentials as credentials_
 from acstor_common import errors
+from acstor_common import identity_files
 
 PROG = "acstor-checkpointd"
 
@@ -45,7 +48,8 @@ def main() -> int:
 def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     """Run the daemon with ``conf``.
 
-    :param register: registers checkpoints; None: none are taken, and those of others are kept
+    :param register: registers checkpoints; None: over the message bus, and where there is none no
+        checkpoints are taken, and those of others are kept
     :raises errors.Unusable: it cannot start with what it was given
     """
     os.umask(0o077)  # what is kept is nobody else's
@@ -62,12 +66,38 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
         belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
         stack.enter_context(keeping.served(own, proof, belonging.fault))
         if register is not None:
+            from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
+
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
-            # A host that only keeps what others took needs no libvirt.
-            capturing = importlib.import_module("acstor_checkpoint.capturing")
             stack.enter_context(capturing.running(own, mount_point, host, proof, register))
+        elif conf.transport_url:
+            _take(conf, proof, stack)
         ended.wait()
     return 0
+
+
+def _take(
+    conf: cfg.ConfigOpts, proof: credentials_.Credentials, stack: contextlib.ExitStack
+) -> None:
+    """Take checkpoints until the stack is closed, and register them over the message bus.
+
+    :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
+    """
+    from acstor_checkpoint import capturing
+
+    own = conf.acstor_checkpoint
+    host = keeping.host_of(own)
+    files = identity_files.files_in(pathlib.Path(own.identity_dir))
+    link = registering.Registering(
+        host,
+        identity_files.IdentityFiles(host, files),
+        registering.open_transport(conf.config_file or [], conf.config_dir or []),
+        lambda instance: taking.promised_s(instance),
+    )
+    stack.callback(link.stop)
+    running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register)
+    taking = stack.enter_context(running)
+    link.listen(taking.ask)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,16 @@ class _Wire:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:
-                    near.close()
-                    continue
-                for source, to, is_watched in ((near, far, True), (far, near, False)):
-                    arguments = (source, to, is_watched)
-                    threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+                threading.Thread(target=self._join, args=(near,), daemon=True).start()
+
+    def _join(self, near: socket.socket) -> None:
+        """Pass on one connection both ways, and close both ends: what is not read is lost then."""
+        with contextlib.suppress(OSError), near:
+            with socket.create_connection(("127.0.0.1", self._port)) as far:
+                back = threading.Thread(target=self._pass_on, args=(far, near, False), daemon=True)
+                back.start()
+                self._pass_on(near, far, True)
+                back.join()
 
     def _pass_on(self, source: socket.socket, to: socket.socket, is_watched: bool) -> None:
         passed_bytes = 0

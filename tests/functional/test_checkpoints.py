@@ -168,6 +168,20 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
     assert list(after.sockets.iterdir()) == []
 
 
+@pytest.mark.expect_log("its checkpoints begin anew")
+def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest):
+    start(guest)
+    owner.taker.take(server_of(owner, guest))
+    domain = owner.domains.domain(server_of(owner, guest))
+    cut = domain.moment("acstor-cut", "", owner.sockets)
+    cut.__enter__()  # and nobody ends it
+    (state_folder,) = (owner.folder / "state").iterdir()
+    (state_folder / "state.json").write_text("{")
+    assert guest.is_busy()
+    assert owner.taker.take(server_of(owner, guest)).whole_because == checkpointing.FIRST
+    assert not guest.is_busy()
+
+
 def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
     start(guest)
     guest.write(0, 12 * MIB, 1)  # more than is held in memory

@@ -166,7 +166,7 @@ def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
     found, log = start_nova(nova)
     assert "LibvirtDriver._live_snapshot takes ('self',)" in log
     assert found["composed"] != register.__file__ == found["precache"]
-    assert found["classes"]["acstor"][1:3] == OURS
+    assert found["classes"]["acstor"][1:4] == OURS
 
 
 def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path, monkeypatch):

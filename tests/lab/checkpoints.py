@@ -112,12 +112,12 @@ class Host:
         return daemon.Daemon(self.domains, self.taker, self.states, self.options.interval_s)
 
     def register(self, new: record.Record) -> set[str]:
-        """Note a checkpoint; the last two of an instance stay."""
+        """Note a checkpoint; the last two of a disk stay."""
         if self.refuses:
             raise errors.Unusable("decision service", "it does not answer")
         with self.records.open("a") as file:
             file.write(json.dumps(new._asdict()) + "\n")
-        mine = [each for each in self.registered() if each.instance_id == new.instance_id]
+        mine = [each for each in self.registered() if each.vault_disk == new.vault_disk]
         return {each.manifest_name for each in mine[-2:]}
 
     def registered(self) -> list[record.Record]:

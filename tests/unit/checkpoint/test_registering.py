@@ -83,12 +83,13 @@ class Service:
 
 @pytest.fixture
 def transport():
-    conf = cfg.CONF  # the one that oslo.messaging looks at besides
-    conf([], default_config_files=[], default_config_dirs=[])
-    oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
-    made = oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
+    made = message_bus.open_transport(
+        cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    )
     yield made
     made.cleanup()
+    cfg.CONF.reset()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from acstor_common import errors
 from acstor_nova import gateway_client
 from tests.fakes import gateway_server
+from tests.fakes import tripwire
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 PIECES = [b"first", bytes(1 << 20), b"last"]
@@ -80,10 +81,31 @@ def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error
         client.compose(IMAGE, "raw", Body())
 
 
-def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client):
+class LongBody(Body):
+    """More than the kernel takes for one who does not read it."""
+
+    def __len__(self):
+        return 64 << 20
+
+    def __iter__(self):
+        yield from (bytes(1 << 20) for _ in range(64))
+
+
+@pytest.mark.parametrize("body", [Body(), LongBody()])
+def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client, body):
     gateway.takes_bytes = 3
     with pytest.raises(UNREACHABLE):
-        client.compose(IMAGE, "raw", Body())
+        client.compose(IMAGE, "raw", body)
+
+
+def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gateway):
+    port, ended = int(gateway.url.rpartition(":")[2]), []
+    gateway.takes_bytes = 8 << 20
+    with tripwire.tripwire(port, 4 << 20, lambda: ended.append(True)) as through:
+        client = gateway_client.GatewayClient(f"http://127.0.0.1:{through}", "")
+        with pytest.raises(UNREACHABLE):
+            client.compose(IMAGE, "raw", LongBody())
+    assert ended
 
 
 def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(

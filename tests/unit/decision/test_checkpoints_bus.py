@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint daemon and the decision service on one message bus in memory, both as they are."""
+
+import time
+
+import pytest
+from oslo_config import cfg
+
+from acstor_checkpoint import record
+from acstor_checkpoint import registering
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_decision import checkpoints
+from acstor_decision import rpc
+from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
+
+HOST = ids.HostId("h1")
+RECORD = record.Record(
+    checkpoint_id=checkpoint_hosts.checkpoint_id(1),
+    instance_id=ids.ImageId(checkpoint_hosts.SERVER),
+    project=checkpoint_hosts.PROJECT,
+    image_id=ids.ImageId(checkpoint_hosts.IMAGE),
+    owner=HOST,
+    vault_disk=ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"),
+    taken_ms=1_800_000_000_000,
+    consistency=checkpoint_manifest.Consistency.CRASH,
+    number=1,
+    disk_bytes=1 << 30,
+    changed_bytes=1 << 20,
+    read_bytes=1 << 20,
+    sent_bytes=1 << 19,
+    whole_because="first",
+    manifest_name="ab" * 32,
+    holders=(record.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
+    key="cd" * 32,
+)
+
+
+@pytest.fixture
+def nova():
+    return checkpoint_hosts.Nova()
+
+
+@pytest.fixture
+def bus(tmp_path):
+    """Return the configuration files of all who share the bus."""
+    path = tmp_path / "bus.conf"
+    path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
+    yield [str(path)]
+    cfg.CONF.reset()
+
+
+@pytest.fixture
+def daemon(tmp_path, configure, store, nova, bus):
+    """Return a host's way to a service that serves."""
+    hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
+    key, certificate = hosts.identity(HOST)
+    trust = hosts.keeper.trust()
+    held = identity_files.Set(trust.ca, certificate, key, trust.signers)
+    identity_files.write(tmp_path / "identity", held)
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
+    transport = registering.open_transport(bus, [])
+    made = registering.Registering(HOST, files, transport, lambda instance: 600)
+    kept = checkpoints.Checkpoints(store, nova, hosts.keeper.trust, kept=2, kept_after_s=60.0)
+    answers = {messages.REGISTER_CHECKPOINT: kept.register, messages.KEPT_CHECKPOINTS: kept.kept}
+    table = decision_api.RingTable(0, "{}")
+    service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
+    service.start()
+    yield made
+    made.stop()
+    service.stop()
+
+
+def test_checkpoint_is_registered_over_the_bus(daemon, store):
+    assert daemon.register(RECORD) == {RECORD.manifest_name}
+    [row] = store.checkpoints("", 9, "", "")
+    assert (row.checkpoint_id, row.disk_key, row.interval_s) == (
+        RECORD.checkpoint_id,
+        RECORD.key,
+        600,
+    )
+
+
+@pytest.mark.expect_log("is refused: Nova knows no server")
+def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store, nova):
+    nova.servers = {}
+    with pytest.raises(errors.Unusable, match="Nova knows no server"):
+        daemon.register(RECORD)
+    assert store.checkpoints("", 9, "", "") == []
