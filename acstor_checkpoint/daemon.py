@@ -143,8 +143,10 @@ class Daemon:
         try:
             record = self._taker.take(server)
         except checkpointing.NotDone as e:
+            with self._lock:  # a guest that writes without end keeps nobody from his turn
+                self._cadence.cut_off(instance, self._clock())
             LOG.info("server %s: %s", instance, e)
-            return  # it is still its turn
+            return
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())

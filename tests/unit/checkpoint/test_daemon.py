@@ -6,6 +6,7 @@ import types
 import pytest
 
 from acstor_checkpoint import cadence
+from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
@@ -90,6 +91,14 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
     assert it.run(3000) == [1] * 5
     it.fails.clear()
     assert 0 in it.run(700)
+
+
+def test_who_is_never_done_goes_on_and_keeps_nobody(host):
+    it = host(server(0), server(1), server(2))
+    it.fails[0] = checkpointing.NotDone(5, 60.0)
+    assert it.run(1195) == [1, 2, 1, 2]
+    it.fails.clear()
+    assert it.run(5) == [0]
 
 
 @pytest.mark.expect_log("it is away")
