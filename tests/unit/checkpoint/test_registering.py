@@ -60,6 +60,7 @@ class Service:
         target = oslo_messaging.Target(topic=decision_api.TOPIC, server="one")
         endpoint = message_bus.Endpoint({}, time.monotonic)
         endpoint.register_checkpoint = self.register
+        endpoint.kept_checkpoints = self.kept
         endpoint.checkpoint_service_key = self.service_key
         self.served = message_bus.serve(transport, target, endpoint, threading.Event())
 
@@ -73,6 +74,14 @@ class Service:
         if isinstance(self.answer, Exception):
             raise self.answer
         binding = {"host": told.host, "sent_s": told.sent_s, **self.changed}
+        answer = msgspec.structs.replace(self.answer, **binding)
+        return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
+
+    def kept(self, _context, payload):
+        signed = decision_api.decode(payload, decision_api.Signed)
+        ca = identities.authority().certificate_pem
+        _, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
+        binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
         answer = msgspec.structs.replace(self.answer, **binding)
         return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
 
@@ -137,6 +146,18 @@ def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register(RECORD)
+
+
+def test_service_says_of_which_disks_something_stays(daemon, service):
+    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.kept() == {DISK, IMAGE}
+    for answer in (messages.Answer("no"), messages.Answer(kept=(kept(1),), is_complete=False)):
+        service.answer = answer
+        with pytest.raises(errors.DecisionUnreachable, match="that stay"):
+            daemon.kept()
+    service.answer, service.changed = messages.Answer(), {"sent_s": 5.0}
+    with pytest.raises(errors.NotAuthentic, match="another question"):
+        daemon.kept()
 
 
 @pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
