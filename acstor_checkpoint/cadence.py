@@ -100,6 +100,11 @@ class Cadence:
         if turn := self._turns.get(instance):
             turn.due_s, turn.failures = began_s + turn.every_s, 0
 
+    def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
+        """Take note of one that goes on as soon as all who wait already had their turn."""
+        if turn := self._turns.get(instance):
+            turn.due_s = now_s
+
     def failed(self, instance: ids.ImageId, now_s: float) -> float:
         """Take note of one that could not be taken; return in how many seconds to try again."""
         turn = self._turns.get(instance)

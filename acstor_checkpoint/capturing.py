@@ -20,6 +20,7 @@ from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import states
+from acstor_checkpoint import sweeping
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import ids
@@ -37,16 +38,18 @@ def running(
     host: ids.HostId,
     proof: credentials_.Credentials,
     register: record.Register,
+    kept: sweeping.Kept | None = None,
 ) -> Iterator[daemon.Daemon]:
     """Take checkpoints as long as the block lasts.
 
     :param mount_point: where the agent shows mirrors
     :param proof: what this host proves to vaults
     :param register: registers a checkpoint with the decision service
+    :param kept: says what that knows; None: nothing is taken away but by later checkpoints
     :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
-    made = _made(own, mount_point, host, proof, register, ended)
+    made = _made(own, mount_point, host, proof, register, ended, kept)
     thread = threading.Thread(target=made.run, name="checkpoints")
     thread.start()
     try:
@@ -64,12 +67,14 @@ def _made(
     proof: credentials_.Credentials,
     register: record.Register,
     ended: threading.Event,
+    kept: sweeping.Kept | None,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
     bases = recovered.Bases(mount_point, pathlib.Path(own.agent_state_dir))
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
     served = domains.Domains(own.libvirt_uri, bases.base_of)
+    places = ring_places.RingPlaces(host, files.ring, proof, own.vault_port)
     taker = checkpointing.Checkpointing(
         checkpointing.Settings(
             host,
@@ -82,11 +87,14 @@ def _made(
         served,
         known,
         files.image,
-        ring_places.RingPlaces(host, files.ring, proof, own.vault_port),
+        places,
         register,
         beneath=bases.beneath,
     )
-    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
+    if kept is None:
+        return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
+    sweep = sweeping.Sweeping(host, known, kept, places).once
+    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s, sweep=sweep)
 
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from typing import Final
 from typing import Protocol
 
@@ -23,8 +24,14 @@ from acstor_common import log_once
 
 LOG = logging.getLogger(__name__)
 
+SWEEP_EVERY_S: Final = 3600.0
+"""Each vault of the cloud is asked, and the decision service once."""
 _LOOK_EVERY_S: Final = 10.0
 """How long a new server, or a request, waits until it is seen."""
+
+
+Sweep = Callable[[Collection[ids.ImageId]], object]
+"""Is told which servers are here."""
 
 
 class Present(Protocol):
@@ -58,6 +65,7 @@ class Daemon:
 
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
+    :param sweep: takes away what is kept in vain; raises an error of acstor's if it cannot
     """
 
     def __init__(
@@ -68,7 +76,10 @@ class Daemon:
         default_s: int,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        sweep: Sweep = lambda _here: None,
     ) -> None:
+        self._sweep, self._sweeps_s = sweep, clock() + SWEEP_EVERY_S
+        self._here: set[ids.ImageId] | None = None
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
         self._clock, self._wall_ms = clock, wall_ms
@@ -108,6 +119,7 @@ class Daemon:
     def turn(self) -> bool:
         """Take one checkpoint, if it is somebody's turn; say whether it was."""
         self._look()
+        self._sweep_now_and_then()
         with self._lock:
             server = self._cadence.next(self._clock())
         if server is None:
@@ -121,15 +133,25 @@ class Daemon:
             present = self._domains.present()
         except errors.AcstorError as e:
             self._faults.say(str(e))
+            self._here = None
             return
         self._faults.say("")
         with self._lock:
             self._cadence.see(present, self._clock(), self._age_s)
-        here = {server.instance for server in present}
+        self._here = here = {server.instance for server in present}
         self._cleared &= here
         for server in present:
             if server.instance not in self._cleared:
                 self._clear(server)
+
+    def _sweep_now_and_then(self) -> None:
+        if self._here is None or self._clock() < self._sweeps_s:
+            return
+        self._sweeps_s = self._clock() + SWEEP_EVERY_S
+        try:
+            self._sweep(self._here)
+        except errors.AcstorError as e:
+            LOG.warning("what is kept in vain stays for now: %s", e)
 
     def _clear(self, server: servers.Server) -> None:
         try:
@@ -143,8 +165,10 @@ class Daemon:
         try:
             record = self._taker.take(server)
         except checkpointing.NotDone as e:
+            with self._lock:  # a guest that writes without end keeps nobody from his turn
+                self._cadence.cut_off(instance, self._clock())
             LOG.info("server %s: %s", instance, e)
-            return  # it is still its turn
+            return
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())

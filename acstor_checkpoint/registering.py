@@ -5,6 +5,7 @@ The one rule: only a clear yes of the service counts.  Whatever else comes, or d
 time, is an error, and the next checkpoint is taken as if this one had never been.
 """
 
+import base64
 import logging
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import NamedTuple
+from typing import TypeVar
 
 import msgspec
 import oslo_messaging
@@ -19,6 +22,7 @@ from oslo_config import cfg
 
 from acstor_checkpoint import record as record_
 from acstor_common import checkpoint_messages as messages
+from acstor_common import concealing
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness
@@ -33,6 +37,16 @@ LOG = logging.getLogger(__name__)
 ANSWER_S: Final = 60
 """For which the service asks Nova, and writes to its database."""
 SEND_RETRIES: Final = 1
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class _Identity(NamedTuple):
+    """Key and certificate of this host, PEM."""
+
+    key: bytes
+    certificate: bytes
+
 
 Ask = Callable[[ids.ImageId], bool]
 """Lets an instance have the next turn; says whether it has checkpoints here."""
@@ -74,17 +88,34 @@ class Registering:
     def register(self, record: record_.Record) -> set[str]:
         """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
 
-        :raises errors.NotAuthentic: this host has no certificate
+        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+            answers
         :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
         :raises errors.Unusable: it refuses this one
         """
-        answer = self._ask(messages.REGISTER_CHECKPOINT, self._taken(record))
+        identity = self._identity()
+        told = self._concealed(self._taken(record))
+        answer = self._ask(messages.REGISTER_CHECKPOINT, told, identity)
         what = f"checkpoint {record.checkpoint_id}"
         if answer.may_pass:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
             raise errors.Unusable(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
+
+    def kept(self) -> set[str]:
+        """Return all disks of this host, as vaults know them, that have checkpoints.
+
+        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it, or not of all
+        """
+        asked = messages.Asked(host=self._host, sent_s=self._wall())
+        answer = self._ask(messages.KEPT_CHECKPOINTS, asked, self._identity())
+        if answer.why or not answer.is_complete:
+            why = answer.why or "there are more than it says"
+            raise errors.DecisionUnreachable("the message bus", f"checkpoints that stay: {why}")
+        return {one.vault_disk for one in answer.kept}
 
     def _taken(self, record: record_.Record) -> messages.Taken:
         return messages.Taken(
@@ -107,22 +138,48 @@ class Registering:
             sent_s=self._wall(),
         )
 
-    def _ask(self, method: str, payload: msgspec.Struct) -> messages.Answer:
+    def _concealed(self, taken: messages.Taken) -> messages.Concealed:
+        """Return what only the service can read: others read what is on the bus."""
+        purpose = signing.CHECKPOINT_KEY
+        key = self._opened(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
+        data, said = msgspec.json.encode(taken), taken.host.encode()
+        box = concealing.conceal(bytes.fromhex(key.public), data, said)
+        return messages.Concealed(
+            host=taken.host, box=base64.b64encode(box).decode(), sent_s=taken.sent_s
+        )
+
+    def _opened(self, said: object, purpose: str, kind: type[_T]) -> _T:
+        signed = decision_api.decode(said, decision_api.Signed)
+        return sealed.open_from_service(signed, purpose, self._files.signers(), kind)
+
+    def _identity(self) -> _Identity:
         identity = self._files.current()
         if identity.certificate is None:
             what = f"this host ({self._files.files.certificate})"
             raise errors.NotAuthentic(what, "it has no certificate")
-        told = sealed.seal(payload, signing.CHECKPOINT, identity.key, identity.certificate.pem)
+        return _Identity(identity.key, identity.certificate.pem)
+
+    def _ask(
+        self, method: str, payload: messages.Concealed | messages.Asked, identity: _Identity
+    ) -> messages.Answer:
+        told = sealed.seal(payload, signing.CHECKPOINT, *identity)
+        said = self._call(method, decision_api.encode(told))
+        answer = self._opened(said, signing.CHECKPOINT_ANSWER, messages.Answer)
+        if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
+            raise errors.NotAuthentic("the decision service's answer", "it is to another question")
+        return answer
+
+    def _call(self, method: str, payload: dict[str, Any]) -> object:
         target = oslo_messaging.Target(topic=decision_api.TOPIC, version=decision_api.VERSION)
         client = oslo_messaging.get_rpc_client(
             self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
         )
         try:
-            said = client.call({}, method, payload=decision_api.encode(told))
+            said: object = client.call({}, method, payload=payload)
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
             why = str(e).partition("\n")[0] or type(e).__name__
             raise errors.DecisionUnreachable("the message bus", why) from e
-        return decision_api.decode(said, messages.Answer)
+        return said
 
     def listen(self, ask: Ask) -> None:
         """Hear which checkpoints are wanted now, as soon as the broker is there."""

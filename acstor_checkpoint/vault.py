@@ -28,6 +28,7 @@ from typing import Final
 from acstor_checkpoint import names
 from acstor_checkpoint import room as room_
 from acstor_checkpoint import safety as safety_
+from acstor_checkpoint import turns
 from acstor_checkpoint import vault_files
 from acstor_common import errors
 from acstor_common import ids
@@ -39,6 +40,8 @@ MAX_DISKS: Final = 4096
 """Of one host: sixteen times the instances of a large one."""
 MAX_REMOVED: Final = 20_000
 """At a time: a minute and a half on a disk that others keep very busy."""
+_AT_ONCE: Final = 64
+"""Looked at, and maybe removed, while another connection that wants to begin waits."""
 MAX_MANIFESTS: Final = 1024
 """Of one disk: forty days of one an hour, if nobody drops any."""
 
@@ -69,6 +72,7 @@ class Vault:
         self.room = room_.Room(limits, here)
         self._numbers = itertools.count()
         self._making = threading.Lock()
+        self._turns = turns.Turns()
         self.safety = safety_.Safety(folder)
         self.safety.reach()  # a name that a killed process has given may not be safe yet
         for owner in vault_files.owners_in(folder):
@@ -81,18 +85,28 @@ class Vault:
         self.safety.close()
 
     @contextlib.contextmanager
-    def batch(self, disk: names.Disk) -> Iterator["Batch"]:
+    def batch(self, disk: names.Disk, connection: int = 0) -> Iterator["Batch"]:
         """Yield what chunks of a disk are put into; all are safe when the block ends.
 
+        :param connection: see :meth:`begin`
         :raises errors.VaultFull: there is no room; of what was put, nothing is kept
         :raises OSError: the folder cannot be written; some of it may be kept
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
+        self.begin(disk, connection)
         try:
             yield made
             made.commit()
         finally:
             made.close()
+
+    def begin(self, disk: names.Disk, connection: int) -> None:
+        """Let nothing go of a disk that a connection before this one wanted to go.
+
+        :param connection: a number; later ones are larger
+        """
+        if self._folder_of(disk).is_dir():
+            self._turns.begin(disk, connection)
 
     def missing(self, disk: names.Disk, asked: Iterable[bytes]) -> list[bytes]:
         """Return which of these chunks are not here."""
@@ -139,36 +153,43 @@ class Vault:
                     kind = names.Kind.CHUNK if is_shard else names.Kind.MANIFEST
                     yield from ((disk, kind, name) for name in vault_files.names_in(part))
 
-    def keep(self, disk: names.Disk, stay: names.NameList) -> int:
+    def keep(self, disk: names.Disk, stay: names.NameList, connection: int = 0) -> int:
         """Drop what a disk has but chunks and manifests of these names; return how many went.
 
-        MAX_REMOVED: there may be more, so ask again. What the same host puts meanwhile, and does
-        not name, may go, too.
+        MAX_REMOVED: there may be more, so ask again. What is put meanwhile over the same
+        connection, and is not named, may go, too.
 
+        :param connection: see :meth:`begin`
+        :raises errors.VaultRefused: a later one has begun
         :raises OSError: something cannot be removed
         """
         gone = 0
         for part in vault_files.parts_of(self._folder_of(disk)):
             is_shard = part.name != names.Kind.MANIFEST
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
-            for name in vault_files.names_in(part):
-                if gone >= MAX_REMOVED:
-                    return gone
-                if name not in staying:
-                    gone += self._remove(disk.owner, part / name.hex())
+            for some in _dozens(vault_files.names_in(part)):
+                with self._turns.held(disk, connection):
+                    for name in some:
+                        if gone >= MAX_REMOVED:
+                            return gone
+                        if name not in staying:
+                            gone += self._remove(disk.owner, part / name.hex())
         return gone
 
-    def drop(self, disk: names.Disk) -> int:
+    def drop(self, disk: names.Disk, connection: int = 0) -> int:
         """Drop all of a disk; return how many things went, as :meth:`keep` does.
 
+        :raises errors.VaultRefused: a later connection has begun
         :raises OSError: something cannot be removed
         """
-        gone = self.keep(disk, names.NameList(b""))
+        gone = self.keep(disk, names.NameList(b""), connection)
         folder = self._folder_of(disk)
         with self._making:
             for empty in (*vault_files.parts_of(folder), folder):
                 with contextlib.suppress(OSError):  # something was put meanwhile
                     empty.rmdir()
+            if not folder.is_dir():
+                self._turns.forget(disk)
         return gone
 
     def next_path(self, folder: pathlib.Path) -> pathlib.Path:
@@ -197,6 +218,12 @@ class Vault:
             return 0
         self.room.give_back(owner, size_bytes)
         return 1
+
+
+def _dozens(found: Iterable[bytes]) -> Iterator[list[bytes]]:
+    left = iter(found)
+    while some := list(itertools.islice(left, _AT_ONCE)):
+        yield some
 
 
 class _Incoming:

@@ -46,7 +46,7 @@ MAX_STAYING: Final = 2 * checkpoint_manifest.MAX_ENTRIES
 """Names that stay of a disk: of two checkpoints of which none is as long as it may be."""
 
 OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
-LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 411, 413, 500, 507
+LATE, LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 409, 411, 413, 500, 507
 
 
 class Answer(NamedTuple):
@@ -62,10 +62,11 @@ class Body:
 
     :param length: in bytes; None: it was not announced
     :param pieces: of it, as they come
+    :param connection: by which it comes; later ones are larger
     """
 
-    def __init__(self, length: int | None, pieces: Iterator[bytes]) -> None:
-        self.length = length
+    def __init__(self, length: int | None, pieces: Iterator[bytes], connection: int = 0) -> None:
+        self.length, self.connection = length, connection
         self._pieces = pieces
         self._rest = bytearray()
 
@@ -157,6 +158,8 @@ class Api:
                 answer = _said(BAD, str(e))
             except errors.VaultFull as e:
                 answer = _said(FULL, e.what)
+            except errors.VaultRefused as e:
+                answer = _said(LATE, e.why)
             except errors.ChunkInvalid as e:
                 answer = _said(GONE, e.why)
             except errors.ChunkMissing:
@@ -180,6 +183,8 @@ class Api:
             raise _Refused(NOT_HERE, f"there is no {method} of that")
         if method != "GET" and host != place.owner:
             raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
+        if method != "GET":
+            self._vault.begin(place.of, body.connection)
         return handler(place, body, stack)
 
     def _disks(self, place: _Place, _body: Body, _stack: contextlib.ExitStack) -> Answer:
@@ -197,7 +202,7 @@ class Api:
 
     def _put_chunks(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
         left = body.bounded(MAX_BATCH_BYTES)
-        with self._vault.batch(place.of) as batch:
+        with self._vault.batch(place.of, body.connection) as batch:
             for _ in range(MAX_BATCH):
                 if not left:
                     break
@@ -211,7 +216,7 @@ class Api:
 
     def _put_manifest(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
         length, name = body.bounded(MAX_MANIFEST_BYTES), names.parse_name(place.name)
-        with self._vault.batch(place.of) as batch:
+        with self._vault.batch(place.of, body.connection) as batch:
             batch.add(names.Kind.MANIFEST, name, length, body.pieces(length))
         return Answer(NO_CONTENT)
 
@@ -229,10 +234,10 @@ class Api:
             file.flush()
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             staying = names.NameList(memoryview(mapped))
-        return _said(OK, str(self._vault.keep(place.of, staying)))
+        return _said(OK, str(self._vault.keep(place.of, staying, body.connection)))
 
-    def _drop(self, place: _Place, _body: Body, _stack: contextlib.ExitStack) -> Answer:
-        return _said(OK, str(self._vault.drop(place.of)))
+    def _drop(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
+        return _said(OK, str(self._vault.drop(place.of, body.connection)))
 
 
 _Handler = Callable[[_Place, Body, contextlib.ExitStack], Answer]

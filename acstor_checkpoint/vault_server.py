@@ -11,6 +11,7 @@ and 11) shakes hands in the one thread that accepts.
 """
 
 import contextlib
+import itertools
 import logging
 import socket
 import ssl
@@ -73,6 +74,7 @@ class VaultServer:
         self._credentials, self._fault = credentials, fault
         self._places = places_.Places()
         self._open: set[socket.socket] = set()
+        self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
 
     def serve(self) -> None:
@@ -150,14 +152,14 @@ class VaultServer:
         return certificate
 
     def _converse(self, tls: ssl.SSLSocket, certificate: certificates.HostCertificate) -> None:
-        channel = channel_.Channel(tls, h11.SERVER)
+        channel, number = channel_.Channel(tls, h11.SERVER), next(self._numbers)
         while isinstance(request := channel.receive(IDLE_S), h11.Request):
             self._credentials.look()
             why = self._credentials.chain_fault(certificate) or self._fault(certificate)
             if why or request.method not in _METHODS:
                 return
             length = channel_.content_length(request)
-            body = vault_api.Body(length, channel.body(length or 0))
+            body = vault_api.Body(length, channel.body(length or 0), number)
             method, target = request.method.decode(), request.target.decode("latin-1")
             with self._api.answered(certificate.host, method, target, body) as answer:
                 _send(channel, answer)

@@ -2,9 +2,12 @@
 """What checkpoint daemons and the decision service say to each other over the message bus.
 
 A daemon calls ``REGISTER_CHECKPOINT`` when all copies of a checkpoint are where they are to be:
-the payload is a :class:`Taken`, sealed as a host's samples are, for the purpose ``checkpoint``.
-The answer is an :class:`Answer`.  To learn what may go it calls ``KEPT_CHECKPOINTS`` with an
-:class:`Asked`, sealed likewise.  The service casts ``CHECKPOINT_WANTED`` to the daemon of one
+the payload is a :class:`Concealed`, sealed as a host's samples are, for the purpose ``checkpoint``,
+and in it a :class:`Taken`, which nobody reads on the way, for it has the disk's key.  With what
+it is concealed says the answer to ``SERVICE_KEY``: a :class:`ServiceKey`, sealed by the service.
+The answer is an :class:`Answer`, sealed by it as well: what it does not say to stay is
+dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an :class:`Asked`, sealed
+likewise, and gets such an answer.  The service casts ``CHECKPOINT_WANTED`` to the daemon of one
 host (server of ``DAEMON_TOPIC``): a :class:`Wanted`, sealed for the purpose ``checkpoint wanted``.
 
 The one rule: nothing is used before its signature was checked, and a copy of an old message
@@ -23,10 +26,12 @@ from acstor_common import ids
 DAEMON_TOPIC: Final = "acstor-checkpoint"
 REGISTER_CHECKPOINT: Final = "register_checkpoint"
 KEPT_CHECKPOINTS: Final = "kept_checkpoints"
+SERVICE_KEY: Final = "checkpoint_service_key"
 CHECKPOINT_WANTED: Final = "checkpoint_wanted"
 
 MAX_HOLDERS: Final = 16
 MAX_KEPT: Final = 16_384
+MAX_BOX: Final = 64 * 1024
 MAX_INTERVAL_S: Final = 366 * 86400
 _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=decision_api.MAX_NUMBER)]
@@ -91,6 +96,31 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("the host that took a checkpoint is none that keeps it")
 
 
+class ServiceKey(msgspec.Struct, frozen=True):
+    """What a checkpoint is concealed with.
+
+    :param public: see :func:`concealing.public_of`, in hex
+    """
+
+    public: _Hex
+
+
+class Concealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A :class:`Taken` that only the service can read.
+
+    :param host: that took the checkpoint, and sends this
+    :param box: see :func:`concealing.conceal`, in base64; bound to the host's name
+    :param sent_s: wall clock when this was sent
+    """
+
+    host: str
+    box: Annotated[str, msgspec.Meta(max_length=MAX_BOX)]
+    sent_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+
+
 class Kept(msgspec.Struct, frozen=True):
     """A checkpoint that is to stay where it is kept."""
 
@@ -107,12 +137,16 @@ class Answer(msgspec.Struct, frozen=True):
     :param may_pass: asking again later may help
     :param kept: the checkpoints that stay: of the instance, or all of a host that asked
     :param is_complete: there are no others
+    :param host: that is answered
+    :param sent_s: of the question: it tells that from others of this host; 0: it made no sense
     """
 
     why: str = ""
     may_pass: bool = False
     kept: Annotated[tuple[Kept, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
     is_complete: bool = True
+    host: str = ""
+    sent_s: decision_api.Moment = 0.0
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ could do more would let a server be recovered with a disk of his own.  So what N
 is a no, which passes.
 """
 
+import base64
 import logging
 import threading
 import time
@@ -13,7 +14,10 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from acstor_common import checkpoint_messages as messages
+from acstor_common import concealing
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness
@@ -68,17 +72,37 @@ class Checkpoints:
 
     def register(self, payload: object) -> dict[str, Any]:
         """Answer a host that has taken a checkpoint; called in threads of the message bus."""
-        return decision_api.encode(self._answered(payload, messages.Taken, self._register))
+        return self._answered(payload, messages.Concealed, self._revealed)
 
     def kept(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks which of its checkpoints stay."""
-        return decision_api.encode(self._answered(payload, messages.Asked, self._kept_of))
+        return self._answered(payload, messages.Asked, self._kept_of)
+
+    def service_key(self, _payload: object) -> dict[str, Any]:
+        """Answer with what a checkpoint is to be concealed with."""
+        signer = self._trust().signer
+        key = messages.ServiceKey(concealing.public_of(signer).hex())
+        return decision_api.encode(sealed.seal(key, signing.CHECKPOINT_KEY, signer))
 
     def _answered(
         self, payload: object, kind: type[Any], work: Callable[[Any], messages.Answer]
-    ) -> messages.Answer:
+    ) -> dict[str, Any]:
+        """Return the answer, sealed: who trusts another one drops what is to stay."""
+        host, sent_s = "", 0.0
+
+        def done() -> messages.Answer:
+            nonlocal host, sent_s
+            told = self._checked(payload, kind)
+            host, sent_s = told.host, told.sent_s
+            return work(told)
+
+        answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
+        made = sealed.seal(answer, signing.CHECKPOINT_ANSWER, self._trust().signer)
+        return decision_api.encode(made)
+
+    def _said(self, work: Callable[[], messages.Answer]) -> messages.Answer:
         try:
-            return work(self._checked(payload, kind))
+            return work()
         except errors.NotAuthentic as e:
             self.refused["not_authentic"] += 1
             LOG.warning("checkpoints: %s", e)
@@ -107,6 +131,18 @@ class Checkpoints:
             if fault := self._freshness.why_not(message, told.sent_s, self._wall()):
                 raise errors.NotAuthentic(what, fault)
         return told
+
+    def _revealed(self, told: messages.Concealed) -> messages.Answer:
+        what = f"the checkpoint that {told.host} tells of"
+        try:
+            box = base64.b64decode(told.box, validate=True)
+            raw = concealing.reveal(self._trust().signer, box, told.host.encode())
+            taken = msgspec.json.decode(raw, type=messages.Taken)
+        except (ValueError, RecursionError) as e:
+            raise errors.RemoteProtocolError(told.host, str(e)) from e
+        if (taken.host, taken.sent_s) != (told.host, told.sent_s):
+            raise errors.NotAuthentic(what, "it is not what the message around it says")
+        return self._register(taken)
 
     def _register(self, taken: messages.Taken) -> messages.Answer:
         server = self._nova.server(ids.ImageId(taken.instance_id))

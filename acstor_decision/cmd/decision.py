@@ -77,6 +77,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     answers = {
         checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
         checkpoint_messages.KEPT_CHECKPOINTS: kept.kept,
+        checkpoint_messages.SERVICE_KEY: kept.service_key,
     }
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, answers)
 

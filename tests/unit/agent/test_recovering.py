@@ -108,6 +108,16 @@ async def test_chunks_come_when_they_are_read_and_once(worker, kept):
     assert len(worker.link.asked) == 2 and one._bringing == {}
 
 
+async def test_write_that_finds_no_place_to_wait_keeps_what_is_beside_it(worker, kept, monkeypatch):
+    one = await worker.recovering.make(kept.recovery())
+    monkeypatch.setattr(one._writes, "has_room", lambda _length: False)
+    wanted = bytearray(truth())
+    for at in (CHUNK + 10, 10 * CHUNK + 50):  # one behind the image's end
+        wanted[at : at + 7] = b"written"
+        await one.write(at, b"written")
+    assert await content(one) == wanted
+
+
 async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_path):
     async with running(worker):
         one = await worker.recovering.make(kept.recovery())

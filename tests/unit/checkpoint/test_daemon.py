@@ -6,6 +6,7 @@ import types
 import pytest
 
 from acstor_checkpoint import cadence
+from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
@@ -27,13 +28,24 @@ class Host:
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
         self.took, self.cleared, self.fails = [], [], {}
-        self.states = states.States(folder)
+        self.states, self.swept, self.is_unknown = states.States(folder), [], False
         self.daemon = self.started(interval_s)
 
     def started(self, interval_s=600):
         return daemon.Daemon(
-            self, self, self.states, interval_s, lambda: self.now_s, lambda: self.wall_ms
+            self,
+            self,
+            self.states,
+            interval_s,
+            lambda: self.now_s,
+            lambda: self.wall_ms,
+            self.sweep,
         )
+
+    def sweep(self, here):
+        self.swept.append(set(here))
+        if self.is_unknown:
+            raise errors.DecisionUnreachable("the message bus", "away")
 
     def present(self):
         if self.here is None:
@@ -92,6 +104,14 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
     assert 0 in it.run(700)
 
 
+def test_who_is_never_done_goes_on_and_keeps_nobody(host):
+    it = host(server(0), server(1), server(2))
+    it.fails[0] = checkpointing.NotDone(5, 60.0)
+    assert it.run(1195) == [1, 2, 1, 2]
+    it.fails.clear()
+    assert it.run(5) == [0]
+
+
 @pytest.mark.expect_log("it is away")
 def test_libvirt_may_be_away(host):
     it = host(server(0))
@@ -131,6 +151,23 @@ def test_who_is_asked_for_is_next(host):
     it.run(20)
     assert it.daemon.ask(IDS[1]) and not it.daemon.ask(IDS[2]) and not it.daemon.ask(IDS[3])
     assert it.run(10) == [1]
+
+
+@pytest.mark.expect_log("stays for now")
+@pytest.mark.allow_log("it is away")
+def test_what_is_kept_in_vain_goes_now_and_then_if_it_is_known_who_is_here(host):
+    it = host(server(0))
+    it.run(daemon.SWEEP_EVERY_S - 60)
+    assert it.swept == []
+    it.is_unknown = True
+    it.run(120)
+    assert it.swept == [{IDS[0]}]
+    here, it.here = it.here, None
+    it.run(daemon.SWEEP_EVERY_S)
+    assert len(it.swept) == 1
+    it.here = here
+    it.run(60)
+    assert it.swept == [{IDS[0]}] * 2
 
 
 def test_daemon_ends_when_told(host):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon and a decision service on one message bus in memory: a clear yes, or an error."""
 
+import base64
 import threading
 import time
 
+import msgspec
 import oslo_messaging
 import pytest
 from oslo_config import cfg
@@ -13,6 +15,7 @@ from acstor_checkpoint import registering
 from acstor_common import certificates
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_messages as messages
+from acstor_common import concealing
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import identity_files
@@ -50,21 +53,41 @@ RECORD = record.Record(
 class Service:
     """A decision service that says what a test wants; what it was told is opened and kept."""
 
-    def __init__(self, transport):
-        self.told, self.answer = [], messages.Answer()
+    def __init__(self, transport, key):
+        self.told, self.answer, self._key = [], messages.Answer(), key
+        self.signer = self.key_signer = key
+        self.changed = {}
         target = oslo_messaging.Target(topic=decision_api.TOPIC, server="one")
         endpoint = message_bus.Endpoint({}, time.monotonic)
         endpoint.register_checkpoint = self.register
+        endpoint.kept_checkpoints = self.kept
+        endpoint.checkpoint_service_key = self.service_key
         self.served = message_bus.serve(transport, target, endpoint, threading.Event())
 
     def register(self, _context, payload):
         signed = decision_api.decode(payload, decision_api.Signed)
         ca = identities.authority().certificate_pem
-        opened = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Taken)
-        self.told.append((opened[0].host, opened[1]))
+        sender, told = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Concealed)
+        assert RECORD.key not in signed.payload
+        raw = concealing.reveal(self._key, base64.b64decode(told.box), told.host.encode())
+        self.told.append((sender.host, msgspec.json.decode(raw, type=messages.Taken)))
         if isinstance(self.answer, Exception):
             raise self.answer
-        return decision_api.encode(self.answer)
+        binding = {"host": told.host, "sent_s": told.sent_s, **self.changed}
+        answer = msgspec.structs.replace(self.answer, **binding)
+        return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
+
+    def kept(self, _context, payload):
+        signed = decision_api.decode(payload, decision_api.Signed)
+        ca = identities.authority().certificate_pem
+        _, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
+        binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
+        answer = msgspec.structs.replace(self.answer, **binding)
+        return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
+
+    def service_key(self, _context, payload):
+        key = messages.ServiceKey(concealing.public_of(self._key).hex())
+        return decision_api.encode(sealed.seal(key, signing.CHECKPOINT_KEY, self.key_signer))
 
 
 @pytest.fixture
@@ -92,8 +115,8 @@ def daemon(tmp_path, transport, key):
 
 
 @pytest.fixture
-def service(transport):
-    made = Service(transport)
+def service(transport, key):
+    made = Service(transport, key)
     yield made
     made.served.close()
 
@@ -123,6 +146,33 @@ def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register(RECORD)
+
+
+def test_service_says_of_which_disks_something_stays(daemon, service):
+    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.kept() == {DISK, IMAGE}
+    for answer in (messages.Answer("no"), messages.Answer(kept=(kept(1),), is_complete=False)):
+        service.answer = answer
+        with pytest.raises(errors.DecisionUnreachable, match="that stay"):
+            daemon.kept()
+    service.answer, service.changed = messages.Answer(), {"sent_s": 5.0}
+    with pytest.raises(errors.NotAuthentic, match="another question"):
+        daemon.kept()
+
+
+@pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
+def test_answer_to_another_question_is_no_yes(daemon, service, changed):
+    service.changed = changed
+    with pytest.raises(errors.NotAuthentic, match="another question"):
+        daemon.register(RECORD)
+
+
+@pytest.mark.parametrize("what", ["signer", "key_signer"])
+def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service, what):
+    setattr(service, what, certificates.new_key())
+    with pytest.raises(errors.NotAuthentic):
+        daemon.register(RECORD)
+    assert len(service.told) == (what == "signer")
 
 
 def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):

@@ -68,6 +68,54 @@ def asked(
         return answer.status, b"".join(answer.pieces)
 
 
+def test_what_was_asked_to_go_before_a_later_connection_began_stays(vault: vault_.Vault) -> None:
+    put(vault, *CHUNKS)
+    stay = names.NameList(names.packed(NAMES[:1]))
+    begun = threading.Event()
+    looked: list[bytes] = []
+
+    class Slow(names.NameList):
+        """Names that somebody looks into while a later connection begins."""
+
+        def beginning_with(self, first: int) -> set[bytes]:
+            found = super().beginning_with(first)
+            looked.append(bytes([first]))
+            if len(looked) == 4:
+                vault.begin(DISK, 2)
+                begun.set()
+            return found
+
+    with pytest.raises(errors.VaultRefused, match="later connection"):
+        vault.keep(DISK, Slow(names.packed(NAMES[:1])), 1)
+    assert begun.is_set() and len(here(vault)) == len(NAMES) - 3 + (NAMES[0][:1] in looked[:3])
+    with pytest.raises(errors.VaultRefused):
+        vault.drop(DISK, 1)
+    assert vault.keep(DISK, stay, 2) and here(vault) == {NAMES[0]}
+    vault.drop(DISK, 2)
+    put(vault, CHUNKS[1])
+    assert vault.keep(DISK, stay, 1) == 1  # of a disk that began anew
+
+
+def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_.Vault) -> None:
+    put(vault, *CHUNKS)
+
+    def asked_by(connection: int, method: str, target: str, data: bytes = b"") -> int:
+        body = vault_api.Body(len(data), iter([data]), connection)
+        with vault_api.Api(vault).answered(H1, method, target, body) as answer:
+            return answer.status
+
+    assert asked_by(2, "POST", f"{PATH}/missing", names.packed(NAMES)) == vault_api.OK
+    assert asked_by(1, "POST", f"{PATH}/keep", NAMES[0]) == vault_api.LATE
+    assert asked_by(1, "DELETE", PATH) == vault_api.LATE
+    assert here(vault) == set(NAMES)
+    assert asked_by(2, "POST", f"{PATH}/keep", NAMES[0]) == vault_api.OK
+    assert here(vault) == {NAMES[0]}
+    assert asked_by(3, "DELETE", PATH) == vault_api.OK
+    chunk = names.HEAD.pack(NAMES[1], 100) + CHUNKS[1].data
+    assert asked_by(3, "PUT", f"{PATH}/chunks", chunk) == vault_api.NO_CONTENT
+    assert asked_by(2, "DELETE", PATH) == vault_api.LATE
+
+
 def test_what_was_put_is_there_for_the_next_process(vault: vault_.Vault) -> None:
     put(vault, *CHUNKS[:5])
     again = open_in(vault.folder)

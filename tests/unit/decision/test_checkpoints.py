@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that hosts register: who may, which stay, and when they are forgotten."""
 
+import base64
 import threading
 
 import msgspec
 import pytest
 
 from acstor_common import checkpoint_messages as messages
+from acstor_common import concealing
 from acstor_common import decision_api
 from acstor_common import freshness
 from acstor_common import sealed
@@ -43,12 +45,25 @@ class Hosts:
         made = sealed.seal(told, purpose, *self._hosts.identity(by or told.host))
         return decision_api.encode(made)
 
+    def concealed(self, told, **changed):
+        """Return what a host sends of a checkpoint."""
+        key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
+        raw = msgspec.json.encode(told)
+        box = concealing.conceal(bytes.fromhex(key.public), raw, told.host.encode())
+        said = {"host": told.host, "sent_s": told.sent_s, **changed}
+        return messages.Concealed(box=base64.b64encode(box).decode(), **said)
+
+    def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.Answer):
+        signers = signing.read_public_keys(self._hosts.keeper.signers())
+        signed = decision_api.decode(answer, decision_api.Signed)
+        return sealed.open_from_service(signed, purpose, signers, kind)
+
     def register(self, told, **how):
-        return decision_api.decode(self.service.register(self.sealed(told, **how)), messages.Answer)
+        return self.opened(self.service.register(self.sealed(self.concealed(told), **how)))
 
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
-        return decision_api.decode(self.service.kept(asked), messages.Answer)
+        return self.opened(self.service.kept(asked))
 
     def ids(self):
         return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
@@ -115,6 +130,27 @@ def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
     assert not hosts.register(taken(1)).why
 
 
+def test_nobody_reads_the_key_on_the_way(hosts):
+    told = taken(1)
+    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
+    assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
+    answer = hosts.opened(hosts.service.register(hosts.sealed(hosts.concealed(told))))
+    assert (answer.why, answer.host, answer.sent_s) == ("", told.host, told.sent_s)
+    assert hosts.store.checkpoint(told.checkpoint_id).disk_key == told.key
+
+
+@pytest.mark.expect_log("checkpoints:")
+def test_what_was_concealed_for_others_or_by_others_is_refused(hosts):
+    for changed in ({"host": "h2"}, {"sent_s": NOW_S + 3}):
+        sent = hosts.sealed(hosts.concealed(taken(1), **changed))
+        assert hosts.opened(hosts.service.register(sent)).why
+    box = concealing.conceal(concealing.public_of(signing.new_key()), b"{}", b"h1")
+    for raw in (base64.b64encode(box).decode(), "no base64", ""):
+        sent = hosts.sealed(messages.Concealed(host="h1", box=raw, sent_s=NOW_S + len(raw)))
+        assert hosts.opened(hosts.service.register(sent)).why
+    assert hosts.ids() == []
+
+
 REFUSED = {
     "of a server that nova does not know": ({}, "Nova knows no server"),
     "of a server on another host": ({SERVER: nova_.Server("h2", checkpoint_hosts.PROJECT)}, "h2"),
@@ -170,7 +206,7 @@ def test_old_message_means_nothing(hosts, sent_s):
 
 @pytest.mark.expect_log("it was taken before")
 def test_copy_of_a_message_means_nothing(hosts):
-    message = hosts.sealed(taken(1))
+    message = hosts.sealed(hosts.concealed(taken(1)))
     hosts.service.register(message)
     hosts.store.forget_checkpoint(checkpoint_id(1))
     hosts.service.register(message)
@@ -181,7 +217,7 @@ def test_copy_of_a_message_means_nothing(hosts):
     "payload", [None, {}, {"payload": "{}", "signature": "x"}, [1], "x" * 100, {"payload": 1}]
 )
 def test_nonsense_is_refused(hosts, payload):
-    assert decision_api.decode(hosts.service.register(payload), messages.Answer).why
+    assert hosts.opened(hosts.service.register(payload)).why
     assert hosts.service.refused["not_authentic"] == 1
 
 

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which connection of a host may drop what is kept of a disk: the latest that spoke of it.
+
+A daemon that was killed, or gave up waiting, may have asked for something to be dropped; the next
+one finds chunks here, does not send them again, and registers a checkpoint that names
+them.  So what was asked before ends when the next connection speaks of the disk.
+
+The one rule: who has begun can be sure that nothing goes any more that was asked for before.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from acstor_checkpoint import names
+from acstor_common import errors
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.latest = 0
+
+
+class Turns:
+    """Of the disks of one vault; may be used by many threads.
+
+    Connections are numbers, later ones larger.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[names.Disk, _Turn] = {}
+
+    def begin(self, disk: names.Disk, connection: int) -> None:
+        """Let no connection before this one drop anything; wait until one has let go."""
+        turn = self._turns.setdefault(disk, _Turn())
+        with turn.lock:
+            turn.latest = max(turn.latest, connection)
+
+    @contextlib.contextmanager
+    def held(self, disk: names.Disk, connection: int) -> Iterator[None]:
+        """Let nobody else begin in the block.
+
+        :raises errors.VaultRefused: a later connection has
+        """
+        turn = self._turns.setdefault(disk, _Turn())
+        with turn.lock:
+            if turn.latest > connection:
+                raise errors.VaultRefused(disk.owner, "a later connection speaks of this disk")
+            yield
+
+    def forget(self, disk: names.Disk) -> None:
+        """Note that nothing is kept of a disk any more."""
+        self._turns.pop(disk, None)
