@@ -21,6 +21,7 @@ from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import states
 from acstor_checkpoint import sweeping
+from acstor_checkpoint import vault_files
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import ids
@@ -49,15 +50,28 @@ def running(
     :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
-    made = _made(own, mount_point, host, proof, register, ended, kept)
-    thread = threading.Thread(target=made.run, name="checkpoints")
-    thread.start()
-    try:
-        yield made
-    finally:
-        ended.set()
-        made.stop()
-        thread.join(_ENDS_WITHIN_S)
+    # What one has drop, another one may just have found there.
+    with _alone(pathlib.Path(own.state_dir)):
+        made = _made(own, mount_point, host, proof, register, ended, kept)
+        thread = threading.Thread(target=made.run, name="checkpoints")
+        thread.start()
+        try:
+            yield made
+        finally:
+            ended.set()
+            made.stop()
+            thread.join(_ENDS_WITHIN_S)
+
+
+@contextlib.contextmanager
+def _alone(state_dir: pathlib.Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            why = "another process takes checkpoints of this host"
+            stack.enter_context(vault_files.locked(state_dir, why))
+        except OSError as e:
+            raise errors.Unusable(f"[acstor_checkpoint] state_dir {state_dir}", str(e)) from e
+        yield
 
 
 def _made(

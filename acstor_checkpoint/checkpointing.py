@@ -294,9 +294,12 @@ class Checkpointing:
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
         end_s = time.monotonic() + self._settings.longest_s
-        taking = capture.Taking(
-            shown.disk, state.chunk_bytes, seal, copies, pace, lambda: time.monotonic() > end_s
-        )
+
+        def is_late() -> bool:
+            # Without a bitmap the next attempt would begin anew, and never come to an end.
+            return bool(shown.bitmap) and time.monotonic() > end_s
+
+        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace, is_late)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
         path = server.disk.path

@@ -30,6 +30,7 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint import names
+from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
@@ -225,7 +226,10 @@ class Api:
         return _whole(b"".join(self._vault.missing(place.of, asked)))
 
     def _keep(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
-        pieces = body.pieces(MAX_STAYING * names.NAME_BYTES)
+        # The list lies on the vault's disk for that time: no more names than things are kept, and
+        # some that were found to be altered and removed.
+        kept = self._vault.room.used().get(place.owner, room.Used()).files
+        pieces = body.pieces(min(MAX_STAYING, kept + names.MAX_ASKED) * names.NAME_BYTES)
         if not body.length:
             raise ValueError("nothing is to stay: that is a DELETE")
         with tempfile.TemporaryFile(dir=self._vault.folder) as file:

@@ -37,9 +37,12 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Have a vault's folder, which is made if it is not there, for this process alone.
+def locked(
+    folder: pathlib.Path, why: str = "another process keeps a vault there"
+) -> Iterator[None]:
+    """Have a folder, which is made if it is not there, for this process alone.
 
+    :param why: it cannot be had
     :raises errors.Unusable: another process has it, or others than its owner may enter it
     :raises OSError: it cannot be made
     """
@@ -48,7 +51,6 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            why = "another process keeps a vault there"
             raise errors.Unusable(str(folder), why, "Give each a folder of its own") from e
         yield
 

@@ -68,7 +68,9 @@ class Checkpoints:
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
         self._store, self._nova, self._trust = store, nova, trust
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
-        self._freshness, self._lock = freshness.Freshness(), threading.Lock()
+        # For each host, so that one that says much keeps no other from being heard.
+        self._freshness: dict[str, freshness.Freshness] = {}
+        self._lock = threading.Lock()
 
     def register(self, payload: object) -> dict[str, Any]:
         """Answer a host that has taken a checkpoint; called in threads of the message bus."""
@@ -127,8 +129,8 @@ class Checkpoints:
         if fault := trust.fault(certificate, self._wall()):
             raise errors.NotAuthentic(what, fault)
         with self._lock:
-            message = (kind.__name__, told.host, told.sent_s)
-            if fault := self._freshness.why_not(message, told.sent_s, self._wall()):
+            its = self._freshness.setdefault(told.host, freshness.Freshness())
+            if fault := its.why_not((kind.__name__, told.sent_s), told.sent_s, self._wall()):
                 raise errors.NotAuthentic(what, fault)
         return told
 

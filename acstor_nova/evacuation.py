@@ -21,6 +21,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
@@ -200,27 +201,49 @@ def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> None:
         time.sleep(imagebackend.ASK_AGAIN_S)
 
 
-def drop_unused(host: imagebackend.Host) -> None:
-    """Have the agent delete disks of checkpoints that no disk of Nova lies on any more."""
+def drop_unused(host: imagebackend.Host, here: Collection[str]) -> None:
+    """Have the agent delete disks of checkpoints that no disk of Nova lies on any more.
+
+    :param here: instances that Nova says are on this host
+    """
     try:
         for told in host.agent.recovered():
-            if not _is_used(host, told["checkpoint_id"], told["instance_id"]):
+            if not _is_used(host, told["checkpoint_id"], told["instance_id"], here):
                 host.agent.drop_disk(told["checkpoint_id"])
                 LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         LOG.info("disks of checkpoints are not looked at now: %s", e)
 
 
-def _is_used(host: imagebackend.Host, checkpoint_id: str, instance_id: str) -> bool:
-    """Say whether a disk lies on it: also one that waits for a resize to be confirmed."""
+def _is_used(
+    host: imagebackend.Host, checkpoint_id: str, instance_id: str, here: Collection[str]
+) -> bool:
+    """Say whether a disk lies on it: also one that waits for a resize to be confirmed.
+
+    Nobody else has what a guest wrote there.  So a disk that is not to be seen where Nova says that
+    its instance is, or that cannot be read, is taken for one that lies on it.
+    """
     if checkpoint_id in _laying:
         return True
     folder = glob.escape(os.path.join(host.seams.conf.instances_path, instance_id))
-    return any(
-        base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
-        for name in sorted(imagebackend.ROOT_DISKS)
-        for base in map(mirror_link.backing_file, glob.glob(f"{folder}*/{name}"))
-    )
+    found = [
+        path for name in sorted(imagebackend.ROOT_DISKS) for path in glob.glob(f"{folder}*/{name}")
+    ]
+    if not found:
+        return instance_id in here
+    return any(_lies_on(path, checkpoint_id) for path in found)
+
+
+def _lies_on(disk: str, checkpoint_id: str) -> bool:
+    try:
+        with open(disk, "rb") as file:
+            file.read(1)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    base = mirror_link.backing_file(disk)
+    return base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
 
 
 def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from importlib import abc
 from importlib import machinery
@@ -325,17 +326,17 @@ def _register_clean_up(module: ModuleType) -> None:
         done = stock(self, context, all_instances)
         backend = self.image_backend.backend()
         if hasattr(backend, "host"):
-            _drop_unused(backend.host)
+            _drop_unused(backend.host, {instance.uuid for instance in all_instances})
         return done
 
     module.LibvirtDriver.manage_image_cache = manage_image_cache
 
 
-def _drop_unused(host: Any) -> None:
+def _drop_unused(host: Any, here: Collection[str]) -> None:
     from acstor_nova import evacuation
 
     try:
-        evacuation.drop_unused(host)
+        evacuation.drop_unused(host, here)
     except Exception:
         LOG.exception("disks of checkpoints are not looked at")
 

@@ -311,6 +311,15 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
     assert len(guest.bitmaps()) == 1
 
 
+def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):
+    start(guest)
+    guest.write(0, 6 * MIB, 1)
+    guest.domain.destroy()
+    lab.options.rate_bytes_s, lab.options.longest_s = 8 * MIB, 0.2
+    owner = checkpoints.Host(lab.options)
+    assert owner.taker.take(server_of(owner, guest)).read_bytes >= 6 * MIB
+
+
 def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)

@@ -116,6 +116,15 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_.Vault
     assert asked_by(2, "DELETE", PATH) == vault_api.LATE
 
 
+def test_list_of_what_stays_is_no_longer_than_what_is_there(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "MAX_ASKED", 2)
+    put(vault, *CHUNKS[:3])
+    assert asked(vault, "POST", f"{PATH}/keep", names.packed(NAMES[:5]))[0] == vault_api.OK
+    assert asked(vault, "POST", f"{PATH}/keep", names.packed(NAMES[:6]))[0] == vault_api.TOO_LONG
+
+
 def test_what_was_put_is_there_for_the_next_process(vault: vault_.Vault) -> None:
     put(vault, *CHUNKS[:5])
     again = open_in(vault.folder)

@@ -284,24 +284,34 @@ def test_start_waits_for_the_agent(nova):
 
 def test_disk_of_a_checkpoint_goes_when_nothing_lies_on_it(nova, agent):
     made = evacuate(nova)
-    evacuation.drop_unused(nova.host)
+    evacuation.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     os.rename(nova.folder / INSTANCE, nova.folder / f"{INSTANCE}_resize")
-    evacuation.drop_unused(nova.host)
+    evacuation.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     os.unlink(nova.folder / f"{INSTANCE}_resize" / os.path.basename(made.path))
-    evacuation.drop_unused(nova.host)
+    evacuation.drop_unused(nova.host, set())
     assert asked(agent, control_wire.DropDisk) == [control_wire.DropDisk(NEW)]
+
+
+def test_disk_that_is_not_to_be_seen_now_is_kept(nova, agent, tmp_path):
+    evacuation.drop_unused(nova.host, {INSTANCE})  # its file system is not there
+    (nova.folder / INSTANCE / "disk").mkdir(parents=True)  # what cannot be read
+    evacuation.drop_unused(nova.host, set())
+    assert not asked(agent, control_wire.DropDisk)
+    (nova.folder / INSTANCE / "disk").rmdir()
+    evacuation.drop_unused(nova.host, set())
+    assert asked(agent, control_wire.DropDisk)
 
 
 def test_disk_that_is_being_made_is_used(nova, agent, monkeypatch):
     monkeypatch.setattr(evacuation, "_laying", {NEW})
-    evacuation.drop_unused(nova.host)
+    evacuation.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
 
 
 def test_agent_that_is_away_keeps_what_it_has(nova):
-    evacuation.drop_unused(nova.host)
+    evacuation.drop_unused(nova.host, set())
 
 
 def test_only_an_evacuation_is_noted():
