@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import threading
+from collections.abc import Collection
 from collections.abc import Iterator
 
 from oslo_config import cfg
@@ -20,6 +21,7 @@ from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import states
+from acstor_checkpoint import sweeping
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import ids
@@ -37,16 +39,18 @@ def running(
     host: ids.HostId,
     proof: credentials_.Credentials,
     register: record.Register,
+    kept: sweeping.Kept | None = None,
 ) -> Iterator[daemon.Daemon]:
     """Take checkpoints as long as the block lasts.
 
     :param mount_point: where the agent shows mirrors
     :param proof: what this host proves to vaults
     :param register: registers a checkpoint with the decision service
+    :param kept: asks it which stay; None: what is deleted stays until the next one is registered
     :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
-    made = _made(own, mount_point, host, proof, register, ended)
+    made = _made(own, mount_point, host, proof, register, kept, ended)
     thread = threading.Thread(target=made.run, name="checkpoints")
     thread.start()
     try:
@@ -63,6 +67,7 @@ def _made(
     host: ids.HostId,
     proof: credentials_.Credentials,
     register: record.Register,
+    kept: sweeping.Kept | None,
     ended: threading.Event,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
@@ -70,6 +75,7 @@ def _made(
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
     served = domains.Domains(own.libvirt_uri, bases.base_of)
+    places = ring_places.RingPlaces(host, files.ring, proof, own.vault_port)
     taker = checkpointing.Checkpointing(
         checkpointing.Settings(
             host,
@@ -82,11 +88,16 @@ def _made(
         served,
         known,
         files.image,
-        ring_places.RingPlaces(host, files.ring, proof, own.vault_port),
+        places,
         register,
         beneath=bases.beneath,
     )
-    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
+    sweep = sweeping.Sweeping(host, known, places, kept).step if kept else _nothing
+    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s, sweep=sweep)
+
+
+def _nothing(_present: Collection[ids.ImageId]) -> bool:
+    return False
 
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:

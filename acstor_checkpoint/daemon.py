@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from typing import Final
 from typing import Protocol
 
@@ -25,6 +26,9 @@ LOG = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 10.0
 """How long a new server, or a request, waits until it is seen."""
+
+
+Sweep = Callable[[Collection[ids.ImageId]], bool]
 
 
 class Present(Protocol):
@@ -58,6 +62,7 @@ class Daemon:
 
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
+    :param sweep: does some of what can wait, told which instances are here; says whether it did
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Daemon:
         default_s: int,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        sweep: Sweep = lambda _present: False,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
@@ -75,13 +81,15 @@ class Daemon:
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
+        self._sweep = sweep
+        self._here: set[ids.ImageId] | None = None
         self._cleared: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
         """Take checkpoints until :meth:`stop`; the one that is on then ends first."""
         while not self._has_ended:
-            if not self.turn():
+            if not self.turn() and not self.sweep():
                 self._woken.wait(_LOOK_EVERY_S)
                 self._woken.clear()
 
@@ -115,8 +123,19 @@ class Daemon:
         self._take(server)
         return True
 
+    def sweep(self) -> bool:
+        """Do some of what can wait, if it is known which servers are here; say if there was any."""
+        if self._here is None:
+            return False
+        try:
+            return self._sweep(self._here)
+        except Exception:
+            LOG.exception("what no checkpoint needs stays for now")
+            return False
+
     def _look(self) -> None:
         """See which servers are here."""
+        self._here = None
         try:
             present = self._domains.present()
         except errors.AcstorError as e:
@@ -126,6 +145,7 @@ class Daemon:
         with self._lock:
             self._cadence.see(present, self._clock(), self._age_s)
         here = {server.instance for server in present}
+        self._here = here
         self._cleared &= here
         for server in present:
             if server.instance not in self._cleared:

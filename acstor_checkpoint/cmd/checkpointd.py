@@ -95,7 +95,7 @@ def _take(
         lambda instance: taking.promised_s(instance),
     )
     stack.callback(link.stop)
-    running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register)
+    running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register, link.kept)
     taking = stack.enter_context(running)
     link.listen(taking.ask)
 

@@ -140,6 +140,35 @@ def test_daemon_ends_when_told(host):
     assert it.took == []
 
 
+def test_what_can_wait_is_done_while_it_is_nobodys_turn_and_known_who_is_here(host):
+    it, seen = host(server(0), server(1)), []
+
+    def sweep(present):
+        seen.append((set(present), list(it.took)))
+        it.daemon.stop()
+        return True
+
+    it.daemon = daemon.Daemon(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=sweep
+    )
+    assert not it.daemon.sweep()
+    it.daemon.run()
+    assert seen == [({IDS[0], IDS[1]}, [0, 1])]
+
+
+@pytest.mark.expect_log("it is away")
+@pytest.mark.expect_log("stays for now")
+def test_daemon_goes_on_whatever_becomes_of_what_can_wait(host):
+    it = host(server(0))
+    it.daemon = daemon.Daemon(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=lambda _: 1 // 0
+    )
+    assert it.run(10) == [0] and not it.daemon.sweep()
+    it.here = None
+    it.daemon.turn()
+    assert not it.daemon.sweep()
+
+
 def test_interval_is_taken_from_words():
     for text, wanted in {"": 7, "-5": 7, "1e3": 7, "9" * 40: 7, "²": 7}.items():
         assert cadence.interval_s({cadence.SPEC: text}, 7) == max(wanted, cadence.MIN_INTERVAL_S)

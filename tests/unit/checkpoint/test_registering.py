@@ -55,12 +55,19 @@ class Service:
         target = oslo_messaging.Target(topic=decision_api.TOPIC, server="one")
         endpoint = message_bus.Endpoint({}, time.monotonic)
         endpoint.register_checkpoint = self.register
+        endpoint.kept_checkpoints = self.kept
         self.served = message_bus.serve(transport, target, endpoint, threading.Event())
 
     def register(self, _context, payload):
+        return self._answered(payload, messages.Taken)
+
+    def kept(self, _context, payload):
+        return self._answered(payload, messages.Asked)
+
+    def _answered(self, payload, kind):
         signed = decision_api.decode(payload, decision_api.Signed)
         ca = identities.authority().certificate_pem
-        opened = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Taken)
+        opened = sealed.open_from_host(signed, signing.CHECKPOINT, ca, kind)
         self.told.append((opened[0].host, opened[1]))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -109,6 +116,27 @@ def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service
     assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
     assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
     assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
+
+
+def test_service_says_what_stays_of_all_disks(daemon, service):
+    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
+    [(host, told)] = service.told
+    assert (host, told.host) == (HOST, HOST)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (messages.Answer("it has not enrolled here"), "not enrolled"),
+        (messages.Answer("the database is away", may_pass=True), "is away"),
+        (messages.Answer(kept=(kept(1),), is_complete=False), "more checkpoints than it tells"),
+    ],
+)
+def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
+    service.answer = answer
+    with pytest.raises(errors.DecisionUnreachable, match=why):
+        daemon.kept()
 
 
 @pytest.mark.parametrize(
