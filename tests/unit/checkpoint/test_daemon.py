@@ -133,6 +133,22 @@ def test_who_is_asked_for_is_next(host):
     assert it.run(10) == [1]
 
 
+def test_who_asks_while_one_is_taken_gets_another_one(host):
+    it = host(server(0), server(1))
+    it.run(20)
+    take, asked = it.daemon._taker.take, []
+
+    def ask_meanwhile(each):
+        done = take(each)
+        if not asked:
+            asked.append(it.daemon.ask(each.instance))
+        return done
+
+    it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
+    it.daemon.ask(IDS[1])
+    assert it.run(30) == [1, 1] and asked == [True]
+
+
 def test_daemon_ends_when_told(host):
     it = host(server(0))
     it.daemon.stop()
