@@ -6,6 +6,7 @@ removed by the vault; its owner, who asks what is missing before each checkpoint
 """
 
 import logging
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,14 @@ _LAST: Final = ".scrubbed"
 """When it was changed is when the last pass ended."""
 
 
+def ended_s(folder: pathlib.Path) -> float | None:
+    """Return when the last pass over a vault ended, by the wall clock; None: it is not known."""
+    try:
+        return (folder / _LAST).stat().st_mtime
+    except OSError:
+        return None
+
+
 class Scrubbing:
     """Passes over a vault; for a thread of its own.
 
@@ -41,7 +50,6 @@ class Scrubbing:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._vault, self._ended, self._wall = vault, ended, wall
-        self._last = vault.folder / _LAST
 
     def run(self) -> None:
         """Go over the vault until the end; what cannot be read now is tried in the next pass."""
@@ -50,7 +58,7 @@ class Scrubbing:
             try:
                 self.once()
                 if not self._ended.is_set():
-                    self._last.touch()
+                    (self._vault.folder / _LAST).touch()
             except OSError as e:
                 LOG.error("the vault cannot be looked through: %s", e)
             pause_s = EVERY_S
@@ -60,11 +68,10 @@ class Scrubbing:
 
         A clock that was set back makes it no longer than from one pass to the next.
         """
-        try:
-            age_s = self._wall() - self._last.stat().st_mtime
-        except OSError:
+        last_s = ended_s(self._vault.folder)
+        if last_s is None:
             return FIRST_S
-        return min(max(FIRST_S, EVERY_S - age_s), EVERY_S)
+        return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
 
     def once(self) -> int:
         """Read everything once; return how much was removed.

@@ -58,6 +58,7 @@ class Checkpointd(configured.Configured):
             "vault_port": self._port,
             "vault_dir": self.vault,
             "state_dir": self.place.folder / "state",
+            "metrics_listen": "",
         }
         return ini.merged({"acstor_checkpoint": own}, self._more)
 
