@@ -25,6 +25,7 @@ from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import acstor_checkpoint
 from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import daemon
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -91,11 +92,13 @@ class Checkpoints:
                 self._enrol(host.name, host.agent.identity)
             for host in self.cluster.hosts:
                 nova_hosts.restart_agent(host)
-            for service in (self.api, *self.daemons.values()):
-                stack.callback(service.stop)
-                service.start()
-            for service in (self.api, *self.daemons.values()):
-                service.wait_ready()
+            services = (self.api, *self.daemons.values())
+            for act in (daemon.Daemon.stop, daemon.Daemon.request_stop):  # the last one comes first
+                for service in services:
+                    stack.callback(act, service)
+            for act in (daemon.Daemon.start, daemon.Daemon.wait_ready):
+                for service in services:
+                    act(service)
             self.api.register()
             yield
 
@@ -104,8 +107,8 @@ class Checkpoints:
         decision.manage(self.instance.config_file, "authority", "issue", name, "--out", folder)
 
     def _leave(self, host: nova_hosts.Host) -> None:
+        """Let the next tests find the agent as those before did."""
         identity_files.write(host.agent.identity, identities.issue(host.name))
-        nova_hosts.restart_agent(host)
 
     def acstor(self, *words: str) -> Any:
         """Run ``openstack acstor checkpoint …`` and return what it says in JSON."""
