@@ -6,6 +6,7 @@ rule: one at a time, and the one that has waited longest beyond its interval is 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ class _Turn:
     every_s: float
     due_s: float
     failures: int = 0
+    asked_s: float = -math.inf
 
 
 class Cadence:
@@ -92,13 +94,19 @@ class Cadence:
         turn = self._turns.get(instance)
         if turn is None or not turn.every_s:
             return False
+        turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
         return True
 
     def taken(self, instance: ids.ImageId, began_s: float) -> None:
-        """Take note of a checkpoint whose turn began at ``began_s``."""
+        """Take note of a checkpoint whose turn began at ``began_s``.
+
+        Who asked for one meanwhile means one of a later moment.
+        """
         if turn := self._turns.get(instance):
-            turn.due_s, turn.failures = began_s + turn.every_s, 0
+            turn.failures = 0
+            if turn.asked_s <= began_s:
+                turn.due_s = began_s + turn.every_s
 
     def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
         """Take note of one that goes on as soon as all who wait already had their turn."""

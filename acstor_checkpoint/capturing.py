@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import threading
+from collections.abc import Collection
 from collections.abc import Iterator
 
 from oslo_config import cfg
@@ -46,13 +47,13 @@ def running(
     :param mount_point: where the agent shows mirrors
     :param proof: what this host proves to vaults
     :param register: registers a checkpoint with the decision service
-    :param kept: says what that knows; None: nothing is taken away but by later checkpoints
+    :param kept: asks it which stay; None: what is deleted stays until the next one is registered
     :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
-        made = _made(own, mount_point, host, proof, register, ended, kept)
+        made = _made(own, mount_point, host, proof, register, kept, ended)
         thread = threading.Thread(target=made.run, name="checkpoints")
         thread.start()
         try:
@@ -80,8 +81,8 @@ def _made(
     host: ids.HostId,
     proof: credentials_.Credentials,
     register: record.Register,
-    ended: threading.Event,
     kept: sweeping.Kept | None,
+    ended: threading.Event,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
     bases = recovered.Bases(mount_point, pathlib.Path(own.agent_state_dir))
@@ -105,10 +106,12 @@ def _made(
         register,
         beneath=bases.beneath,
     )
-    if kept is None:
-        return daemon.Daemon(served, taker, known, own.checkpoint_interval_s)
-    sweep = sweeping.Sweeping(host, known, kept, places).once
+    sweep = sweeping.Sweeping(host, known, places, kept).step if kept else _nothing
     return daemon.Daemon(served, taker, known, own.checkpoint_interval_s, sweep=sweep)
+
+
+def _nothing(_present: Collection[ids.ImageId]) -> bool:
+    return False
 
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:

@@ -164,6 +164,7 @@ class Checkpointing:
                 taking, sealed = self._taken(server, state, image, shown, copies)
             name = self._states.save_manifest(instance, sealed)
             state.manifest, state.whole_because = name, why or state.whole_because
+            state.is_part = True
             if taking.is_cut:
                 self._note(instance, state, shown.bitmap, chosen)
                 raise NotDone(taking.read_bytes, self._settings.longest_s)
@@ -172,6 +173,7 @@ class Checkpointing:
             why, state.whole_because = state.whole_because, ""
             record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
             stay = {*self._register(record), name}
+            state.is_part = False
             self._note(instance, state, shown.bitmap, chosen)
             self._tidy(server, state, stay, copies)
         return record

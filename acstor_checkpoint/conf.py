@@ -56,6 +56,11 @@ OPTS: list[cfg.Opt] = [
         help="How many chunks and manifests the vault keeps. Not above the inodes of its file "
         "system: the default is for 100 GiB of chunks that compress to a third.",
     ),
+    cfg.StrOpt(
+        "metrics_listen",
+        default="127.0.0.1:9468",
+        help="Address and port of the Prometheus endpoint of the vault; empty turns it off.",
+    ),
     cfg.IntOpt(
         "vault_port",
         default=7202,

@@ -16,13 +16,14 @@ from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import ids
 
-_FAULTS: Final = (
+FAULTS: Final = (
     errors.SourceUnreachable,
     errors.NotAuthentic,
     errors.VaultRefused,
     errors.VaultFull,
     errors.RemoteProtocolError,
 )
+"""What a holder that does not do what it is asked for makes of it."""
 
 
 class HolderFailed(errors.AcstorError):
@@ -88,5 +89,5 @@ class Copies:
 def _blamed(client: vault_client.VaultClient) -> Iterator[None]:
     try:
         yield
-    except _FAULTS as e:
+    except FAULTS as e:
         raise HolderFailed(client.holder, str(e)) from e

@@ -24,14 +24,11 @@ from acstor_common import log_once
 
 LOG = logging.getLogger(__name__)
 
-SWEEP_EVERY_S: Final = 3600.0
-"""Each vault of the cloud is asked, and the decision service once."""
 _LOOK_EVERY_S: Final = 10.0
 """How long a new server, or a request, waits until it is seen."""
 
 
-Sweep = Callable[[Collection[ids.ImageId]], object]
-"""Is told which servers are here."""
+Sweep = Callable[[Collection[ids.ImageId]], bool]
 
 
 class Present(Protocol):
@@ -65,7 +62,7 @@ class Daemon:
 
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
-    :param sweep: takes away what is kept in vain; raises an error of acstor's if it cannot
+    :param sweep: does some of what can wait, told which instances are here; says whether it did
     """
 
     def __init__(
@@ -76,23 +73,23 @@ class Daemon:
         default_s: int,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        sweep: Sweep = lambda _here: None,
+        sweep: Sweep = lambda _present: False,
     ) -> None:
-        self._sweep, self._sweeps_s = sweep, clock() + SWEEP_EVERY_S
-        self._here: set[ids.ImageId] | None = None
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
+        self._sweep = sweep
+        self._here: set[ids.ImageId] | None = None
         self._cleared: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
         """Take checkpoints until :meth:`stop`; the one that is on then ends first."""
         while not self._has_ended:
-            if not self.turn():
+            if not self.turn() and not self.sweep():
                 self._woken.wait(_LOOK_EVERY_S)
                 self._woken.clear()
 
@@ -119,7 +116,6 @@ class Daemon:
     def turn(self) -> bool:
         """Take one checkpoint, if it is somebody's turn; say whether it was."""
         self._look()
-        self._sweep_now_and_then()
         with self._lock:
             server = self._cadence.next(self._clock())
         if server is None:
@@ -127,13 +123,23 @@ class Daemon:
         self._take(server)
         return True
 
+    def sweep(self) -> bool:
+        """Do some of what can wait, if it is known which servers are here; say if there was any."""
+        if self._here is None:
+            return False
+        try:
+            return self._sweep(self._here)
+        except Exception:
+            LOG.exception("what no checkpoint needs stays for now")
+            return False
+
     def _look(self) -> None:
         """See which servers are here."""
+        self._here = None
         try:
             present = self._domains.present()
         except errors.AcstorError as e:
             self._faults.say(str(e))
-            self._here = None
             return
         self._faults.say("")
         with self._lock:
@@ -143,15 +149,6 @@ class Daemon:
         for server in present:
             if server.instance not in self._cleared:
                 self._clear(server)
-
-    def _sweep_now_and_then(self) -> None:
-        if self._here is None or self._clock() < self._sweeps_s:
-            return
-        self._sweeps_s = self._clock() + SWEEP_EVERY_S
-        try:
-            self._sweep(self._here)
-        except errors.AcstorError as e:
-            LOG.warning("what is kept in vain stays for now: %s", e)
 
     def _clear(self, server: servers.Server) -> None:
         try:

@@ -103,19 +103,22 @@ class Registering:
             raise errors.Unusable(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
 
-    def kept(self) -> set[str]:
-        """Return all disks of this host, as vaults know them, that have checkpoints.
+    def kept(self) -> dict[str, set[str]]:
+        """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.
 
         :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
             answers
-        :raises errors.DecisionUnreachable: the service does not say it, or not of all
+        :raises errors.DecisionUnreachable: the service does not say all of it
         """
         asked = messages.Asked(host=self._host, sent_s=self._wall())
         answer = self._ask(messages.KEPT_CHECKPOINTS, asked, self._identity())
         if answer.why or not answer.is_complete:
-            why = answer.why or "there are more than it says"
-            raise errors.DecisionUnreachable("the message bus", f"checkpoints that stay: {why}")
-        return {one.vault_disk for one in answer.kept}
+            why = answer.why or "it has more checkpoints than it tells"
+            raise errors.DecisionUnreachable("the message bus", why)
+        kept: dict[str, set[str]] = {}
+        for one in answer.kept:
+            kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
+        return kept
 
     def _taken(self, record: record_.Record) -> messages.Taken:
         return messages.Taken(

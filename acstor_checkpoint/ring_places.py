@@ -51,14 +51,14 @@ class RingPlaces:
         chosen = holders.choose(ring, self._host, disk, copies, current, self._is_usable)
         return [record.Holder(host, self._address(ring, host)) for host in chosen]
 
-    def every(self) -> Sequence[record.Holder]:
-        """Return all other hosts of the table, for who has a vault is not in it.
+    def others(self) -> Sequence[record.Holder]:
+        """Return all hosts but this one.
 
         :raises errors.Unusable: there is no v-node table
         """
         ring = self._ring()
-        others = (host for host in ring.locations() if host != self._host)
-        return [record.Holder(host, self._address(ring, host)) for host in others]
+        hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
+        return [record.Holder(host, self._address(ring, host)) for host in hosts]
 
     def client(self, holder: record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""

@@ -57,6 +57,7 @@ class Room:
         self._lock = threading.Lock()
         self._used: collections.defaultdict[ids.HostId, Used] = collections.defaultdict(Used)
         self._total = Used()
+        self.refused = 0  #: files for which there was no room
 
     def take(self, owner: ids.HostId, size_bytes: int) -> None:
         """Take the room of a file.
@@ -65,6 +66,7 @@ class Room:
         """
         with self._lock:
             if why := self._fault(self._used[owner], on_disk(size_bytes)):
+                self.refused += 1
                 raise errors.VaultFull(self._here, why)
             self._add(owner, on_disk(size_bytes), 1)
 

@@ -55,6 +55,11 @@ class Safety:
         if mine.error is not None:
             raise OSError(mine.error.errno, mine.error.strerror)
 
+    @property
+    def has_failed(self) -> bool:
+        """Say whether something is not safe, and nobody knows what."""
+        return self._failed is not None
+
     def close(self) -> None:
         """Let go of the file system."""
         os.close(self._descriptor)

@@ -6,7 +6,10 @@ removed by the vault; its owner, who asks what is missing before each checkpoint
 """
 
 import logging
+import pathlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
 from acstor_checkpoint import vault as vault_
@@ -18,24 +21,57 @@ BYTES_PER_S: Final = 4 << 20
 """100 GiB are read in seven hours."""
 EVERY_S: Final = 86400.0
 """From the end of one pass to the next, so that a small vault is not read all day."""
+FIRST_S: Final = 3600.0
+"""From the start of the daemon at least: a host that was just started has other things to read.
+Not a day, for who starts a daemon every day would have none."""
+_LAST: Final = ".scrubbed"
+"""When it was changed is when the last pass ended."""
+
+
+def ended_s(folder: pathlib.Path) -> float | None:
+    """Return when the last pass over a vault ended, by the wall clock; None: it is not known."""
+    try:
+        return (folder / _LAST).stat().st_mtime
+    except OSError:
+        return None
 
 
 class Scrubbing:
     """Passes over a vault; for a thread of its own.
 
     :param ended: set when it is to end
+    :param wall: wall clock
     """
 
-    def __init__(self, vault: vault_.Vault, ended: threading.Event) -> None:
-        self._vault, self._ended = vault, ended
+    def __init__(
+        self,
+        vault: vault_.Vault,
+        ended: threading.Event,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._vault, self._ended, self._wall = vault, ended, wall
 
     def run(self) -> None:
         """Go over the vault until the end; what cannot be read now is tried in the next pass."""
-        while not self._ended.wait(EVERY_S):
+        pause_s = self.first_pause_s()
+        while not self._ended.wait(pause_s):
             try:
                 self.once()
+                if not self._ended.is_set():
+                    (self._vault.folder / _LAST).touch()
             except OSError as e:
                 LOG.error("the vault cannot be looked through: %s", e)
+            pause_s = EVERY_S
+
+    def first_pause_s(self) -> float:
+        """Return how long a daemon that was just started waits: a pass may have ended not long ago.
+
+        A clock that was set back makes it no longer than from one pass to the next.
+        """
+        last_s = ended_s(self._vault.folder)
+        if last_s is None:
+            return FIRST_S
+        return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
 
     def once(self) -> int:
         """Read everything once; return how much was removed.

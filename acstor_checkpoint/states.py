@@ -49,6 +49,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     :param taken_ms: moment of the last one
     :param begun: bitmaps that are to go
     :param was_frozen: file systems may be held by a checkpoint that was cut off
+    :param is_part: ``manifest`` is what the next one is made from, and no checkpoint
     :param whole_because: while the first part of a checkpoint is all there is: see the record's
     """
 
@@ -64,6 +65,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     taken_ms: int = 0
     begun: _Bitmaps = msgspec.field(default_factory=list)
     was_frozen: bool = False
+    is_part: bool = False
     whole_because: str = ""
 
 

@@ -1,87 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes away what vaults keep for this host of disks that have no checkpoint any more.
+"""Has holders drop what no checkpoint of this host needs any more, while nothing is registered.
 
-A disk that began anew, or whose server is gone, has chunks in vaults that no later checkpoint of
-it drops.  They count for what vaults keep of this host, until nothing more fits.
+Checkpoints are deleted, and servers leave, so what registers nothing more would stay for ever.
+One holder is asked at a time, between checkpoints: when the daemon starts all hosts, for what
+this host knew of its disks may be lost, and later those that its disks had.
 
-The one rule: what the decision service knows stays, and what this host is at stays.  Without a
-clear and complete answer of the service nothing goes.
+The one rule: the decision service alone says which checkpoints there are, and what it does not
+say clearly is no reason to drop anything.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Final
 from typing import Protocol
 
+from acstor_checkpoint import copies
 from acstor_checkpoint import names
 from acstor_checkpoint import record
 from acstor_checkpoint import states as states_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import log_once
 
 LOG = logging.getLogger(__name__)
 
-Kept = Callable[[], Collection[str]]
-"""Returns all disks of this host, as vaults know them, that have checkpoints.
+EVERY_S: Final = 600.0
+"""From the end of one pass to the next; each holder is then asked for its list of disks."""
+AGAIN_S: Final = 60.0
+"""After the decision service has not answered."""
 
-Raises an error of acstor's if that is not known, or not of all."""
+Kept = Callable[[], Mapping[str, set[str]]]
+"""Returns what stays: names of manifests, in hex, by the vault's disk.
+
+Raises errors.DecisionUnreachable or errors.Unusable if it is not known."""
 
 
-class Vaults(Protocol):
-    """All vaults of the cloud."""
+class Places(Protocol):
+    """Hosts that can keep checkpoints."""
 
-    def every(self) -> Sequence[record.Holder]:
-        """Return the other hosts of the table."""
+    def others(self) -> Sequence[record.Holder]:
+        """Return all of them but this one."""
 
     def client(self, holder: record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
 
 
 class Sweeping:
-    """For one thread, the one that takes checkpoints: so none is on meanwhile.
+    """Passes over the holders; for the thread that takes checkpoints.
 
     :param host: this one
+    :param kept: asks the decision service
+    :param clock: monotonic
     """
 
     def __init__(
-        self, host: ids.HostId, states: states_.States, kept: Kept, vaults: Vaults
+        self,
+        host: ids.HostId,
+        states: states_.States,
+        places: Places,
+        kept: Kept,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._states, self._kept, self._vaults = host, states, kept, vaults
-        self._absent: set[ids.ImageId] = set()
+        self._host, self._states, self._places = host, states, places
+        self._kept, self._clock = kept, clock
+        self._left: list[record.Holder] = []
+        self._present: frozenset[ids.ImageId] = frozenset()
+        self._has_asked_all = False
+        self._next_s = clock()
+        self._faults = log_once.LogOnce(LOG)
 
-    def once(self, here: Collection[ids.ImageId]) -> int:
-        """Take away what nobody needs; return of how many disks.
+    def step(self, present: Collection[ids.ImageId]) -> bool:
+        """Ask one holder, if it is time; say whether it was.
 
-        What is kept of a server that is not here, and has no checkpoint, goes the second time that
-        it is not: it may be on its way.
-
-        :param here: the servers of this host
-        :raises errors.AcstorError: it is not known what stays
+        :param present: the instances that are on this host
         """
-        kept = set(self._kept())
-        stay, absent = set(kept), set[ids.ImageId]()
+        if self._clock() < self._next_s:
+            return False
+        self._next_s, self._present = self._clock() + AGAIN_S, frozenset(present)
+        try:
+            self._left = self._left or self._holders()
+            if self._left:
+                self._ask(self._left[-1])
+                self._left.pop()
+            if not self._left:
+                self._forget()
+        except (errors.AcstorError, OSError) as e:
+            self._faults.say(f"checkpoints that were deleted stay for now: {e}")
+            return True
+        self._faults.say("")
+        self._next_s = self._clock() + (0.0 if self._left else EVERY_S)
+        return True
+
+    def _holders(self) -> list[record.Holder]:
+        """Return who is to be asked in this pass."""
+        others = list(self._places.others())
+        if self._has_asked_all:
+            states = filter(None, map(self._states.load, self._states.known()))
+            holding = {host for state in states for host in state.holders}
+            return [holder for holder in others if holder.host in holding]
+        self._has_asked_all = True
+        return others
+
+    def _ask(self, holder: record.Holder) -> None:
+        """Have one holder drop what does not stay; one that does not answer is asked later.
+
+        :raises errors.AcstorError: the decision service does not say what stays
+        """
+        try:
+            with self._places.client(holder) as client:
+                if disks := client.disks(self._host):
+                    kept = self._kept()
+                    for disk in disks:
+                        self._tidy(client, disk, kept.get(disk, set()) | self._begun(disk))
+        except copies.FAULTS as e:
+            LOG.info("%s: %s", holder.host, e)
+
+    def _tidy(self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str]) -> None:
+        """Drop all of a disk, or what its manifests that stay do not name, if they are here."""
+        folder = names.Disk(self._host, disk)
+        if not stay:
+            if gone := client.drop(folder):
+                LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)
+            return
+        needed = self._needed(disk, stay)
+        if needed and (gone := client.keep(folder, needed)):
+            LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
+
+    def _needed(self, disk: ids.ImageId, stay: set[str]) -> set[bytes]:
+        """Return the names of all that manifests need; nothing if that is not known."""
         for instance in self._states.known():
             state = self._states.load(instance)
-            if instance in here or (state and state.disk in kept) or instance not in self._absent:
-                stay.update([state.disk] if state else [])
-                absent.update(() if instance in here else [instance])
-            else:
-                self._states.forget(instance)
-        self._absent = absent
-        return sum(self._swept(holder, stay) for holder in self._vaults.every())
+            if state is None or state.disk != disk:
+                continue
+            kept = [self._states.manifest(instance, state, name) for name in sorted(stay)]
+            needed = {bytes.fromhex(name) for name in stay}
+            for manifest in filter(None, kept):
+                needed.update(manifest.names())
+            return needed if all(kept) else set()
+        return set()
 
-    def _swept(self, holder: record.Holder, stay: Collection[str]) -> int:
-        """Take away what one vault keeps in vain; another time if it is away."""
-        gone = 0
-        try:
-            with self._vaults.client(holder) as client:
-                for disk in client.disks(self._host):
-                    if disk not in stay:
-                        things = client.drop(names.Disk(self._host, disk))
-                        LOG.info("%s keeps disk %s no more: %d things", holder.host, disk, things)
-                        gone += 1
-        except (errors.AcstorError, OSError) as e:
-            LOG.info("what %s keeps is not looked at now: %s", holder.host, e)
-        return gone
+    def _begun(self, disk: ids.ImageId) -> set[str]:
+        """Return the manifest of what is there of a checkpoint that is not whole yet."""
+        states = (self._states.load(instance) for instance in self._present)
+        return {
+            state.manifest for state in states if state and state.disk == disk and state.is_part
+        }
+
+    def _forget(self) -> None:
+        """Forget disks whose servers are gone from here, and of which nothing stays.
+
+        :raises errors.AcstorError: the decision service does not say what stays
+        """
+        gone = [instance for instance in self._states.known() if instance not in self._present]
+        if not gone:
+            return
+        kept = self._kept()
+        for instance in gone:
+            state = self._states.load(instance)
+            if state is None or not kept.get(state.disk):
+                self._states.forget(instance)

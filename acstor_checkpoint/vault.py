@@ -70,6 +70,7 @@ class Vault:
     def __init__(self, folder: pathlib.Path, limits: room_.Limits, here: ids.HostId) -> None:
         self.folder = folder
         self.room = room_.Room(limits, here)
+        self.spoilt = 0  #: files that were not what was put, since the start
         self._numbers = itertools.count()
         self._making = threading.Lock()
         self._turns = turns.Turns()
@@ -132,7 +133,7 @@ class Vault:
             length = vault_files.checked_length(file)
             if length is None:
                 LOG.error("%s: it is not what was put there; it is removed", path)
-                self._remove(disk.owner, path)
+                self.spoilt += self._remove(disk.owner, path)
                 raise errors.ChunkInvalid(what, str(path), "it is not what was put there")
             yield Kept(file, length)
 

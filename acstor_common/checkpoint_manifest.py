@@ -173,6 +173,10 @@ class Manifest:
         """Return the number of chunks that differ from the base."""
         return (len(self._buffer) - HEADER_BYTES) // ENTRY_BYTES
 
+    def __bool__(self) -> bool:
+        """A manifest without entries is one, too."""
+        return True
+
     def __iter__(self) -> Iterator[Entry]:
         """Yield the chunks that differ from the base, in the order of the disk."""
         with memoryview(self._buffer) as view:

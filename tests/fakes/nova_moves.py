@@ -6,6 +6,7 @@ what its disk must be is kept in a file beside it.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from tests.fakes import nova_hosts
@@ -50,6 +51,16 @@ class Kept:
         with self._path.open("r+b") as kept:
             kept.seek(at)
             kept.write(bytes([pattern]) * WRITE_BYTES)
+
+    def write_random(self, at: int, length: int) -> None:
+        """Write to the disk of the running server what cannot be compressed."""
+        data = os.urandom(length)
+        source = self._path.with_suffix(".new")
+        source.write_bytes(data)
+        qemu_io(self._server, f"write -s {source} {at} {length}")
+        with self._path.open("r+b") as kept:
+            kept.seek(at)
+            kept.write(data)
 
     def is_on(self, host: nova_hosts.Host) -> bool:
         """Say whether the server is on a host and its disk is there, byte for byte."""

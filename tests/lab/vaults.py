@@ -63,6 +63,7 @@ class Vault:
             "vault_dir": self.folder,
             "vault_listen": f"127.0.0.1:{self.port}",
             "ring_file": self._folder / "ring.json",
+            "metrics_listen": "",
             **self._options,
         }
         self.write_table(*{*HOSTS, self.name, *self.others})

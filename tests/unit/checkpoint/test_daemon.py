@@ -28,7 +28,7 @@ class Host:
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
         self.took, self.cleared, self.fails = [], [], {}
-        self.states, self.swept, self.is_unknown = states.States(folder), [], False
+        self.states = states.States(folder)
         self.daemon = self.started(interval_s)
 
     def started(self, interval_s=600):
@@ -39,13 +39,7 @@ class Host:
             interval_s,
             lambda: self.now_s,
             lambda: self.wall_ms,
-            self.sweep,
         )
-
-    def sweep(self, here):
-        self.swept.append(set(here))
-        if self.is_unknown:
-            raise errors.DecisionUnreachable("the message bus", "away")
 
     def present(self):
         if self.here is None:
@@ -153,21 +147,20 @@ def test_who_is_asked_for_is_next(host):
     assert it.run(10) == [1]
 
 
-@pytest.mark.expect_log("stays for now")
-@pytest.mark.allow_log("it is away")
-def test_what_is_kept_in_vain_goes_now_and_then_if_it_is_known_who_is_here(host):
-    it = host(server(0))
-    it.run(daemon.SWEEP_EVERY_S - 60)
-    assert it.swept == []
-    it.is_unknown = True
-    it.run(120)
-    assert it.swept == [{IDS[0]}]
-    here, it.here = it.here, None
-    it.run(daemon.SWEEP_EVERY_S)
-    assert len(it.swept) == 1
-    it.here = here
-    it.run(60)
-    assert it.swept == [{IDS[0]}] * 2
+def test_who_asks_while_one_is_taken_gets_another_one(host):
+    it = host(server(0), server(1))
+    it.run(20)
+    take, asked = it.daemon._taker.take, []
+
+    def ask_meanwhile(each):
+        done = take(each)
+        if not asked:
+            asked.append(it.daemon.ask(each.instance))
+        return done
+
+    it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
+    it.daemon.ask(IDS[1])
+    assert it.run(30) == [1, 1] and asked == [True]
 
 
 def test_daemon_ends_when_told(host):
@@ -175,6 +168,35 @@ def test_daemon_ends_when_told(host):
     it.daemon.stop()
     it.daemon.run()
     assert it.took == []
+
+
+def test_what_can_wait_is_done_while_it_is_nobodys_turn_and_known_who_is_here(host):
+    it, seen = host(server(0), server(1)), []
+
+    def sweep(present):
+        seen.append((set(present), list(it.took)))
+        it.daemon.stop()
+        return True
+
+    it.daemon = daemon.Daemon(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=sweep
+    )
+    assert not it.daemon.sweep()
+    it.daemon.run()
+    assert seen == [({IDS[0], IDS[1]}, [0, 1])]
+
+
+@pytest.mark.expect_log("it is away")
+@pytest.mark.expect_log("stays for now")
+def test_daemon_goes_on_whatever_becomes_of_what_can_wait(host):
+    it = host(server(0))
+    it.daemon = daemon.Daemon(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=lambda _: 1 // 0
+    )
+    assert it.run(10) == [0] and not it.daemon.sweep()
+    it.here = None
+    it.daemon.turn()
+    assert not it.daemon.sweep()
 
 
 def test_interval_is_taken_from_words():

@@ -80,7 +80,10 @@ class Service:
     def kept(self, _context, payload):
         signed = decision_api.decode(payload, decision_api.Signed)
         ca = identities.authority().certificate_pem
-        _, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
+        sender, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
+        self.told.append((sender.host, asked))
+        if isinstance(self.answer, Exception):
+            raise self.answer
         binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
         answer = msgspec.structs.replace(self.answer, **binding)
         return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
@@ -134,6 +137,27 @@ def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service
     assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
 
 
+def test_service_says_what_stays_of_all_disks(daemon, service):
+    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
+    [(host, told)] = service.told
+    assert (host, told.host) == (HOST, HOST)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (messages.Answer("it has not enrolled here"), "not enrolled"),
+        (messages.Answer("the database is away", may_pass=True), "is away"),
+        (messages.Answer(kept=(kept(1),), is_complete=False), "more checkpoints than it tells"),
+    ],
+)
+def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
+    service.answer = answer
+    with pytest.raises(errors.DecisionUnreachable, match=why):
+        daemon.kept()
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
@@ -148,14 +172,8 @@ def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
         daemon.register(RECORD)
 
 
-def test_service_says_of_which_disks_something_stays(daemon, service):
-    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
-    assert daemon.kept() == {DISK, IMAGE}
-    for answer in (messages.Answer("no"), messages.Answer(kept=(kept(1),), is_complete=False)):
-        service.answer = answer
-        with pytest.raises(errors.DecisionUnreachable, match="that stay"):
-            daemon.kept()
-    service.answer, service.changed = messages.Answer(), {"sent_s": 5.0}
+def test_what_stays_is_answered_to_this_very_question(daemon, service):
+    service.changed = {"sent_s": 5.0}
     with pytest.raises(errors.NotAuthentic, match="another question"):
         daemon.kept()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no checkpoint needs goes from vaults, and nothing else, whatever is away."""
+"""What no checkpoint needs leaves the vaults, and nothing does that somebody may need."""
 
-import pathlib
+import contextlib
 
 import pytest
 
@@ -10,122 +10,191 @@ from acstor_checkpoint import record
 from acstor_checkpoint import room
 from acstor_checkpoint import states
 from acstor_checkpoint import sweeping
-from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 
-H1, H2, H3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
-INSTANCES = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(3)]
-NAME = bytes(range(32))
-
-
-class Vaults:
-    """Vaults without a network between."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.away: set[ids.HostId] = set()
-        limits = room.Limits(1 << 20, 1 << 20, 100)
-        self.of = {host: vault_.Vault(folder / host, limits, host) for host in (H2, H3)}
-
-    def every(self):
-        return [record.Holder(host, "10.0.0.1:1") for host in self.of]
-
-    def client(self, holder):
-        return Client(self.of[holder.host], holder.host in self.away)
-
-    def put(self, disk):
-        for vault in self.of.values():
-            with vault.batch(names.Disk(H1, ids.ImageId(disk))) as batch:
-                batch.add(names.Kind.CHUNK, NAME, 5, [b"bytes"])
-
-    def disks(self):
-        return [set(vault.disks(H1)) for vault in self.of.values()]
+HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+HERE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+GONE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
 
 
 class Client:
-    def __init__(self, vault, is_away):
-        self._vault, self._is_away = vault, is_away
+    """Asks a vault in this process."""
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+    def __init__(self, holder, kept):
+        self.holder, self._kept = holder, kept
 
     def disks(self, owner):
-        if self._is_away:
-            raise errors.SourceUnreachable("disks", "h2", "away")
-        return self._vault.disks(owner)
+        return self._kept.disks(owner)
+
+    def keep(self, disk, stay):
+        return self._kept.keep(disk, names.NameList(names.packed(stay)))
 
     def drop(self, disk):
-        return self._vault.drop(disk)
+        return self._kept.drop(disk)
 
 
-class Lab:
-    """A host with two servers here, one that has gone, and a disk that began anew."""
+class World:
+    """Two holders, a decision service, and what this host knows of its disks."""
 
     def __init__(self, folder):
-        for host in (H2, H3):
-            (folder / host).mkdir()
-        self.vaults, self.states = Vaults(folder), states.States(folder / "state")
-        self.kept, self.disks = set(), []
-        for instance in INSTANCES:
-            state = states.new(INSTANCES[0], 65536)
-            self.states.save(instance, state)
-            self.disks.append(state.disk)
-        self.former = states.new(INSTANCES[0], 65536).disk
-        for disk in (*self.disks, self.former):
-            self.vaults.put(disk)
-        self.sweeping = sweeping.Sweeping(H1, self.states, self._told, self.vaults)
+        for name in ("h2", "h3"):
+            (folder / name).mkdir()
+        limits = room.Limits(1 << 30, 1 << 30, 1000)
+        self.vaults = {
+            name: vault.Vault(folder / name, limits, ids.HostId(name)) for name in ("h2", "h3")
+        }
+        self.states = states.States(folder / "state")
+        self.stays, self.why, self.now_s, self.asked, self.away = {}, "", 1000.0, [], set()
+        self.sweeping = self.started()
 
-    def _told(self):
-        if self.kept is None:
-            raise errors.DecisionUnreachable("the message bus", "away")
-        return self.kept
+    def started(self):
+        return sweeping.Sweeping(HOST, self.states, self, self.kept, lambda: self.now_s)
+
+    def kept(self):
+        if self.why:
+            raise errors.DecisionUnreachable("the bus", self.why)
+        return self.stays
+
+    def others(self):
+        return [record.Holder(ids.HostId(name), "") for name in self.vaults]
+
+    @contextlib.contextmanager
+    def client(self, holder):
+        self.asked.append(holder.host)
+        if holder.host in self.away:
+            raise errors.SourceUnreachable("/", holder.host, "it is away")
+        yield Client(holder.host, self.vaults[holder.host])
+
+    def take(self, instance, *chunks):
+        """Let both holders keep a checkpoint; return its disk and the manifest's name."""
+        state = self.states.load(instance) or states.new(IMAGE, CHUNK)
+        state.number, state.holders = state.number + 1, list(self.vaults)
+        self.states.save(instance, state)
+        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        plain = {number: bytes([byte]) * CHUNK for number, byte in enumerate(chunks)}
+        entries = [checkpoint_manifest.Entry(n, seal.name(data)) for n, data in plain.items()]
+        subject = checkpoint_manifest.Subject(
+            ids.ImageId(state.disk),
+            instance,
+            "p",
+            IMAGE,
+            chunk_map.UNKNOWN_OS_HASH,
+            geometry.Geometry(1 << 20, CHUNK),
+            1,
+            checkpoint_manifest.Consistency.CRASH,
+            state.number,
+        )
+        sealed = seal.close_manifest(checkpoint_manifest.build(subject, entries))
+        manifest = self.states.save_manifest(instance, sealed)
+        disk = names.Disk(HOST, ids.ImageId(state.disk))
+        things = [(names.Kind.MANIFEST, bytes.fromhex(manifest), sealed)]
+        things += [(names.Kind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries]
+        for one in self.vaults.values():
+            with one.batch(disk) as batch:
+                for kind, thing, data in things:
+                    batch.add(kind, thing, len(data), [data])
+        return state.disk, manifest
+
+    def files(self):
+        return [len(list(one.everything())) for one in self.vaults.values()]
+
+    def sweep(self):
+        while self.sweeping.step({HERE}):
+            pass
 
 
 @pytest.fixture
-def lab(tmp_path):
-    made = Lab(tmp_path)
+def world(tmp_path):
+    made = World(tmp_path)
     yield made
-    for vault in made.vaults.of.values():
-        vault.close()
+    for one in made.vaults.values():
+        one.close()
 
 
-def test_disk_that_began_anew_goes_and_what_is_here_stays(lab):
-    assert lab.sweeping.once(INSTANCES) == 2
-    assert lab.vaults.disks() == [set(lab.disks)] * 2
-    assert lab.sweeping.once(INSTANCES) == 0
+def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
+    disk, first = world.take(HERE, 1, 2, 3)
+    _, second = world.take(HERE, 1, 2, 4)
+    world.stays = {disk: {first, second}}
+    world.sweep()
+    assert world.files() == [6, 6]
+    world.now_s += sweeping.EVERY_S
+    world.stays = {disk: {second}}
+    world.sweep()
+    assert world.files() == [4, 4]
+    world.now_s += sweeping.EVERY_S
+    world.stays = {}
+    world.sweep()
+    assert world.files() == [0, 0] and world.states.known() == [HERE]
 
 
-def test_what_the_service_knows_stays_though_its_server_is_gone(lab):
-    lab.kept = {lab.disks[2], lab.former}
-    for _ in range(3):
-        assert lab.sweeping.once(INSTANCES[:2]) == 0
-    assert lab.states.load(INSTANCES[2]) is not None
-    lab.kept = set()
-    lab.sweeping.once(INSTANCES[:2])
-    assert lab.vaults.disks() == [set(lab.disks[:2])] * 2
+def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
+    for instance in (HERE, GONE):
+        _, name = world.take(instance, 1, 2)
+        state = world.states.load(instance)
+        state.manifest, state.is_part = name, True
+        world.states.save(instance, state)
+    world.sweep()
+    assert world.files() == [3, 3] and world.states.known() == [HERE]
 
 
-def test_server_that_is_away_for_a_while_keeps_what_it_has(lab):
-    for here in (INSTANCES[:2], INSTANCES, INSTANCES[:2], INSTANCES):
-        lab.sweeping.once(here)
-        assert lab.vaults.disks() == [set(lab.disks)] * 2
+def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world):
+    disk, name = world.take(GONE, 1)
+    world.stays = {disk: {name}}
+    world.sweep()
+    assert world.states.known() == [GONE] and world.files() == [2, 2]
+    world.now_s += sweeping.EVERY_S
+    world.stays = {}
+    world.sweep()
+    assert world.states.known() == [] and world.files() == [0, 0]
 
 
-def test_nothing_goes_while_the_service_does_not_say_what_stays(lab):
-    lab.kept = None
-    for _ in range(3):
-        with pytest.raises(errors.DecisionUnreachable):
-            lab.sweeping.once([])
-    assert lab.vaults.disks() == [{*lab.disks, lab.former}] * 2
-    assert lab.states.load(INSTANCES[0]) is not None
+def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(world):
+    disk, name = world.take(GONE, 1)
+    world.take(GONE, 2)
+    world.states.forget(GONE)
+    world.stays = {disk: {name}}
+    world.sweep()
+    assert world.files() == [4, 4]
+    world.stays = {}
+    world.sweeping = world.started()
+    world.sweep()
+    assert world.files() == [0, 0]
 
 
-def test_vault_that_is_away_is_looked_at_another_time(lab):
-    lab.vaults.away.add(H2)
-    assert lab.sweeping.once(INSTANCES) == 1
-    lab.vaults.away.clear()
-    assert lab.sweeping.once(INSTANCES) == 1
-    assert lab.vaults.disks() == [set(lab.disks)] * 2
+@pytest.mark.expect_log("stay for now")
+def test_nothing_goes_while_the_service_does_not_say(world):
+    world.take(GONE, 1)
+    world.why = "no answer"
+    assert world.sweeping.step({HERE}) and not world.sweeping.step({HERE})
+    assert world.files() == [2, 2] and world.states.known() == [GONE]
+    world.why = ""
+    world.now_s += sweeping.AGAIN_S
+    world.sweep()
+    assert world.files() == [0, 0]
+
+
+def test_holder_that_is_away_keeps_no_other_from_its_turn(world):
+    world.take(GONE, 1)
+    world.take(HERE, 2)
+    world.away = {"h3"}
+    world.sweep()
+    assert world.files() == [0, 4] and world.asked == ["h3", "h2"]
+    world.away = set()
+    world.now_s += sweeping.EVERY_S
+    world.sweep()
+    assert world.files() == [0, 0]
+
+
+def test_after_the_first_pass_holders_alone_are_asked(world):
+    world.sweep()
+    assert sorted(world.asked) == ["h2", "h3"]
+    world.now_s += sweeping.EVERY_S
+    world.sweep()
+    assert len(world.asked) == 2

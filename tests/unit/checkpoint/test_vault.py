@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -332,6 +333,21 @@ def test_scrubbing_finds_what_a_disk_forgot(
     assert work.once() == 3
     assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
     assert work.once() == 0
+
+
+def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, now_s = threading.Event(), (ended_s := time.time())
+    work = scrubbing.Scrubbing(vault, ended, lambda: now_s)
+    assert work.first_pause_s() == scrubbing.FIRST_S
+    pauses: list[float] = []
+    monkeypatch.setattr(ended, "wait", lambda pause_s: pauses.append(pause_s) or len(pauses) > 2)
+    work.run()
+    assert pauses == [scrubbing.FIRST_S, scrubbing.EVERY_S, scrubbing.EVERY_S]
+    for later_s, pause_s in ((0, 86400), (80_000, 6400), (86_000, 3600), (-(10**9), 86400)):
+        now_s = ended_s + later_s
+        assert work.first_pause_s() == pytest.approx(pause_s, abs=60)
 
 
 def test_scrubbing_ends_at_once(vault: vault_.Vault) -> None:

@@ -71,7 +71,7 @@ def test_golden_chunk_is_opened() -> None:
 
 def test_a_checkpoint_without_changes_is_one() -> None:
     found = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(SUBJECT, []), "m")
-    assert (len(found), list(found), found.names()) == (0, [], [])
+    assert (len(found), list(found), found.names()) == (0, [], []) and found
 
 
 @hypothesis.given(strategies.sets(strategies.integers(0, 9999), max_size=50))

@@ -67,7 +67,11 @@ def daemon(tmp_path, configure, store, nova, bus):
     transport = registering.open_transport(bus, [])
     made = registering.Registering(HOST, files, transport, lambda instance: 600)
     kept = checkpoints.Checkpoints(store, nova, hosts.keeper.trust, kept=2, kept_after_s=60.0)
-    answers = {messages.REGISTER_CHECKPOINT: kept.register, messages.KEPT_CHECKPOINTS: kept.kept}
+    answers = {
+        messages.REGISTER_CHECKPOINT: kept.register,
+        messages.KEPT_CHECKPOINTS: kept.kept,
+        messages.SERVICE_KEY: kept.service_key,
+    }
     table = decision_api.RingTable(0, "{}")
     service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()

@@ -410,7 +410,7 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
 def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
     heard: list[decision_api.Signed] = []
     refused: list[str] = []
-    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused.append)
+    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused.append, {})
     for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
         endpoint.sample_collected({}, payload)
     assert (heard, refused) == ([], ["malformed", "malformed", "unsigned", "unsigned"])
@@ -422,7 +422,7 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
 def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
-    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, lambda why: None)
+    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, lambda why: None, {})
     for _ in range(1000):
         endpoint.sample_collected({}, None)
     assert len(watched_log.messages) == message_bus.COMPLAINTS
@@ -561,7 +561,7 @@ def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatc
 
 @pytest.mark.expect_log("message sample_collected is of no use")
 def test_forged_samples_fill_no_log(lone, watched_log):
-    endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None)
+    endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None, {})
     for _ in range(1000):
         endpoint.sample_collected({}, {"payload": 5})
     assert len(watched_log.messages) == message_bus.COMPLAINTS

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prometheus endpoint of the vault: what it keeps, and whether it can be relied on.
+
+The one rule: what is shown is read when it is asked for, and nothing waits for who asks.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry
+
+from acstor_checkpoint import scrubbing
+from acstor_checkpoint import vault as vault_
+from acstor_common import metrics_endpoint
+
+
+class Collector(registry.Collector):
+    """Shows a vault."""
+
+    def __init__(self, vault: vault_.Vault) -> None:
+        self._vault = vault
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield what the vault is like now."""
+        room = self._vault.room
+        used, limits = room.used(), room.limits
+        for name, text, value in (
+            ("used_bytes", "What is kept, on disk", sum(one.size_bytes for one in used.values())),
+            (
+                "files",
+                "Chunks and manifests that are kept",
+                sum(one.files for one in used.values()),
+            ),
+            ("hosts", "Hosts of which something is kept", len(used)),
+            ("limit_bytes", "What may be kept", limits.total_bytes),
+            ("limit_files", "How many files may be kept", limits.files),
+            (
+                "is_safe",
+                "Whether what is put is safe on the disk",
+                not self._vault.safety.has_failed,
+            ),
+            (
+                "scrubbed_timestamp_seconds",
+                "When all of it had been read the last time; 0: never",
+                scrubbing.ended_s(self._vault.folder) or 0.0,
+            ),
+        ):
+            yield core.GaugeMetricFamily(f"acstor_vault_{name}", text, value)
+        for name, text, value in (
+            ("refused", "Chunks and manifests for which there was no room", room.refused),
+            ("spoilt", "Files that were not what was put, and were removed", self._vault.spoilt),
+        ):
+            yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
+
+
+def serve(address: str, vault: vault_.Vault) -> Callable[[], None]:
+    """Start the endpoint in a thread; return what stops it.
+
+    :raises errors.Unusable: the address cannot be used
+    """
+    own = prometheus_client.CollectorRegistry()
+    own.register(Collector(vault))
+    return metrics_endpoint.serve(address, own, "[acstor_checkpoint] metrics_listen")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-checkpointd on hosts of the lab's cloud.
+
+The rule: a compute host takes checkpoints and keeps those of others; a host without libvirt and
+without a broker keeps those of others alone.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.lab import agents
+from tests.lab.openstack import configured
+from tests.lab.openstack import daemon
+from tests.lab.openstack import ini
+from tests.lab.openstack import machine as machine_
+
+VNODES = 100
+
+
+class Place(NamedTuple):
+    """Where a daemon runs.
+
+    :param folder: of what it keeps
+    :param machine: the compute host; None: a host that keeps what others have
+    """
+
+    host: str
+    address: str
+    folder: pathlib.Path
+    machine: machine_.Machine | None = None
+
+
+class Checkpointd(configured.Configured):
+    """The daemon of one host.
+
+    :param vault_port: the same on all hosts
+    :param more: options beside those that say where it is, by their sections
+    """
+
+    conf_name = "acstor.conf"
+
+    def __init__(
+        self, folder: pathlib.Path, place: Place, vault_port: int, more: ini.Sections
+    ) -> None:
+        super().__init__(f"acstor-checkpointd-{place.host}", folder)
+        self.place, self._port, self._more = place, vault_port, more
+        self.vault = place.folder / "vault"
+
+    def sections(self) -> ini.Sections:
+        """Return its configuration."""
+        own: Mapping[str, object] = {
+            "host": self.place.host,
+            "vault_listen": f"{self.place.address}:{self._port}",
+            "vault_port": self._port,
+            "vault_dir": self.vault,
+            "state_dir": self.place.folder / "state",
+            "metrics_listen": "",
+        }
+        return ini.merged({"acstor_checkpoint": own}, self._more)
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the daemon in the foreground, on its host."""
+        self.place.folder.mkdir(parents=True, exist_ok=True)
+        command = [agents.BIN / "acstor-checkpointd", "--config-file", self.conf_file]
+        return [*(self.place.machine.enter() if self.place.machine else ()), *command]
+
+    def is_ready(self) -> bool:
+        """Say whether other hosts reach its vault."""
+        return daemon.is_listening(self._port, self.place.address)
+
+    def kept_for(self, owner: str) -> list[pathlib.Path]:
+        """Return the files that its vault has for a host."""
+        found = os.walk(self.vault / owner)  # in which folders may vanish
+        return [pathlib.Path(folder, name) for folder, _, names in found for name in names]
+
+
+def write_ring(path: pathlib.Path, addresses: Mapping[str, str]) -> pathlib.Path:
+    """Write a v-node table of hosts and their addresses."""
+    entries = [
+        {"host": host, "address": f"{address}:{agents.PEER_PORT}", "vnodes": VNODES}
+        for host, address in addresses.items()
+    ]
+    path.write_text(json.dumps({"version": 1, "epoch": 1, "hosts": entries}))
+    return path

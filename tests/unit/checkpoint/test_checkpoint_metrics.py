@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Prometheus is told of a vault is what it is."""
+
+import pathlib
+import urllib.request
+
+import pytest
+from prometheus_client import parser
+
+from acstor_checkpoint import metrics
+from acstor_checkpoint import names
+from acstor_checkpoint import room
+from acstor_checkpoint import scrubbing
+from acstor_checkpoint import vault as vault_
+from acstor_common import errors
+from acstor_common import ids
+from tests.lab import local
+
+DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+NAME = bytes(range(32))
+
+
+def put(vault: vault_.Vault, name: bytes) -> None:
+    with vault.batch(DISK) as batch:
+        batch.add(names.Kind.CHUNK, name, 4, [b"abcd"])
+
+
+def shown(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        families = list(parser.text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    vaults = (sample for sample in samples if sample.name.startswith("acstor_vault_"))
+    return {sample.name.removeprefix("acstor_vault_"): sample.value for sample in vaults}
+
+
+@pytest.mark.expect_log("it is removed")
+def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vault = vault_.Vault(tmp_path, room.Limits(8192, 8192, 9), ids.HostId("h2"))
+    address = f"127.0.0.1:{local.unused_port()}"
+    stop = metrics.serve(address, vault)
+    wanted = {
+        "used_bytes": 0,
+        "files": 0,
+        "hosts": 0,
+        "limit_bytes": 8192,
+        "limit_files": 9,
+        "is_safe": 1,
+        "scrubbed_timestamp_seconds": 0,
+        "refused_total": 0,
+        "spoilt_total": 0,
+    }
+    assert shown(address) == wanted
+    for first in (1, 2):
+        put(vault, bytes([first]) + NAME[1:])
+    with pytest.raises(errors.VaultFull):
+        put(vault, NAME)
+    assert shown(address) == wanted | {
+        "used_bytes": 8192,
+        "files": 2,
+        "hosts": 1,
+        "refused_total": 1,
+    }
+    [spoilt] = (tmp_path / DISK.owner / DISK.disk / "01").iterdir()
+    spoilt.write_bytes(b"something else")
+    with (
+        pytest.raises(errors.ChunkInvalid),
+        vault.opened(DISK, names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
+    ):
+        pass
+    monkeypatch.setattr(scrubbing, "ended_s", lambda _folder: 5.0)
+    monkeypatch.setattr(vault.safety, "_failed", OSError())
+    now = shown(address)
+    assert (now["spoilt_total"], now["files"]) == (1, 1)
+    assert (now["scrubbed_timestamp_seconds"], now["is_safe"]) == (5, 0)
+    stop()
+    vault.close()
+
+
+def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
+    vault = vault_.Vault(tmp_path, room.Limits(0, 0, 0), ids.HostId("h2"))
+    with pytest.raises(errors.Unusable, match="metrics_listen"):
+        metrics.serve("nowhere", vault)
+    vault.close()
