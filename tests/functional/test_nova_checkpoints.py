@@ -32,7 +32,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB = geometry.MIB
 KEEPER, KEEPER_ADDRESS = "keeper1", "127.18.0.3"
 CHANGED_BYTES = 8 * MIB
-COPIES = 2
+COPIES, KEPT = 2, 10
 DEADLINE_S = 120.0
 ACTIVE_WITHIN_S = 10.0
 """After Nova was asked: that is what is promised, and what a slow machine is given is more."""
@@ -49,7 +49,14 @@ class Checkpoints:
         connection = f"sqlite:///{folder}/decision.sqlite"
         nova_user = {"nova": nova_hosts.service_user(cluster.lab)}
         broker = cluster.lab.rabbitmq.url
-        self.instance = decision.Instance(folder, "one", broker, connection, nova_user)
+        self.instance = decision.Instance(
+            folder,
+            "one",
+            broker,
+            connection,
+            nova_user,
+            checkpoint_keep=KEPT,  # the other host registers one when it has the server
+        )
         self.api = acstor_decision.DecisionApi(cluster.lab, folder / "api", connection)
         self.api.changes = nova_user
         places = [self._place(host) for host in cluster.hosts]
