@@ -2,8 +2,8 @@
 """Has holders drop what no checkpoint of this host needs any more, while nothing is registered.
 
 Checkpoints are deleted, and servers leave, so what registers nothing more would stay for ever.
-One holder is asked at a time, between checkpoints: when the daemon starts all hosts, for what
-this host knew of its disks may be lost, and later those that its disks had.
+One holder is asked at a time, between checkpoints: those that its disks have, and when the daemon
+starts and each hour all hosts, for others may have what this host knows nothing of any more.
 
 The one rule: the decision service alone says which checkpoints there are, and what it does not
 say clearly is no reason to drop anything.
@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
 """From the end of one pass to the next; each holder is then asked for its list of disks."""
+ALL_EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
 """After the decision service has not answered."""
 
@@ -70,8 +71,7 @@ class Sweeping:
         self._kept, self._clock = kept, clock
         self._left: list[record.Holder] = []
         self._present: frozenset[ids.ImageId] = frozenset()
-        self._has_asked_all = False
-        self._next_s = clock()
+        self._next_s = self._all_s = clock()
         self._faults = log_once.LogOnce(LOG)
 
     def step(self, present: Collection[ids.ImageId]) -> bool:
@@ -99,11 +99,11 @@ class Sweeping:
     def _holders(self) -> list[record.Holder]:
         """Return who is to be asked in this pass."""
         others = list(self._places.others())
-        if self._has_asked_all:
+        if self._clock() < self._all_s:
             states = filter(None, map(self._states.load, self._states.known()))
             holding = {host for state in states for host in state.holders}
             return [holder for holder in others if holder.host in holding]
-        self._has_asked_all = True
+        self._all_s = self._clock() + ALL_EVERY_S
         return others
 
     def _ask(self, holder: record.Holder) -> None:

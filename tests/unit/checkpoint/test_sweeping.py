@@ -192,9 +192,12 @@ def test_holder_that_is_away_keeps_no_other_from_its_turn(world):
     assert world.files() == [0, 0]
 
 
-def test_after_the_first_pass_holders_alone_are_asked(world):
+def test_after_the_first_pass_holders_alone_are_asked_and_all_each_hour(world):
     world.sweep()
     assert sorted(world.asked) == ["h2", "h3"]
     world.now_s += sweeping.EVERY_S
     world.sweep()
     assert len(world.asked) == 2
+    world.now_s += sweeping.ALL_EVERY_S
+    world.sweep()
+    assert sorted(world.asked) == ["h2", "h2", "h3", "h3"]
