@@ -19,7 +19,7 @@ from acstor_common import layout
 Record = Mapping[str, Any]
 """An image as Glance's API v2 gives it."""
 
-ACTIVE = "active"
+ACTIVE, QUEUED, SAVING = "active", "queued", "saving"
 DEACTIVATED = "deactivated"
 IMPORT_TASK = "os_glance_import_task"
 """A property that an image has while Glance's import works on it, a moment longer than it takes to
@@ -30,6 +30,9 @@ CONVERTIBLE_DISK_FORMATS = ("vmdk", "vhd", "vhdx", "vdi")
 CONVERTED = "acstor_converted"
 """The property of an image of these formats that names the artefact which is read instead."""
 SERVED_CONTAINER_FORMAT = "bare"
+SERVED_VIRTUAL_BYTES = 2 << 40
+"""Of what a guest reads of an image that is made, or prepared, of a file of any length: whoever may
+upload some KiB makes others write a chunk map of 1/2048 of that, and a raw image all of it."""
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 

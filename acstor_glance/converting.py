@@ -27,7 +27,6 @@ from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
-from acstor_glance import prehash
 from acstor_glance import raw_format
 from acstor_glance import sandbox
 
@@ -173,7 +172,7 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
     strangers = {path for path in _file_names(info) if path != own_name}
     if strangers or any("backing" in key for key in info):
         raise errors.NotRaw(name, raw_format.BACKING_FILE, REMEDY)
-    virtual_bytes, most = info.get("virtual-size"), prehash.SERVICE_MAX_VIRTUAL_BYTES
+    virtual_bytes, most = info.get("virtual-size"), image_record.SERVED_VIRTUAL_BYTES
     if not isinstance(virtual_bytes, int) or not 0 < virtual_bytes <= most:
         why = f"its disk is too large: {virtual_bytes} bytes, and {most} are allowed"
         raise errors.NotRaw(name, why, REMEDY)

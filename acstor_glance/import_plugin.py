@@ -123,7 +123,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                     disk_format=disk_format,
                     chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
                     workers=prehash.SERVICE_THREADS,
-                    max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
+                    max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
                     naming=naming,
                 )
         except errors.NotRaw as exc:

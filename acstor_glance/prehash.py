@@ -66,9 +66,6 @@ MAX_DEFAULT_WORKERS = 8
 SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """Of the images that a service prepares. All have one size, since images share content only with
 those of the same."""
-SERVICE_MAX_VIRTUAL_BYTES = 2 << 40
-"""Of what a guest reads of a qcow2 image that a service prepares: whoever may upload a file of some
-KiB makes it write a chunk map, and a log of the same length, of 1/2048 of that."""
 SERVICE_THREADS = 2
 """Threads that hash an image's file beside a service. One computes the hash that Glance has of it,
 which takes longer than all else: naming the chunks beside it costs no time (benchmark P9c)."""

@@ -304,7 +304,7 @@ class Preparer:
             chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
             os_hash=image_record.os_hash_of(image),
             workers=prehash.SERVICE_THREADS,
-            max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
+            max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
             progress=progress,
             naming=naming,
         )

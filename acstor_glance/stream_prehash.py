@@ -112,7 +112,7 @@ def write_map_of_file(
         chunk_bytes=chunk_bytes,
         os_hash=chunk_map.UNKNOWN_OS_HASH if is_hashed else image_record.os_hash_of(image),
         workers=prehash.SERVICE_THREADS,
-        max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
+        max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
         progress=progress,
         naming=naming,
     )

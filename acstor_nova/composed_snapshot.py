@@ -35,7 +35,6 @@ FORMATS = ("raw", "qcow2")
 SETTLE_S = 60.0
 """How long Glance may take to let go of an upload that was broken off: it takes no other before."""
 ASK_AGAIN_S = 1.0
-_SAVING = "saving"
 _REASONS = control_wire.Fallback
 _Ineligible = imagebackend.NotEligibleError
 
@@ -250,6 +249,6 @@ class Snapshot:
         while True:
             image = self._host.seams.get_image(self._context, self._image_id)
             status = image["status"] if image else None
-            if status != _SAVING or time.monotonic() > ends_s:
+            if status != image_record.SAVING or time.monotonic() > ends_s:
                 return status == image_record.ACTIVE
             time.sleep(ASK_AGAIN_S)

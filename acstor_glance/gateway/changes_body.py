@@ -10,6 +10,7 @@ import http
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +18,15 @@ from typing import Any
 from acstor_common import changes
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import image_record
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import watch
 
 PIECE_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 """The most that is asked of the WSGI server at once: it returns when it has all of that."""
+SLOWEST_BYTES_S = 256 << 10
+"""A client that sends more slowly, on the whole, is sent away: he has a place that others want."""
 
 
 class Body:
@@ -31,14 +35,23 @@ class Body:
     :param stream: ``wsgi.input``, read by one thread
     :param length_bytes: of the body, as the client says
     :param image_id: what is made of them, for words
+    :param clock: never goes back
     """
 
     def __init__(
-        self, stream: Any, length_bytes: int, image_id: ids.ImageId, watched: watch.Watch
+        self,
+        stream: Any,
+        length_bytes: int,
+        image_id: ids.ImageId,
+        watched: watch.Watch,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._length_bytes, self._watch = stream, length_bytes, watched
-        self._reader = changes.Reader(f"the changes for image {image_id}")
+        self._reader = changes.Reader(
+            f"the changes for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
+        )
         self._left_bytes = 0
+        self._clock, self._waited_s = clock, 0.0
         self.is_whole = threading.Event()
         """Set when all of it has come and is right: the client has nothing more to send."""
         self.read_bytes = 0
@@ -100,10 +113,20 @@ class Body:
             missing -= len(part)
             self.read_bytes += len(part)
             self._watch.moved()
+            self._check_rate()
         return b"".join(parts)
 
+    def _check_rate(self) -> None:
+        """Send a client away who has let others wait for too long, all his pauses together.
+
+        :raises refusal.Broken: he has
+        """
+        if self._waited_s > self._watch.longest_s + self.read_bytes / SLOWEST_BYTES_S:
+            words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
+            raise refusal.Broken(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
+
     def _read_some(self, length: int) -> bytes:
-        self.is_waiting = True
+        self.is_waiting, began_s = True, self._clock()
         try:
             part: bytes = self._stream.read(length)
         except OSError as error:  # the client is gone, or too slow for the server
@@ -111,6 +134,7 @@ class Body:
             raise _broken(f"the body does not come: {error}") from error
         finally:
             self.is_waiting = False
+            self._waited_s += self._clock() - began_s
         return part
 
 

@@ -24,7 +24,6 @@ from acstor_glance.gateway import refusal
 
 LOG = logging.getLogger(__name__)
 
-QUEUED, SAVING = "queued", "saving"
 SETTLE_S = 10.0
 """How long it is waited for that Glance has noticed the end of an upload: then the image can be
 filled in another way."""
@@ -83,8 +82,8 @@ class Filling:
         :raises refusal.Refused: it is not so, or he may not see it
         """
         record = self._known.record(image_id, caller)
-        if (status := image_record.text_of(record, "status")) != QUEUED:
-            words = f"the image's status is {status or 'unknown'}, not {QUEUED}"
+        if (status := image_record.text_of(record, "status")) != image_record.QUEUED:
+            words = f"the image's status is {status or 'unknown'}, not {image_record.QUEUED}"
             raise refusal.Refused(http.HTTPStatus.CONFLICT, words)
         if (wanted := catalogue.disk_format_of(record)) != disk_format:
             words = (
@@ -151,6 +150,6 @@ class Filling:
                 record = self._known.record(image_id, caller, SETTLE_S)
             except refusal.Refused:  # it is gone, or Glance is
                 return
-            if image_record.text_of(record, "status") != SAVING:
+            if image_record.text_of(record, "status") != image_record.SAVING:
                 return
             time.sleep(SETTLE_STEP_S)

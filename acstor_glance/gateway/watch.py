@@ -19,19 +19,19 @@ class Watch:
     """
 
     def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest_s, self._clock = longest_s, clock
+        self.longest_s, self._clock = longest_s, clock
         self._moved_s = clock()
         self._why: refusal.Refused | None = None
 
     @property
     def is_still(self) -> bool:
         """Whether nothing has moved for too long."""
-        return self._clock() - self._moved_s > self._longest_s
+        return self._clock() - self._moved_s > self.longest_s
 
     @property
     def left_s(self) -> float:
         """How long it may go on without a move."""
-        return max(0.0, self._moved_s + self._longest_s - self._clock())
+        return max(0.0, self._moved_s + self.longest_s - self._clock())
 
     def moved(self) -> None:
         """Note that something has come or gone.

@@ -9,6 +9,7 @@ import pytest
 from acstor_common import changes
 from acstor_common import chunk_map
 from acstor_common import ids
+from acstor_common import image_record
 from acstor_glance.gateway import base_file
 from acstor_glance.gateway import changes_body
 from acstor_glance.gateway import places
@@ -93,6 +94,43 @@ def test_body_without_bytes_is_whole_with_its_table():
     body = body_of(stream_of(changes.Change(512, 1024, changes.Kind.ZERO)))
     body.front()
     assert body.is_whole.is_set()
+
+
+class Dripping(io.BytesIO):
+    """A client whose every read takes so long; the clock that tells it."""
+
+    def __init__(self, raw, each_s):
+        super().__init__(raw)
+        self.now_s, self._each_s = 0.0, each_s
+
+    def read(self, length):
+        self.now_s += self._each_s
+        return super().read(length)
+
+    def clock(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize(("each_s", "is_taken"), [(0.7, True), (2.0, False)])
+def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is_taken):
+    stream = Dripping(WHOLE, each_s)
+    body = changes_body.Body(stream, len(WHOLE), IMAGE, watch.Watch(3.0), stream.clock)
+    got = []
+    if is_taken:
+        read_all(body, got)
+        assert b"".join(got) == DATA
+        return
+    with pytest.raises(refusal.Broken, match=r"bytes of changes came in 4 s") as caught:
+        read_all(body, got)
+    assert caught.value.status == 408 and not body.is_whole.is_set()
+
+
+def test_larger_disk_than_is_served_is_refused_by_its_header():
+    size = image_record.SERVED_VIRTUAL_BYTES + 512
+    table = changes.Table.of([changes.Change(0, 512, changes.Kind.ZERO)], size)
+    writer = changes.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
+    with pytest.raises(refusal.Broken, match="are allowed"):
+        body_of(writer.front + writer.end()).front()
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 97))
