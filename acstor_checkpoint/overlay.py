@@ -11,18 +11,14 @@ The one rule: only what the tables say is taken from here, never bytes of the di
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import changes
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import local_file
 from acstor_common import qcow2
-
-_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, its length
-_MAGIC = b"QFI\xfb"
-_MAX_NAME_BYTES = 1023
 
 
 class Stamp(NamedTuple):
@@ -31,33 +27,6 @@ class Stamp(NamedTuple):
     inode: int
     size_bytes: int
     mtime_ns: int
-
-
-class _Growing:
-    """A file that is read by ranges while it grows."""
-
-    def __init__(self, fd: int, name: str) -> None:
-        self._fd, self.name = fd, name
-
-    @property
-    def size_bytes(self) -> int:
-        """Its length now."""
-        return os.fstat(self._fd).st_size
-
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on.
-
-        :raises errors.Unusable: the file ends before, or cannot be read
-        """
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-            except OSError as e:
-                raise errors.Unusable(self.name, str(e)) from e
-            if not count:
-                raise errors.Unusable(self.name, f"it ends before {offset + len(view)}")
-            done += count
 
 
 def stamp(path: str) -> Stamp:
@@ -80,7 +49,7 @@ def said(path: str) -> Iterator[changes.Change]:
     with _opened(path) as fd:
         # What others wrote past the page cache is read from the disk.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        yield from qcow2.Qcow2(_Growing(fd, path), may_have_backing=True).changes()
+        yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).changes()
 
 
 def base_of(path: str, mirrors: str) -> ids.ImageId | None:
@@ -90,8 +59,8 @@ def base_of(path: str, mirrors: str) -> ids.ImageId | None:
     """
     try:
         # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
-        return _shown_in(mirrors, os.readlink(_backing(path)))
-    except (OSError, struct.error, ValueError):
+        return _shown_in(mirrors, os.readlink(_beneath(path)))
+    except (OSError, ValueError):
         return None
 
 
@@ -101,23 +70,13 @@ def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
     :param disks: the folder that the agent shows disks in: ``<mount point>/disks``
     """
     try:
-        return _shown_in(disks, _backing(path))
-    except (OSError, struct.error, ValueError):
+        return _shown_in(disks, _beneath(path))
+    except ValueError:
         return None
 
 
-def _backing(path: str) -> str:
-    """Return the path of what an overlay lies on.
-
-    :raises OSError: it cannot be read
-    :raises ValueError: it lies on nothing; so does struct.error
-    """
-    with open(path, "rb") as file:
-        magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))
-        if magic != _MAGIC or not at or length > _MAX_NAME_BYTES:
-            raise ValueError("it lies on nothing")
-        file.seek(at)
-        return os.path.join(os.path.dirname(path), os.fsdecode(file.read(length)))
+def _beneath(path: str) -> str:
+    return os.path.join(os.path.dirname(path), local_file.backing_of(path) or "")
 
 
 def _shown_in(shown: str, path: str) -> ids.ImageId | None:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import ids
+from acstor_common import vault_paths
 
 STRANGERS: Final = 64
 STRANGERS_OF_ADDRESS: Final = 8
 CONNECTIONS: Final = 256
 """Each is a thread, which holds a chunk at a time: 16 MiB for all, 1 GiB in chunks of 4 MiB."""
-CONNECTIONS_OF_HOST: Final = 8
 
 
 class Places:
@@ -26,7 +26,7 @@ class Places:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._strangers = _Counted(STRANGERS, STRANGERS_OF_ADDRESS)
-        self._hosts = _Counted(CONNECTIONS, CONNECTIONS_OF_HOST)
+        self._hosts = _Counted(CONNECTIONS, vault_paths.CONNECTIONS_OF_HOST)
 
     def stranger(self, address: str) -> bool:
         """Take a place for somebody at an address; say whether there was one."""

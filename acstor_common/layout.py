@@ -127,6 +127,15 @@ def joined(extents: Iterable[Extent], cut: geometry.Geometry) -> Iterator[Extent
 
     :param extents: in the order of the guest
     """
+    for run in runs(extents):
+        yield from _in_pages(run, cut)
+
+
+def runs(extents: Iterable[Extent]) -> Iterator[Extent]:
+    """Yield extents, those that are stored as they are and follow each other joined.
+
+    :param extents: in the order of the guest
+    """
     run: Extent | None = None
     for extent in extents:
         if run is not None and _follows(run, extent):
@@ -134,10 +143,10 @@ def joined(extents: Iterable[Extent], cut: geometry.Geometry) -> Iterator[Extent
             run = run._replace(length=length, stored_bytes=length)
         else:
             if run is not None:
-                yield from _in_pages(run, cut)
+                yield run
             run = extent
     if run is not None:
-        yield from _in_pages(run, cut)
+        yield run
 
 
 def _follows(run: Extent, extent: Extent) -> bool:

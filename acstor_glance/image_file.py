@@ -17,6 +17,7 @@ from typing import IO
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import layout
+from acstor_common import local_file
 from acstor_common import qcow2_header
 from acstor_glance import raw_format
 
@@ -48,13 +49,10 @@ class ImageFile:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset`` on."""
-        done = 0
-        while done < len(view):
-            with named(self.name):
-                count = os.preadv(self.fd, [view[done:]], offset + done)
-            if count == 0:
-                raise self._changed()
-            done += count
+        with named(self.name):
+            count = local_file.filled(self.fd, view, offset)
+        if count < len(view):
+            raise self._changed()
 
     @property
     def virtual_size(self) -> int:

@@ -24,6 +24,7 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import local_file
 from acstor_nova import disk_changes
 from acstor_nova import gateway_client
 from acstor_nova import imagebackend
@@ -125,7 +126,7 @@ class ComposedBase(imagebackend.MirrorBase):
         """Return the image that the disk lies on, if there is a gateway and it is a mirror."""
         if not self.host.seams.conf.acstor.gateway_url:
             return None
-        base = mirror_link.backing_file(self.path)
+        base = local_file.backing_of(self.path)
         return mirror_link.image_of(base) if base else None
 
 
@@ -210,7 +211,7 @@ class Snapshot:
 
     def _send(self, disk_path: str) -> None:
         """Send the changes of a disk that nobody writes to."""
-        beneath = mirror_link.backing_file(disk_path)
+        beneath = local_file.backing_of(disk_path)
         if beneath is None or mirror_link.image_of(beneath) != self._base:
             raise errors.Unusable(disk_path, f"it does not lie on image {self._base}")
         told = self._host.agent.zeros(self._base)

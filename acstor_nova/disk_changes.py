@@ -7,7 +7,6 @@ nobody writes to the disk meanwhile, and nothing here does.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -15,9 +14,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from acstor_common import changes
-from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import local_file
 from acstor_common import qcow2
 from acstor_nova import agent_client
 
@@ -28,29 +27,6 @@ BLOCK_BYTES = 64 * geometry.KIB
 """What is looked at for zeros: a cluster of the disks that Nova makes."""
 TELL_EVERY_S = 30.0
 _ZEROS = bytes(BLOCK_BYTES)
-
-
-class File:
-    """A file that is read by ranges, as :class:`qcow2_header.Source` wants it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._fd, self.name = file.fileno(), str(file.name)
-        self.size_bytes = os.fstat(self._fd).st_size
-
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on.
-
-        :raises errors.Unusable: the file ends before, or cannot be read
-        """
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-            except OSError as e:
-                raise errors.Unusable(self.name, str(e.strerror)) from e
-            if not count:
-                raise errors.Unusable(self.name, "it became shorter")
-            done += count
 
 
 class Body:
@@ -100,7 +76,8 @@ def opened(file: BinaryIO) -> qcow2.Qcow2:
 
     :raises errors.Unusable: it is no disk of Nova's
     """
-    return qcow2.Qcow2(File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
+    source = local_file.LocalFile(file.fileno(), str(file.name))
+    return qcow2.Qcow2(source, changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
 
 
 def zeros_of(told: agent_client.Zeros, virtual_size: int) -> Iterator[changes.Change]:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from oslo_concurrency import processutils
 
 from acstor_common import errors
+from acstor_common import local_file
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -122,7 +123,7 @@ class RecoveringBase:
         """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
-            base = mirror_link.backing_file(self.path)
+            base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
                 wait_for(self.host, checkpoint_id, base)
                 self._settle(info)  # type: ignore[attr-defined]
@@ -242,7 +243,7 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
         return False
     except OSError:
         return True
-    base = mirror_link.backing_file(disk)
+    base = local_file.backing_of(disk)
     return base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
 
 

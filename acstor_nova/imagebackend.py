@@ -24,6 +24,7 @@ from oslo_config import cfg
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import image_record
+from acstor_common import local_file
 from acstor_nova import agent_client
 from acstor_nova import fallbacks
 from acstor_nova import mirror_link
@@ -207,7 +208,7 @@ def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> 
     :param is_taken_back: tell it that the instance stays on after all
     """
     folder = os.path.join(host.seams.conf.instances_path, instance_id)
-    bases = [mirror_link.backing_file(os.path.join(folder, name)) for name in ROOT_DISKS]
+    bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_shown(base) for base in bases):
         try:
             host.agent.switched_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
@@ -311,7 +312,7 @@ class MirrorBase:
         """Return the image whose mirror this disk lies on; a link that is gone is made again."""
         base = None
         if os.path.basename(self.path) in ROOT_DISKS:
-            base = mirror_link.backing_file(self.path)
+            base = local_file.backing_of(self.path)
         if base is None:
             return None
         image_id = mirror_link.image_of(base)

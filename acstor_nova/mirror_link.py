@@ -9,17 +9,12 @@ rule: a link is put in place at once; nobody ever sees half of one.
 import contextlib
 import os
 import pathlib
-import struct
 import tempfile
 
 from acstor_common import ids
 
 HEAD_BYTES = 256 * 1024
 """What Nova's format inspection reads of an image."""
-
-_QCOW2_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, length
-_QCOW2_MAGIC = b"QFI\xfb"
-_MAX_NAME_BYTES = 1023
 
 
 def mirror_path(mount_point: str, image_id: str) -> str:
@@ -88,16 +83,3 @@ def read_head(path: str) -> None:
             done += len(part)
     if not done:
         raise OSError(f"{path} is empty")
-
-
-def backing_file(disk: str) -> str | None:
-    """Return the path of what a qcow2 lies on, None if it lies on nothing or is no qcow2."""
-    try:
-        with open(disk, "rb") as file:
-            magic, _version, at, length = _QCOW2_HEADER.unpack(file.read(_QCOW2_HEADER.size))
-            if magic != _QCOW2_MAGIC or not at or length > _MAX_NAME_BYTES:
-                return None
-            file.seek(at)
-            return os.fsdecode(file.read(length))
-    except (OSError, struct.error):
-        return None

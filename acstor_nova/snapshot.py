@@ -16,6 +16,7 @@ from collections.abc import Callable
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import local_file
 from acstor_nova import composed_snapshot
 from acstor_nova import hole_map
 from acstor_nova import imagebackend
@@ -38,7 +39,7 @@ def extract(
     """
     if composed_snapshot.send_instead(disk_path):
         return
-    base = mirror_link.backing_file(disk_path) if source_fmt == "qcow2" else None
+    base = local_file.backing_of(disk_path) if source_fmt == "qcow2" else None
     image_id = mirror_link.image_of(base) if base else None
     if base is None or image_id is None:
         return stock(disk_path, source_fmt, out_path, dest_fmt)

@@ -18,6 +18,7 @@ from oslo_config import cfg
 
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import local_file
 from acstor_nova import findings
 from acstor_nova import mirror_link
 
@@ -91,7 +92,7 @@ def of_instances(conf: cfg.ConfigOpts) -> Instances:
         except OSError as e:
             unread.append(f"{disk}: {e.strerror}")
             continue
-        backing = mirror_link.backing_file(str(disk))
+        backing = local_file.backing_of(str(disk))
         if backing is not None and (image_id := mirror_link.image_of(backing)) is not None:
             used[image_id] += 1
     return Instances(str(folder), dict(used), unread)

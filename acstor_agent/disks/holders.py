@@ -29,8 +29,9 @@ from acstor_common import vault_paths
 
 T = TypeVar("T")
 
-CONNECTIONS = 16
-"""To all holders together; what nobody waits for takes a quarter of them (``recovering``)."""
+CONNECTIONS = vault_paths.CONNECTIONS_OF_HOST
+"""To all holders together, for all may be one; what nobody waits for takes a quarter of them
+(``recovering``)."""
 MANIFEST_S = 25.0
 """Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
 TIMEOUT_S = 5.0

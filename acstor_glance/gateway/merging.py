@@ -94,7 +94,7 @@ class _Below:
     """The base's extents, those of the file that follow each other joined."""
 
     def __init__(self, extents: Iterable[layout.Extent]) -> None:
-        self._rest = _joined(extents)
+        self._rest = layout.runs(extents)
         self._next = next(self._rest, None)
 
     def between(self, at: int, stop: int) -> Iterator[Piece]:
@@ -113,26 +113,6 @@ class _Below:
                 at = end
             if extent.at + extent.length <= at:
                 self._next = next(self._rest, None)
-
-
-def _joined(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:
-    run: layout.Extent | None = None
-    for extent in extents:
-        if run is not None and _follows(run, extent):
-            length = run.length + extent.length
-            run = run._replace(length=length, stored_bytes=length)
-            continue
-        if run is not None:
-            yield run
-        run = extent
-    if run is not None:
-        yield run
-
-
-def _follows(run: layout.Extent, extent: layout.Extent) -> bool:
-    is_stored = run.codec is extent.codec is layout.Codec.STORED
-    is_behind = run.at + run.length == extent.at
-    return is_stored and is_behind and run.offset + run.length == extent.offset
 
 
 # A qcow2 file

@@ -21,6 +21,7 @@ from acstor_common import certificates
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import vault_paths
 from tests.lab import runs
 from tests.lab import vaults
 
@@ -311,7 +312,7 @@ def _answer_to(said: bytes, h1: vaults.Vault, h2: vaults.Vault) -> bytes:
 def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     with contextlib.ExitStack() as stack:
-        for _ in range(places.CONNECTIONS_OF_HOST):
+        for _ in range(vault_paths.CONNECTIONS_OF_HOST):
             stack.enter_context(_tls(h1, h2))
         runs.pause(time.monotonic() - 0.1)
         with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):

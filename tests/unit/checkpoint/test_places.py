@@ -3,6 +3,7 @@
 
 from acstor_checkpoint import places
 from acstor_common import ids
+from acstor_common import vault_paths
 
 
 def test_an_address_has_few_places_and_gets_them_back() -> None:
@@ -24,9 +25,9 @@ def test_all_strangers_together_have_a_limit() -> None:
 
 def test_a_host_has_few_places_and_gets_them_back() -> None:
     all_of_them = places.Places()
-    held = [all_of_them.host(ids.HostId("h1")) for _ in range(places.CONNECTIONS_OF_HOST + 1)]
+    held = [all_of_them.host(ids.HostId("h1")) for _ in range(vault_paths.CONNECTIONS_OF_HOST + 1)]
     got = [one.__enter__() for one in held]
-    assert got == [True] * places.CONNECTIONS_OF_HOST + [False]
+    assert got == [True] * vault_paths.CONNECTIONS_OF_HOST + [False]
     for one in held:
         one.__exit__(None, None, None)
     with all_of_them.host(ids.HostId("h1")) as has_place:

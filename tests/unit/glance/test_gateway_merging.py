@@ -140,10 +140,11 @@ def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
 
 
 @settings(max_examples=50)
-@given(tables(), extents(), st.integers(2 * CLUSTER, 8 * CLUSTER))
+@given(tables(), extents(), st.integers(2 * CLUSTER // SECTOR, 8 * CLUSTER // SECTOR))
 def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
-    table, base, most_bytes
+    table, base, most_sectors
 ):
+    most_bytes = most_sectors * SECTOR
     batches = list(merging.batches(merging.pieces(table, base, DISK), most_bytes))
     assert painted(piece for batch in batches for piece in batch.pieces) == expected(table, base)
     for offset, length, pieces in batches:

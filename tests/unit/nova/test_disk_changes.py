@@ -129,7 +129,7 @@ def test_disk_that_becomes_shorter_meanwhile_is_an_error(disk):
         next(pieces)
         with disk.path.open("r+b") as other:
             other.truncate(MIB)
-        with pytest.raises(errors.Unusable, match="it became shorter"):
+        with pytest.raises(errors.Unusable, match="its file is too short"):
             list(pieces)
 
 

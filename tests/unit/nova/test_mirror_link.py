@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from acstor_common import local_file
 from acstor_nova import mirror_link
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -51,13 +52,13 @@ def test_backing_file_is_what_qemu_img_wrote(tmp_path):
     base.write_bytes(bytes(1 << 20))
     create = ["qemu-img", "create", "-q", "-f", "qcow2"]
     subprocess.run([*create, "-F", "raw", "-b", base, disk], check=True)
-    assert mirror_link.backing_file(str(disk)) == str(base)
+    assert local_file.backing_of(str(disk)) == str(base)
     subprocess.run([*create, disk, "1M"], check=True)
-    assert mirror_link.backing_file(str(disk)) is None
+    assert local_file.backing_of(str(disk)) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"QFI\xfb", bytes(100), b"QFI\xfb" + b"\xff" * 100])
 def test_what_is_no_qcow2_lies_on_nothing(tmp_path, data):
     (tmp_path / "disk").write_bytes(data)
-    assert mirror_link.backing_file(str(tmp_path / "disk")) is None
-    assert mirror_link.backing_file(str(tmp_path / "missing")) is None
+    assert local_file.backing_of(str(tmp_path / "disk")) is None
+    assert local_file.backing_of(str(tmp_path / "missing")) is None
