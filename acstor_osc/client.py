@@ -37,8 +37,9 @@ class Client:
     def __init__(
         self, session: keystone_session.Session, region: str | None, interface: str | None
     ) -> None:
+        self._region, self._interface = region, interface or "public"
         self._adapter = adapter.Adapter(
-            session, service_type=SERVICE_TYPE, region_name=region, interface=interface or "public"
+            session, service_type=SERVICE_TYPE, region_name=region, interface=self._interface
         )
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
@@ -60,9 +61,11 @@ class Client:
         try:
             answer = self._adapter.request(path, method, raise_exc=False, **more)
         except exceptions.EndpointNotFound as e:
+            where = f" in the region {self._region}" if self._region else ""
             raise osc_exceptions.CommandError(
-                "Keystone's catalog has no service of type acstor in this region: is the REST API "
-                "of acstor installed and registered? (openstack catalog list)"
+                f"Keystone's catalog has no {self._interface} URL of a service of type "
+                f"{SERVICE_TYPE}{where}: is the REST API of acstor installed and registered? "
+                "(openstack catalog list; --os-interface, --os-region-name)"
             ) from e
         except exceptions.ConnectFailure as e:
             raise osc_exceptions.CommandError(

@@ -7,6 +7,11 @@ _acstor_services() {
     echo acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway
 }
 
+_acstor_commands() {
+    echo acstor-agent-ctl acstor-authority acstor-boot-image acstor-decision-manage \
+        acstor-glance-manage acstor-nova-manage acstor-prehash
+}
+
 # The options of keystoneauth with which a user of acstor's signs in, in a group of a file.
 _acstor_sign_in() {
     local file=$1 group=$2 user=${3:-$ACSTOR_USER}
@@ -27,6 +32,17 @@ acstor_install() {
     is_service_enabled acstor-gateway && extras+=(gateway)
     extras+=(osc)
     setup_develop "$ACSTOR_DIR" "$(IFS=,; echo "${extras[*]}")"
+    _acstor_link_commands
+}
+
+# What operators call; DevStack's virtualenv is not on their PATH.
+_acstor_link_commands() {
+    local bin command
+    bin=$(get_python_exec_prefix)
+    [[ $bin == "$ACSTOR_LINKS_DIR" ]] && return 0
+    for command in $(_acstor_commands); do
+        sudo ln -sf "$bin/$command" "$ACSTOR_LINKS_DIR/$command"
+    done
 }
 
 # _acstor_make_user NAME ROLE...
@@ -71,13 +87,14 @@ acstor_configure_agent() {
     iniset "$conf" acstor_agent state_dir "$ACSTOR_STATE_DIR/state"
     iniset "$conf" acstor_agent cache_dir "$ACSTOR_STATE_DIR/cache"
     iniset "$conf" acstor_agent cache_limit_bytes "$ACSTOR_CACHE_LIMIT_BYTES"
-    iniset "$conf" acstor_agent control_group "$(id -gn "$STACK_USER")"
+    iniset "$conf" acstor_agent control_group "$ACSTOR_CONTROL_GROUP"
     sudo usermod -a -G kvm "$STACK_USER"  # nova-compute looks at mirrors, which are for this group
     iniset "$conf" acstor_agent peer_listen "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
     iniset "$conf" acstor_agent sources "$ACSTOR_SOURCES"
     # unstack ends it with the cloud, whatever guests there are
     iniset "$conf" acstor_agent stop_with_guests unmount
     _acstor_sign_in "$conf" source_glance "$ACSTOR_AGENT_USER"
+    iniset "$conf" source_glance valid_interfaces public
     if is_service_enabled acstor-api; then
         iniset "$conf" enrolment auth_section source_glance
         iniset "$conf" enrolment region_name "$REGION_NAME"
@@ -116,6 +133,7 @@ acstor_configure_decision() {
     iniset "$conf" acstor_decision coordination_url "file://$ACSTOR_STATE_DIR/coordination"
     _acstor_sign_in "$conf" keystone_authtoken
     iniset "$conf" keystone_authtoken www_authenticate_uri "$KEYSTONE_SERVICE_URI"
+    iniset "$conf" keystone_authtoken interface public  # DevStack's catalog has no others
 }
 
 # nova-cpu.conf is made of nova.conf when nova-compute starts, so nova.conf is the one to change;
@@ -162,6 +180,13 @@ acstor_start_agent() {
         "$bin/acstor-agent --config-file $ACSTOR_CONF_DIR/acstor-agent.conf" root root
 }
 
+# The uWSGI that DevStack installs is the distribution's, whose Python is a plugin; run_process names
+# the virtualenv. Without a master SIGTERM ends it with status 30, and the unit is "failed".
+_acstor_uwsgi() {
+    echo "$(which uwsgi) --plugins http,python3 --master --die-on-term --enable-threads --lazy-apps" \
+        "--need-app --add-header 'Connection: close'"
+}
+
 acstor_start() {
     local bin
     bin=$(get_python_exec_prefix)
@@ -171,14 +196,12 @@ acstor_start() {
     fi
     run_process acstor-decision \
         "$bin/acstor-decision --config-file $ACSTOR_CONF_DIR/acstor-decision.conf"
-    run_process acstor-api "$bin/uwsgi --http-socket :$ACSTOR_API_PORT \
---module acstor_decision.wsgi:application --enable-threads --lazy-apps --need-app --die-on-term \
---add-header 'Connection: close' \
+    run_process acstor-api "$(_acstor_uwsgi) --http-socket :$ACSTOR_API_PORT \
+--module acstor_decision.wsgi:application --threads 8 \
 --env ACSTOR_DECISION_CONF=$ACSTOR_CONF_DIR/acstor-decision.conf"
-    run_process acstor-gateway "$bin/uwsgi --http-socket :$ACSTOR_GATEWAY_PORT \
---module acstor_glance.gateway.wsgi:application --master --processes 2 --threads 32 --enable-threads \
---lazy-apps --need-app --die-on-term --listen 1024 --buffer-size 16384 \
---add-header 'Connection: close' \
+    run_process acstor-gateway "$(_acstor_uwsgi) --http-socket :$ACSTOR_GATEWAY_PORT \
+--module acstor_glance.gateway.wsgi:application --processes 2 --threads 32 \
+--listen 1024 --buffer-size 16384 \
 --env ACSTOR_GATEWAY_CONF=$GLANCE_API_CONF:$ACSTOR_CONF_DIR/acstor-gateway.conf \
 --env PROMETHEUS_MULTIPROC_DIR=$ACSTOR_STATE_DIR/gateway-metrics"
     run_process acstor-glance-listener \
@@ -196,7 +219,13 @@ acstor_stop() {
 }
 
 acstor_clean() {
+    local command
     sudo rm -rf --one-file-system "$ACSTOR_CONF_DIR" "$ACSTOR_STATE_DIR"
+    sudo rm -f "$ACSTOR_CONTROL_SOCKET"
+    for command in $(_acstor_commands); do
+        [[ -L $ACSTOR_LINKS_DIR/$command ]] && sudo rm -f "$ACSTOR_LINKS_DIR/$command"
+    done
+    return 0
 }
 
 case "$1 ${2:-}" in

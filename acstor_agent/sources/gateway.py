@@ -7,9 +7,9 @@ is asked for what Glance's API gives no ranges of, and for nothing else.
 """
 
 import copy
+from collections.abc import Sequence
 
 import msgspec
-from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 from oslo_config import types
@@ -54,10 +54,10 @@ class GatewaySource(glance.GlanceSource):
         limits: http_link.Limits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
-        interface: str = "internal",
+        interfaces: Sequence[str] = glance.INTERFACES,
         url: str | None = None,
     ) -> None:
-        super().__init__(session, limits, endpoint, region_name, interface)
+        super().__init__(session, limits, endpoint, region_name, interfaces)
         self._url = url
         self._where = url or "the gateway"
 
@@ -85,7 +85,7 @@ class GatewaySource(glance.GlanceSource):
             limits,
             group.endpoint_override or None,
             group.region_name or None,
-            group.interface,
+            glance.interfaces_of(group),
             group.url,
         )
 
@@ -115,12 +115,7 @@ class GatewaySource(glance.GlanceSource):
     def _sign_in(self, refused: str | None) -> glance.Pass:
         """Do what blocks."""
         ticket = super()._sign_in(refused)
-        url = self._url or self._session.get_endpoint(
-            service_type=SERVICE_TYPE, region_name=self._region_name, interface=self._interface
-        )
-        if not url:
-            why = f"its catalog has no URL of a gateway (service type {SERVICE_TYPE})"
-            raise exceptions.EndpointNotFound(why)
+        url = self._url or self._url_of(SERVICE_TYPE, "a gateway")
         return ticket._replace(files=f"{url.rstrip('/').removesuffix('/v1')}/v1/images")
 
 

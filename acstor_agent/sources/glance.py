@@ -15,8 +15,10 @@ import collections
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
+from oslo_config import types
 
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
@@ -44,6 +47,9 @@ GROUP = "source_glance"
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
+INTERFACES = ("internal", "public")
+"""Whose URL in the catalog is taken, the preferred first: DevStack has public ones alone."""
+_SOME_INTERFACES = re.compile(r"^(internal|public|admin)(\s*,\s*(internal|public|admin))*$")
 STREAMS = 6
 """Blobs that are read whole at a time, with connections of their own."""
 STREAM_SILENCE_S = 30.0
@@ -112,6 +118,7 @@ class GlanceSource(driver.Driver):
 
     :param session: a session of keystoneauth that signs in as the service user
     :param endpoint: Glance's URL; that of the catalog if None
+    :param interfaces: which of the catalog's URLs are taken, the preferred first
     """
 
     group_name = GROUP
@@ -122,10 +129,10 @@ class GlanceSource(driver.Driver):
         limits: http_link.Limits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
-        interface: str = "internal",
+        interfaces: Sequence[str] = INTERFACES,
     ) -> None:
         self._session, self._endpoint = session, endpoint
-        self._region_name, self._interface = region_name, interface
+        self._region_name, self._interfaces = region_name, list(interfaces)
         limits = limits or http_link.Limits()
         self._link = http_link.Link(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
@@ -148,11 +155,13 @@ class GlanceSource(driver.Driver):
                 help="Glance's URL without the version; the one of Keystone's catalog by default.",
             ),
             cfg.StrOpt("region_name", help="Region whose Glance is taken from the catalog."),
-            cfg.StrOpt(
-                "interface",
-                default="internal",
-                choices=["internal", "public", "admin"],
-                help="Which of the catalog's URLs of Glance is used.",
+            cfg.Opt(
+                "valid_interfaces",
+                type=types.String(regex=_SOME_INTERFACES),
+                default=",".join(INTERFACES),
+                deprecated_name="interface",
+                help="Which of the catalog's URLs of Glance is taken: the first of these that it "
+                "has. They are internal, public and admin, with commas between them.",
             ),
             *http_link.options(),
         ]
@@ -166,7 +175,13 @@ class GlanceSource(driver.Driver):
             timeout=limits.timeout_s,
             verify=limits.ca_file or True,
         )
-        return cls(session, limits, group.endpoint_override, group.region_name, group.interface)
+        return cls(
+            session,
+            limits,
+            group.endpoint_override,
+            group.region_name,
+            interfaces_of(group),
+        )
 
     @property
     def where(self) -> str:
@@ -396,14 +411,31 @@ class GlanceSource(driver.Driver):
         if refused is not None and self._session.get_token() == refused:
             self._session.invalidate()
         token = self._session.get_token()
-        endpoint = self._endpoint or self._session.get_endpoint(
-            service_type="image", region_name=self._region_name, interface=self._interface
-        )
-        if not endpoint:
-            raise exceptions.EndpointNotFound("its catalog has no URL of an image service")
+        endpoint = self._endpoint or self._url_of("image", "an image service")
         project_id = self._session.get_project_id() or ""
         endpoint = endpoint.rstrip("/").removesuffix("/v2")
         return Pass(token or "", endpoint, project_id, f"{endpoint}/v2/images")
+
+    def _url_of(self, service_type: str, what: str) -> str:
+        """Return the catalog's URL of a service.
+
+        :raises exceptions.EndpointNotFound: there is none; says what was looked for
+        """
+        url = self._session.get_endpoint(
+            service_type=service_type, region_name=self._region_name, interface=self._interfaces
+        )
+        if not url:
+            region = f" in the region {self._region_name}" if self._region_name else ""
+            raise exceptions.EndpointNotFound(
+                f"its catalog has no URL of {what} (service type {service_type}){region} with the "
+                f"interface {' or '.join(self._interfaces)} ([{GROUP}] valid_interfaces)"
+            )
+        return str(url)
+
+
+def interfaces_of(group: cfg.ConfigOpts.GroupAttr) -> list[str]:
+    """Return which of the catalog's URLs a group of options wants, the preferred first."""
+    return [name.strip() for name in group.valid_interfaces.split(",")]
 
 
 def _why_not_served(image: image_record.Record, statuses: frozenset[str]) -> str:

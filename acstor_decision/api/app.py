@@ -14,6 +14,7 @@ from typing import Any
 import flask
 import msgspec
 import webob.exc
+from keystoneauth1 import exceptions as keystone_exceptions
 from keystonemiddleware import auth_token
 from oslo_config import cfg
 from oslo_context import context
@@ -41,6 +42,10 @@ KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
     "without it"
+)
+KEYSTONE_IS_NOWHERE = (
+    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
+    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
 )
 _AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
@@ -70,10 +75,17 @@ class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without typ
         try:
             return super().process_request(request)
         except webob.exc.HTTPServiceUnavailable as e:
-            fault = _fault_of(http.HTTPStatus.SERVICE_UNAVAILABLE, KEYSTONE_IS_GONE)
-            raise webob.exc.HTTPServiceUnavailable(
-                body=msgspec.json.encode(fault), content_type="application/json"
-            ) from e
+            raise _unavailable(KEYSTONE_IS_GONE) from e
+        except keystone_exceptions.EndpointNotFound as e:
+            LOG.error("%s", KEYSTONE_IS_NOWHERE.format(why=e))
+            raise _unavailable(KEYSTONE_IS_NOWHERE.format(why=e)) from e
+
+
+def _unavailable(message: str) -> webob.exc.HTTPServiceUnavailable:
+    fault = _fault_of(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
+    return webob.exc.HTTPServiceUnavailable(
+        body=msgspec.json.encode(fault), content_type="application/json"
+    )
 
 
 def make_plain_app(

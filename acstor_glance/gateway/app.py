@@ -16,6 +16,7 @@ from typing import Any
 import flask
 import msgspec
 import webob.exc
+from keystoneauth1 import exceptions as keystone_exceptions
 from keystonemiddleware import auth_token
 from oslo_config import cfg
 from werkzeug import exceptions
@@ -37,6 +38,10 @@ OPEN_PATHS = frozenset({"/", "/healthz"})
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"
+)
+KEYSTONE_IS_NOWHERE = (
+    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
+    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
 )
 TOKEN_INFO = "keystone.token_info"
 """Is in a request's environment only if its token was good, whatever delay_auth_decision says."""
@@ -81,11 +86,17 @@ class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without typ
         try:
             return super().process_request(request)
         except webob.exc.HTTPServiceUnavailable as error:
-            self._counted.service_failed("keystone")
-            raise webob.exc.HTTPServiceUnavailable(
-                body=_fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, KEYSTONE_IS_GONE),
-                content_type="application/json",
-            ) from error
+            raise self._unavailable(KEYSTONE_IS_GONE) from error
+        except keystone_exceptions.EndpointNotFound as error:
+            LOG.error("%s", KEYSTONE_IS_NOWHERE.format(why=error))
+            raise self._unavailable(KEYSTONE_IS_NOWHERE.format(why=error)) from error
+
+    def _unavailable(self, message: str) -> webob.exc.HTTPServiceUnavailable:
+        self._counted.service_failed("keystone")
+        return webob.exc.HTTPServiceUnavailable(
+            body=_fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, message),
+            content_type="application/json",
+        )
 
 
 def make_plain_app(made: service.Service, composes: compositions.Compositions) -> flask.Flask:

@@ -17,6 +17,7 @@ from acstor_decision.db import database
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import cloud
+from tests.lab.openstack import ini
 from tests.unit.decision.api import conftest as samples
 
 
@@ -113,3 +114,27 @@ def test_command_says_what_to_do_when_the_api_is_gone(keystone_glance, served):
     assert said.returncode != 0
     assert "does not answer" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+def test_api_that_finds_no_keystone_in_the_catalog_names_the_options(
+    keystone_glance: cloud.Cloud, store: database.Database, tmp_path: pathlib.Path
+) -> None:
+    """As where the catalog has public URLs alone, and keystonemiddleware asks for internal ones."""
+
+    class Elsewhere(acstor_decision.DecisionApi):
+        def sections(self) -> ini.Sections:
+            nowhere = {"keystone_authtoken": {"region_name": "nowhere"}}
+            return ini.merged(super().sections(), nowhere)
+
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    made = Elsewhere(keystone_glance, tmp_path / "elsewhere", connection)
+    try:
+        made.start()
+        made.wait_ready()
+        made.register()
+        said = acstor_decision.openstack(keystone_glance, "admin", "ring", "list")
+    finally:
+        made.stop()
+    assert said.returncode != 0
+    assert "[keystone_authtoken] interface and region_name" in said.stderr
+    assert "nowhere" in said.stderr

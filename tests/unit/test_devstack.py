@@ -6,8 +6,10 @@ a service that is not enabled.
 """
 
 import pathlib
+import re
 import stat
 import subprocess
+import tomllib
 from collections.abc import Callable
 from collections.abc import Iterable
 
@@ -21,6 +23,8 @@ from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
 
 DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
+GUIDE = DEVSTACK / "README.rst"
+SCRIPTS = tomllib.loads((DEVSTACK.parent / "pyproject.toml").read_text())["project"]["scripts"]
 SERVICES = "acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway".split()
 ALL = " ".join((*SERVICES, "n-cpu", "tempest"))
 # Options of others that acstor sets; everything else has to be one of acstor's own.
@@ -31,6 +35,7 @@ FOREIGN = {
     ("libvirt", "images_type"),
     ("database", "connection"),
     ("image_import_opts", "image_import_plugins"),
+    ("keystone_authtoken", "interface"),
     ("keystone_authtoken", "www_authenticate_uri"),
     ("service_available", "acstor"),
 }
@@ -46,7 +51,7 @@ for name in iniset iniset_rpc_backend setup_develop run_process stop_process rec
     get_or_add_user_project_role get_or_create_project define_plugin enable_service; do
     eval "$name() { record $name \"\$@\"; }"
 done
-sudo() { record sudo "$@"; if [[ $1 == install ]]; then command "$@"; fi; }
+sudo() { record sudo "$@"; case $1 in install | ln) command "$@" ;; esac; }
 is_service_enabled() {
     local wanted
     for wanted in "$@"; do [[ " $ENABLED " == *" $wanted "* ]] && return 0; done
@@ -56,6 +61,9 @@ trueorfalse() { local given=${!2:-$1}; echo "$given"; }
 database_connection_url() { echo "mysql+pymysql://root@127.0.0.1/$1"; }
 get_python_exec_prefix() { echo "$FOLDER/bin"; }
 mountpoint() { return 0; }
+which() { echo "/usr/bin/$1"; }
+LIBVIRT_GROUP=libvirt ACSTOR_LINKS_DIR=${ACSTOR_LINKS_DIR:-$FOLDER/links}
+mkdir -p "$ACSTOR_LINKS_DIR"
 DEST=$FOLDER/dest DATA_DIR=$FOLDER/data HOST_IP=192.0.2.7 SERVICE_HOST=192.0.2.7
 REGION_NAME=RegionOne KEYSTONE_SERVICE_URI=http://192.0.2.7/identity
 SERVICE_PASSWORD=secret SERVICE_DOMAIN_NAME=Default
@@ -154,12 +162,59 @@ def test_compute_node_of_its_own_gets_the_agent_alone(play: Play) -> None:
     assert not calls(made, "recreate_database")
 
 
-def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(play: Play) -> None:
+def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(
+    play: Play, tmp_path: pathlib.Path
+) -> None:
     made = play("unstack", "clean")
     assert sorted(name for [name] in calls(made, "stop_process")) == sorted(SERVICES)
     done = [" ".join(words) for words in calls(made, "sudo")]
     assert any(words.startswith("umount") for words in done)
     assert any(words.startswith("rm -rf --one-file-system") for words in done)
+    assert f"rm -f {tmp_path}/run/control.sock" in done
+
+
+def test_commands_of_operators_are_on_their_path_until_clean(
+    play: Play, tmp_path: pathlib.Path
+) -> None:
+    play(*STACK)
+    links = {path.name: path.readlink() for path in (tmp_path / "links").iterdir()}
+    assert {"acstor-nova-manage", "acstor-agent-ctl", "acstor-glance-manage"} <= links.keys()
+    assert links.keys() <= SCRIPTS.keys()
+    assert all(to == tmp_path / "bin" / name for name, to in links.items())
+    made = calls(play("clean"), "sudo")
+    assert {words[-1] for words in made if words[:2] == ["rm", "-f"]} >= {
+        str(tmp_path / "links" / name) for name in links
+    }
+    assert len(calls(play(*STACK, settings="ACSTOR_LINKS_DIR=$FOLDER/bin\n"), "sudo")) < len(
+        calls(play(*STACK), "sudo")
+    )
+
+
+def test_socket_is_for_the_group_that_nova_compute_runs_with(play: Play) -> None:
+    """DevStack starts it with LIBVIRT_GROUP in place of its user's own group."""
+    written = [words[1:] for words in calls(play(*STACK), "iniset")]
+    assert ["acstor_agent", "control_group", "libvirt"] in written
+
+
+def test_wsgi_is_served_by_the_uwsgi_that_devstack_installs(play: Play) -> None:
+    """Without a master it ends with status 30 when it is stopped, and the unit is "failed"."""
+    started = {name: words for name, *words in calls(play(*STACK), "run_process")}
+    for name in ("acstor-api", "acstor-gateway"):
+        assert started[name][:3] == ["/usr/bin/uwsgi", "--plugins", "http,python3"]
+        assert {"--master", "--die-on-term", "--need-app"} <= set(started[name])
+
+
+def test_catalog_is_asked_for_public_urls(play: Play) -> None:
+    """DevStack makes no others."""
+    written = [words[1:] for words in calls(play(*STACK), "iniset")]
+    assert ["keystone_authtoken", "interface", "public"] in written
+    assert ["source_glance", "valid_interfaces", "public"] in written
+
+
+def test_guide_names_the_branch() -> None:
+    """DevStack takes master, which there is not, where none is named."""
+    [line] = re.findall(r"^ +enable_plugin acstor .*$", GUIDE.read_text(), re.MULTILINE)
+    assert line.endswith("> main")
 
 
 def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:

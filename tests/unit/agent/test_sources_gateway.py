@@ -99,9 +99,9 @@ async def test_gateway_signs_in_as_glance_does_unless_it_is_told_otherwise():
     user = {"username": "acstor", "password": "p$$1", "project_name": "service"}
     credential = {"application_credential_id": "i", "application_credential_secret": "s"}
     for auth_type, given in [("password", user), ("v3applicationcredential", credential)]:
-        conf = options(auth_type=auth_type, interface="public", **keystone, **given)
+        conf = options(auth_type=auth_type, valid_interfaces="public", **keystone, **given)
         own, theirs = conf[gateway.GROUP], conf[glance.GROUP]
-        for name in ("auth_type", "interface", *keystone, *given):
+        for name in ("auth_type", "valid_interfaces", *keystone, *given):
             assert own[name] == theirs[name]
         await gateway.GatewaySource.from_conf(own).aclose()
     conf.set_override("auth_url", "http://192.0.2.2/v3", gateway.GROUP)

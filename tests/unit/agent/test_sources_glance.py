@@ -6,6 +6,7 @@ import json
 
 import pytest
 from keystoneauth1 import exceptions
+from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
 from acstor_agent.sources import base
@@ -305,3 +306,54 @@ async def test_conversion_that_was_deleted_is_looked_for_anew(server, source):
     server.asked.clear()
     assert await source.read(QCOW2, 0, 4) == CONVERTED[:4]
     assert len(server.asked) > 1  # its place was asked for
+
+
+class PublicUrls(fake_glance.ServiceUser):
+    """Signs in where the catalog has public URLs alone, as DevStack's."""
+
+    def get_endpoint(self, session, interface=(), **_):
+        return super().get_endpoint(session) if "public" in interface else None
+
+
+async def test_public_url_is_taken_where_the_catalog_has_no_internal_one(server):
+    signs_in = keystone_session.Session(auth=PublicUrls(server.url))
+    source = glance.GlanceSource(signs_in)
+    assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
+    await source.aclose()
+
+
+async def test_catalog_without_a_url_is_told_with_what_was_looked_for(server):
+    signs_in = keystone_session.Session(auth=PublicUrls(server.url))
+    source = glance.GlanceSource(signs_in, region_name="north", interfaces=["internal", "admin"])
+    wanted = r"no URL of an image service .*region north .*internal or admin .*valid_interfaces"
+    with pytest.raises(errors.ChunkMissing, match=wanted):
+        await source.read(IMAGE, 0, 4)
+    await source.aclose()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("", ["internal", "public"]),
+        ("valid_interfaces = public , admin", ["public", "admin"]),
+        ("interface = admin", ["admin"]),
+    ],
+    ids=["default", "new", "former name"],
+)
+def test_interfaces_are_read_in_order(tmp_path, line, found):
+    file = tmp_path / "agent.conf"
+    file.write_text(f"[{glance.GROUP}]\n{line}\n")
+    conf = cfg.ConfigOpts()
+    conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
+    conf(["--config-file", str(file)])
+    assert glance.interfaces_of(conf[glance.GROUP]) == found
+
+
+def test_interface_that_there_is_not_is_refused(tmp_path):
+    file = tmp_path / "agent.conf"
+    file.write_text(f"[{glance.GROUP}]\nvalid_interfaces = public,publik\n")
+    conf = cfg.ConfigOpts()
+    conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
+    conf(["--config-file", str(file)])
+    with pytest.raises(cfg.ConfigFileValueError):
+        glance.interfaces_of(conf[glance.GROUP])
