@@ -236,7 +236,9 @@ OPTS = [
     cfg.Opt(
         "control_group",
         type=types.String(),
-        help="Group whose members may use the control socket; without it only the agent's user.",
+        sample_default="acstor",
+        help="Group whose members may use the control socket: one of nova-compute's. Without it "
+        "acstor, or the agent's user alone where there is no such group.",
     ),
     cfg.Opt(
         "mirror_group",

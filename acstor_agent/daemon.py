@@ -333,7 +333,7 @@ class Agent:
         listen = functools.partial(
             control_socket.listen,
             pathlib.Path(self._conf.acstor.control_socket),
-            self._conf.acstor_agent.control_group,
+            settings.control_group(self._conf.acstor_agent),
             self._requests.handle,
         )
         await keep("control_socket", listen)

@@ -45,6 +45,8 @@ HOW_TO_GET_A_CERTIFICATE = (
     "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
+CONTROL_GROUP = "acstor"
+"""What etc/sysusers.d makes, with nova in it."""
 MIRROR_GROUP = "kvm"
 """Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
 QEMU's user into it, and packages of nova-compute that of Nova."""
@@ -110,6 +112,16 @@ def check(own: Options) -> None:
             except KeyError as e:
                 why = f"there is no group {group}"
                 raise errors.Unusable(f"[acstor_agent] {name}", why) from e
+
+
+def control_group(own: Options) -> str | None:
+    """Return the group that may use the control socket; None: the agent's user alone."""
+    if own.control_group:
+        return str(own.control_group)
+    try:
+        return grp.getgrnam(CONTROL_GROUP).gr_name
+    except KeyError:
+        return None
 
 
 def mirror_gid(own: Options) -> int:

@@ -8,7 +8,9 @@ two requests: an agent that was restarted is a new one to the next request.
 
 import base64
 import contextlib
+import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +20,7 @@ from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_nova import compute_user
 from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024
@@ -174,8 +177,25 @@ class AgentClient:
         except TimeoutError as e:
             why = f"no answer within {timeout_s:g} s"
             raise errors.AgentUnreachable(self._socket_path, why) from e
+        except PermissionError as e:
+            raise errors.AgentUnreachable(self._socket_path, _denied(self._socket_path)) from e
         except (OSError, errors.RemoteProtocolError) as e:
             raise errors.AgentUnreachable(self._socket_path, str(e)) from e
+
+
+def _denied(path: str) -> str:
+    """Return whose a socket is, and who we are who may not use it."""
+    here = compute_user.here()
+    who = f"this process is user {here.name}, groups {compute_user.names_of(here.groups)}"
+    try:
+        found = os.stat(path)
+    except OSError:
+        return f"permission denied: {who}, and may not enter the folder of that socket"
+    owner, group = compute_user.user_name(found.st_uid), compute_user.group_name(found.st_gid)
+    return (
+        f"permission denied: the socket is for user {owner} and group {group} (mode "
+        f"{stat.S_IMODE(found.st_mode):04o}; [acstor_agent] control_group), {who}"
+    )
 
 
 def _lines(agent: socket.socket, ends_s: float) -> Iterator[bytes]:

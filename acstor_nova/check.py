@@ -17,6 +17,7 @@ from oslo_config import cfg
 from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_nova import agent_client
+from acstor_nova import compute_user
 from acstor_nova import conf as nova_conf
 from acstor_nova import findings
 from acstor_nova import gateway_client
@@ -29,6 +30,14 @@ FS_TYPE = "fuse.acstor"
 RESEND_KERNEL = (6, 9)
 AA_HELPER = "etc/apparmor.d/usr.lib.libvirt.virt-aa-helper"
 AA_LOCAL = "etc/apparmor.d/local/usr.lib.libvirt.virt-aa-helper"
+NOT_LET_IN = (
+    "Nova downloads whole images instead. Set [acstor_agent] control_group to a group of that "
+    "process, or make its user a member of the socket's group; then restart agent or nova-compute."
+)
+NOT_IN_GROUP = (
+    "Make that user a member of the group ([acstor_agent] mirror_group, kvm by default), and "
+    "restart nova-compute."
+)
 _NOVA_OPTS = [
     cfg.StrOpt("state_path", default="/var/lib/nova"),
     cfg.StrOpt("instances_path", default="$state_path/instances"),
@@ -42,11 +51,11 @@ Level = findings.Level
 def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
     """Return Nova's configuration, of which only what concerns us is known.
 
-    :param config_files: empty for those that nova-compute reads
+    :param config_files: empty for those that the running nova-compute reads, or would find itself
     :raises cfg.Error: a file cannot be read, or a value makes no sense
     """
     conf = cfg.ConfigOpts()
-    args = [f"--config-file={name}" for name in config_files]
+    args = [f"--config-file={name}" for name in config_files] or compute_user.config_args()
     common_conf.read(conf, args, "nova-compute", _register, nova_conf.list_opts(), project="nova")
     with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config's own, where it is of use
         conf.register_opt(cfg.StrOpt("driver"), group=register.NAME)
@@ -61,16 +70,20 @@ def _register(conf: cfg.ConfigOpts) -> None:
     conf.register_opts(whole_images.OPTS, group="image_cache")
 
 
-def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[Finding]:
+def check(
+    conf: cfg.ConfigOpts, user: compute_user.User, root: pathlib.Path = pathlib.Path("/")
+) -> list[Finding]:
     """Return what was found, good and bad.
 
+    :param user: with whose rights agent and mirror are looked at, where we may take them
     :param root: where the host's own files are (/proc, /sys, /etc)
     """
     return [
         *_configuration(conf),
         _nova(),
-        *_agent(conf),
-        _mount(conf, root),
+        compute_user.finding(user),
+        *_agent(conf, user),
+        _mount(conf, root, user),
         *_image_cache(conf),
         _gateway(conf),
         whole_images.of_manager(conf),
@@ -114,12 +127,14 @@ def _nova() -> Finding:
     return Finding("nova", Level.OK, version)
 
 
-def _agent(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
     own = conf.acstor
     try:
-        status = agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S).status()
+        with compute_user.acting_as(user):
+            status = agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S).status()
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
-        remedy = "Is acstor-agent running, and may this user (Nova's) use its socket?"
+        is_denied = isinstance(e.__cause__, PermissionError)
+        remedy = NOT_LET_IN if is_denied else "Is acstor-agent running? Look at its log."
         yield Finding("agent", Level.ERROR, str(e), remedy)
         return
     yield Finding("agent", Level.OK, f"{own.control_socket}, worker {status['worker_pid']}")
@@ -139,7 +154,7 @@ def _fallbacks(status: dict[str, Any]) -> Finding:
     return Finding("fallbacks", Level.OK, "none since the agent's start")
 
 
-def _mount(conf: cfg.ConfigOpts, root: pathlib.Path) -> Finding:
+def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> Finding:
     point = conf.acstor.mount_point
     remedy = "Start acstor-agent; if it runs, look at its log."
     mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
@@ -150,6 +165,12 @@ def _mount(conf: cfg.ConfigOpts, root: pathlib.Path) -> Finding:
         os.statvfs(point)
     except OSError as e:
         return Finding("mirror", Level.ERROR, f"{point}: {e.strerror}", remedy)
+    with compute_user.acting_as(user):
+        may_look = os.access(point, os.R_OK | os.X_OK, effective_ids=True)
+    if not may_look:
+        group = compute_user.group_name(os.stat(point).st_gid)
+        detail = f"{point} is for root and group {group}, and {user} may not look into it"
+        return Finding("mirror", Level.ERROR, detail, NOT_IN_GROUP)
     return Finding("mirror", Level.OK, point)
 
 

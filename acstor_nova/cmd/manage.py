@@ -9,15 +9,18 @@ import sys
 import prettytable
 from oslo_config import cfg
 
+from acstor_common import errors
 from acstor_nova import check
+from acstor_nova import compute_user
 
 
 def main() -> int:
     """Carry out a command; return 0 when all is well, 1 when something is wrong, 2 for misuse."""
     options = _parser().parse_args()
     try:
-        findings = check.check(check.load_conf(options.config_file))
-    except cfg.Error as e:
+        user = compute_user.find(options.user)
+        findings = check.check(check.load_conf(options.config_file), user)
+    except (cfg.Error, errors.Unusable) as e:
         print(f"acstor-nova-manage: {e}", file=sys.stderr)
         return 1
     if options.json:
@@ -36,7 +39,14 @@ def _parser() -> argparse.ArgumentParser:
         "--config-file",
         action="append",
         default=[],
-        help="a file that nova-compute reads (those that it finds by itself); may be repeated",
+        help="a file that nova-compute reads (those that the running one was given, or else those "
+        "that it finds by itself); may be repeated",
+    )
+    added.add_argument(
+        "--user",
+        default="",
+        help="with whose rights agent and mirror are looked at, if root runs this (whoever runs "
+        f"nova-compute, or else {compute_user.ACCOUNT})",
     )
     added.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser

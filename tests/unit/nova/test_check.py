@@ -2,6 +2,7 @@
 """What the check of a compute host finds; without Nova, on a host that is made of files."""
 
 import json
+import os
 import struct
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from acstor_common import control_wire
 from acstor_common import geometry
 from acstor_nova import check
+from acstor_nova import compute_user
 from acstor_nova.cmd import manage
 from tests.fakes import gateway_server
 from tests.fakes import scripted_agent
@@ -33,6 +35,7 @@ class Machine:
         self.nova_conf = folder / "nova.conf"
         self.configure()
         self.fallbacks = {"disk-format": 0}
+        self.user = compute_user.here()
         self.kept, self.may_grow, self.images, self.promised_bytes = "host", False, {}, 0
 
     def put(self, name, text):
@@ -83,7 +86,7 @@ class Machine:
 
     def findings(self):
         """Return everything that is found, by what was looked at; what is bad counts."""
-        found = check.check(check.load_conf([str(self.nova_conf)]), self.folder)
+        found = check.check(check.load_conf([str(self.nova_conf)]), self.user, self.folder)
         found.sort(key=lambda one: one.level != check.Level.OK)
         return {one.what: one for one in found}
 
@@ -318,7 +321,7 @@ def test_command_prints_findings_and_its_status_says_whether_all_is_well(
     machine, agent, monkeypatch, capsys
 ):
     found = [check.Finding("agent", check.Level.OK, "there")]
-    monkeypatch.setattr(check, "check", lambda conf: found)
+    monkeypatch.setattr(check, "check", lambda conf, user: found)
     argv = ["acstor-nova-manage", "check", "--config-file", str(machine.nova_conf)]
     monkeypatch.setattr(sys, "argv", [*argv, "--json"])
     assert manage.main() == 0
@@ -331,3 +334,39 @@ def test_command_prints_findings_and_its_status_says_whether_all_is_well(
     argv[-1] = "/nowhere/nova.conf"
     assert manage.main() == 1
     assert "/nowhere/nova.conf" in capsys.readouterr().err
+    argv[-1] = str(machine.nova_conf)
+    monkeypatch.setattr(sys, "argv", [*argv, "--user", "nobody-of-that-name"])
+    assert manage.main() == 1
+    assert "there is no user nobody-of-that-name" in capsys.readouterr().err
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may look as somebody else")
+
+
+@needs_root
+def test_socket_that_root_may_use_and_nova_compute_may_not_is_an_error(machine, agent):
+    for folder in (machine.folder, *machine.folder.parents):
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    os.chmod(machine.folder / "control.sock", 0o660)
+    assert machine.look() == {}
+    machine.user = compute_user.account("nobody")
+    found = machine.look()["agent"]
+    assert found.level == "error" and "control_group" in found.remedy
+    assert "for user root and group root (mode 0660" in found.detail
+    assert "this process is user nobody, groups nogroup" in found.detail
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+    machine.user = machine.user._replace(groups=machine.user.groups | {0})
+    assert "agent" not in machine.look()
+
+
+@needs_root
+def test_mirror_that_nova_compute_may_not_look_into_is_an_error(machine, agent):
+    for folder in (machine.folder, *machine.folder.parents):
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    machine.mount_point.chmod(0o550)
+    machine.user = compute_user.account("nobody")
+    found = machine.look()["mirror"]
+    assert found.level == "error" and "mirror_group" in found.remedy
+    assert "for root and group root, and user nobody" in found.detail

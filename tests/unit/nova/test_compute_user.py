@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who nova-compute is, told by the files of /proc."""
+
+import os
+
+import pytest
+
+from acstor_common import errors
+from acstor_nova import compute_user
+
+
+@pytest.fixture
+def put(tmp_path):
+    def put(pid, *words, uid=0, gid=0, groups="", end="\0"):
+        folder = tmp_path / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "cmdline").write_bytes(end.join(words).encode() + end.encode())
+        status = f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+        status += f"Gid:\t{gid}\t{gid}\t{gid}\t{gid}\nGroups:\t{groups} \n"
+        (folder / "status").write_text(status)
+
+    return put
+
+
+SCRIPT = ("/opt/nova/bin/python3", "/opt/nova/bin/nova-compute")
+TITLE = "nova-compute: master process [/usr/bin/nova-compute --config-file /etc/nova/cpu.conf]"
+
+
+@pytest.mark.parametrize("words", [SCRIPT, SCRIPT[1:], (TITLE,)], ids=["python", "script", "title"])
+def test_rights_are_those_of_the_process(tmp_path, put, words):
+    put(40, "vi", "/etc/nova/nova-compute.conf", "nova-compute")
+    put(70, *words, uid=65534, gid=4, groups="4 6")
+    found = compute_user.find("", tmp_path)
+    assert found == ("nobody", 65534, 4, frozenset({4, 6}), 70)
+    assert str(found) == "user nobody, groups adm, disk (nova-compute, process 70)"
+    assert compute_user.find("nobody", tmp_path) == found
+    assert compute_user.find("daemon", tmp_path).pid is None
+
+
+def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
+    put(70, *SCRIPT)
+    (tmp_path / "proc/70/status").unlink()
+    put(71, *SCRIPT)
+    (tmp_path / "proc/71/status").write_text("Uid:\n")
+    assert compute_user.running(tmp_path) is None
+
+
+def test_files_are_those_that_it_was_given(tmp_path, put):
+    assert compute_user.config_args(tmp_path) == []
+    more = ("--config-file", "/etc/nova/a b", "--config-dir=/etc/nova/d", "--config-file=relative")
+    put(70, *SCRIPT, *more[2:], "--config-file", "/etc/nova/nova.conf")
+    given = compute_user.config_args(tmp_path)
+    assert given == ["--config-dir=/etc/nova/d", "--config-file=/etc/nova/nova.conf"]
+
+
+def test_files_stand_in_a_title_too(tmp_path, put):
+    put(70, TITLE)
+    assert compute_user.config_args(tmp_path) == ["--config-file=/etc/nova/cpu.conf"]
+
+
+def test_user_who_is_not_there_is_refused():
+    with pytest.raises(errors.Unusable, match="there is no user nobody-of-that-name"):
+        compute_user.find("nobody-of-that-name")
+
+
+def test_group_that_came_after_the_start_is_told(tmp_path, put):
+    """As where the package made nova a member and nova-compute was not restarted."""
+    put(70, *SCRIPT, uid=65534, gid=0, groups="0")
+    found = compute_user.finding(compute_user.find("", tmp_path))
+    assert found.level == "warning" and "nogroup too, its process is not" in found.detail
+    assert compute_user.finding(compute_user.account("nobody")).level == "ok"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look as somebody else")
+def test_rights_are_given_back_whatever_happens():
+    before = compute_user.here()
+    with pytest.raises(ZeroDivisionError), compute_user.acting_as(compute_user.account("nobody")):
+        assert compute_user.here()[:3] == compute_user.account("nobody")[:3]
+        assert compute_user.here().groups == compute_user.account("nobody").groups
+        raise ZeroDivisionError
+    assert compute_user.here() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put):
+    put(70, *SCRIPT, uid=2, gid=2)
+    user = compute_user.find("", tmp_path)
+    with compute_user.acting_as(compute_user.account("nobody")):
+        found = compute_user.finding(user)
+        with compute_user.acting_as(user):
+            assert compute_user.here().name == "nobody"
+    assert found.level == "warning" and "as root" in found.remedy
