@@ -111,3 +111,12 @@ def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, pla
     options = types.SimpleNamespace(read_deadline_s=deadline_s)
     assert settings.patience_s(options) == patience_s
     assert settings.place_timeout_s(options) == pytest.approx(place_s)
+
+
+def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package(monkeypatch):
+    unset = types.SimpleNamespace(control_group=None)
+    assert settings.control_group(types.SimpleNamespace(control_group="daemon")) == "daemon"
+    monkeypatch.setattr(settings, "CONTROL_GROUP", "nogroup")
+    assert settings.control_group(unset) == "nogroup"
+    monkeypatch.setattr(settings, "CONTROL_GROUP", "no-such-group")
+    assert settings.control_group(unset) is None
