@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the guides say fits what the code does, and what one guide says fits the others."""
+
+import itertools
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+from acstor_nova import seams
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOC = ROOT / "doc/source"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PAGES = [*sorted((DOC / "install").glob("*.rst")), *sorted((DOC / "admin").glob("*.rst"))]
+SECTION = re.compile(r"^ +\[(\w+)\]$", re.MULTILINE)
+OF_ACSTOR = ("acstor_glance", "source_glance", "keystone_authtoken")
+"""Whose user belongs to the project of chunk maps: others take none of its artefacts."""
+
+
+def sections(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Return the sections of configuration that a page shows, with their options."""
+    found = []
+    starts = list(SECTION.finditer(text))
+    for start, after in itertools.pairwise([*starts, None]):
+        body = text[start.end() : after.start() if after else len(text)]
+        shown = []
+        for line in body.splitlines():
+            if line and not line.startswith(" "):
+                break  # the block has ended
+            shown.append(line)
+        options = re.findall(r"^ +(\w+) = (.*)$", "\n".join(shown), re.MULTILINE)
+        found.append((start[1], dict(options)))
+    return found
+
+
+def test_all_guides_sign_in_to_the_project_that_the_guide_of_glance_makes() -> None:
+    made = re.findall(r"openstack project create (\S+)", (DOC / "admin/glance.rst").read_text())
+    shown = [
+        (page.name, group, options["project_name"])
+        for page in PAGES
+        for group, options in sections(page.read_text())
+        if group in OF_ACSTOR and "project_name" in options
+    ]
+    assert {group for _, group, _ in shown} == set(OF_ACSTOR)
+    assert {project for _, _, project in shown} == set(made) == {"acstor"}, shown
+
+
+@pytest.mark.parametrize("extra", ["glance", "decision"])
+def test_extra_brings_the_driver_of_the_lock_service_that_its_guide_names(extra: str) -> None:
+    assert "mysql://" in (DOC / f"admin/{extra}.rst").read_text()
+    assert any(need.startswith("PyMySQL") for need in EXTRAS[extra])
+
+
+def test_guides_name_the_versions_of_nova_that_are_supported() -> None:
+    text = f"Nova {min(seams.SEAMS)} to {max(seams.SEAMS)} "
+    assert text in (DOC / "admin/nova.rst").read_text()
+    assert text in (DOC / "install/index.rst").read_text()
