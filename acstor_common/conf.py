@@ -86,7 +86,7 @@ def strays(conf: cfg.ConfigOpts, options: Options) -> list[stray_options.Stray]:
     """
     known = _known(conf, options)
     found: list[stray_options.Stray] = []
-    for file in _files(conf):
+    for file in files(conf):
         sections: dict[str, dict[str, object]] = {}
         with contextlib.suppress(OSError, iniparser.ParseError):  # it has changed meanwhile
             cfg.ConfigParser(str(file), sections).parse()
@@ -111,7 +111,7 @@ def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
     return known
 
 
-def _files(conf: cfg.ConfigOpts) -> Iterator[pathlib.Path]:
+def files(conf: cfg.ConfigOpts) -> Iterator[pathlib.Path]:
     """Yield the files that ``conf`` has read, in that order."""
     yield from map(pathlib.Path, conf.config_file or [])
     for folder in conf.config_dir or []:

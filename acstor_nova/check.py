@@ -65,7 +65,7 @@ def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
 def _register(conf: cfg.ConfigOpts) -> None:
     nova_conf.register_opts(conf)
     conf.register_opts(_NOVA_OPTS)
-    conf.register_opt(cfg.StrOpt("images_type", default="default"), group="libvirt")
+    conf.register_opt(cfg.StrOpt("images_type"), group="libvirt")
     conf.register_opt(cfg.StrOpt("subdirectory_name", default="_base"), group="image_cache")
     conf.register_opts(whole_images.OPTS, group="image_cache")
 
@@ -94,19 +94,30 @@ def check(
 
 
 def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
-    for what, found, right in (
-        ("[DEFAULT] config_source", conf.config_source or [], register.NAME),
-        ("[acstor] driver", [conf.acstor.driver], register.NAME),
-        ("[libvirt] images_type", [conf.libvirt.images_type], register.NAME),
+    for what, found in (
+        ("[DEFAULT] config_source", conf.config_source or []),
+        ("[acstor] driver", [conf.acstor.driver]),
     ):
-        if right in found:
-            yield Finding(what, Level.OK, right)
+        if nova_conf.NAME in found:
+            yield Finding(what, Level.OK, nova_conf.NAME)
         else:
             shown = ", ".join(map(str, found)) or "not set"
-            yield Finding(what, Level.ERROR, f"it is {shown}", f"Set it to {right} in nova.conf.")
+            remedy = "Run: acstor-nova-manage enable"
+            yield Finding(what, Level.ERROR, f"it is {shown}", remedy)
+    yield _images_type(conf)
     for stray in common_conf.strays(conf, nova_conf.list_opts()):
         remedy = f"Write {stray.nearest}." if stray.nearest else "Take it out."
         yield Finding("options", Level.WARNING, str(stray), remedy)
+
+
+def _images_type(conf: cfg.ConfigOpts) -> Finding:
+    """Say which image backend Nova has: ours, if no file of its own names another."""
+    what, found = "[libvirt] images_type", conf.libvirt.images_type
+    if found is None:
+        return Finding(what, Level.OK, f"{nova_conf.NAME}, for no file names another")
+    if found == nova_conf.NAME:
+        return Finding(what, Level.OK, found)
+    return Finding(what, Level.ERROR, f"it is {found}", "Take that line out of nova.conf.")
 
 
 def _nova() -> Finding:

@@ -9,6 +9,8 @@ from oslo_config import cfg
 
 import acstor_common.conf
 
+NAME = "acstor"
+"""Of the image backend, in ``[libvirt] images_type``, and of the configuration source."""
 OPTS = [
     cfg.StrOpt(
         "disk_errors",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes Nova know ``[libvirt] images_type = acstor``; what of Nova's inside is used is here.
+"""Makes ``[libvirt] images_type = acstor`` Nova's default; what of Nova's inside is used is here.
 
-nova.conf names a configuration source, and oslo.config loads :class:`Driver`
-for it before any option is read.  It adds the value to the option's choices and
+A file of Nova's names a configuration source, and oslo.config loads :class:`Driver`
+for it before any option is read.  It adds the value to the option's choices and gives it
+where no file gives another, so no file has to hold a value that stock Nova refuses.  It
 waits for Nova to import the modules of its libvirt driver, to add the backend.
 
 The rule: Nova must start.  A Nova that is not in :data:`seams.SEAMS`, or that is not
@@ -20,6 +21,7 @@ import logging
 import sys
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib import abc
 from importlib import machinery
@@ -47,7 +49,7 @@ class Driver(sources.ConfigurationSourceDriver):
         """Return no options: this source has none."""
         return []
 
-    def open_source_from_opt_group(self, conf: cfg.ConfigOpts, group_name: str) -> "NoValues":
+    def open_source_from_opt_group(self, conf: cfg.ConfigOpts, group_name: str) -> "Values":
         """Register acstor with the Nova of this process, if there is one."""
         if "nova.conf" in sys.modules and "libvirt" in conf:
             _widen_choices()
@@ -56,15 +58,27 @@ class Driver(sources.ConfigurationSourceDriver):
             _when_imported(MANAGER, _register_evacuations)
             _when_imported(UTILS, _register_snapshots)
             _when_imported(GUEST, _register_poweroff)
-        return NoValues()
+            return Values({("libvirt", "images_type"): NAME})
+        return Values({})
 
 
-class NoValues(sources.ConfigurationSource):
-    """A source that knows no option."""
+class Values(sources.ConfigurationSource):
+    """What options are where no file sets them.
 
-    def get(self, group_name: str | None, option_name: str, opt: cfg.Opt) -> tuple[Any, None]:
-        """Return that the option is not set here."""
-        return sources._NoValue, None
+    :param known: by group and option
+    """
+
+    def __init__(self, known: Mapping[tuple[str | None, str], str]) -> None:
+        self._known = known
+
+    def get(
+        self, group_name: str | None, option_name: str, opt: cfg.Opt
+    ) -> tuple[Any, cfg.LocationInfo | None]:
+        """Return the option's value, and that it is from here; or that it is not."""
+        value = self._known.get((group_name, option_name))
+        if value is None:
+            return sources._NoValue, None
+        return value, cfg.LocationInfo(cfg.Locations.user, f"config_source = {NAME}")
 
 
 def nova_version() -> str:

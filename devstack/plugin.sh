@@ -143,7 +143,6 @@ acstor_configure_nova() {
     iniset "$NOVA_CONF" acstor driver acstor
     iniset "$NOVA_CONF" acstor control_socket "$ACSTOR_CONTROL_SOCKET"
     iniset "$NOVA_CONF" acstor mount_point "$ACSTOR_MOUNT_POINT"
-    iniset "$NOVA_CONF" libvirt images_type acstor
     if is_service_enabled acstor-gateway; then
         iniset "$NOVA_CONF" acstor gateway_url "http://$SERVICE_HOST:$ACSTOR_GATEWAY_PORT"
     fi

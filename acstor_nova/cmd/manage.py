@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-nova-manage``: tells an operator on a compute host what is wrong with acstor there."""
+"""``acstor-nova-manage``: lets Nova use acstor on a compute host, or not; says what is wrong."""
 
 import argparse
 import dataclasses
 import json
+import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import prettytable
 from oslo_config import cfg
@@ -12,17 +15,22 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_nova import check
 from acstor_nova import compute_user
+from acstor_nova import switching
 
 
 def main() -> int:
     """Carry out a command; return 0 when all is well, 1 when something is wrong, 2 for misuse."""
     options = _parser().parse_args()
     try:
-        user = compute_user.find(options.user)
-        findings = check.check(check.load_conf(options.config_file), user)
+        return int(options.run(options))
     except (cfg.Error, errors.Unusable) as e:
         print(f"acstor-nova-manage: {e}", file=sys.stderr)
         return 1
+
+
+def _check(options: argparse.Namespace) -> int:
+    user = compute_user.find(options.user)
+    findings = check.check(check.load_conf(options.config_file), user)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
@@ -30,17 +38,35 @@ def main() -> int:
     return int(any(finding.level == check.Level.ERROR for finding in findings))
 
 
+def _enable(options: argparse.Namespace) -> int:
+    return _tell(options, switching.enable(options.folder, is_trial=options.check))
+
+
+def _disable(options: argparse.Namespace) -> int:
+    status = _tell(options, switching.disable(options.folder, is_trial=options.check))
+    left = switching.elsewhere(check.load_conf(options.config_file), options.folder)
+    for line in left:
+        print(f"acstor-nova-manage: take this line out yourself: {line}", file=sys.stderr)
+    return 1 if left else status
+
+
+def _tell(options: argparse.Namespace, is_changed: bool) -> int:
+    """Say what was done; with ``--check`` the status says whether anything would be."""
+    file = options.folder / switching.NAME
+    if not is_changed:
+        print(f"unchanged: {file}")
+    elif options.check:
+        print(f"would be changed: {file}")
+    else:
+        print(f"changed: {file}; restart nova-compute")
+    return int(is_changed and options.check)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="acstor-nova-manage", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    text = "look at this host and say what keeps Nova from using acstor"
-    added = commands.add_parser("check", help=text, description=text)
-    added.add_argument(
-        "--config-file",
-        action="append",
-        default=[],
-        help="a file that nova-compute reads (those that the running one was given, or else those "
-        "that it finds by itself); may be repeated",
+    added = _command(
+        commands, "check", _check, "look at this host and say what keeps Nova from using acstor"
     )
     added.add_argument(
         "--user",
@@ -49,7 +75,38 @@ def _parser() -> argparse.ArgumentParser:
         f"nova-compute, or else {compute_user.ACCOUNT})",
     )
     added.add_argument("--json", action="store_true", help="print the findings as JSON")
+    for name, run, text in (
+        ("enable", _enable, "let nova-compute use acstor from its next start on"),
+        ("disable", _disable, "let nova-compute do without acstor from its next start on"),
+    ):
+        added = _command(commands, name, run, text)
+        added.add_argument(
+            "--check",
+            action="store_true",
+            help="change nothing; status 1 says that something would be changed",
+        )
+        added.add_argument(
+            "--folder",
+            type=pathlib.Path,
+            default=switching.FOLDER,
+            help="where nova-compute looks for more files of options (%(default)s)",
+        )
     return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    added.set_defaults(run=run)
+    added.add_argument(
+        "--config-file",
+        action="append",
+        default=[],
+        help="a file that nova-compute reads (those that the running one was given, or else those "
+        "that it finds by itself); may be repeated",
+    )
+    return added
 
 
 def _table(findings: list[check.Finding]) -> str:

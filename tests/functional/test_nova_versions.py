@@ -19,19 +19,13 @@ import pytest
 from acstor_nova import evacuation
 from acstor_nova import register
 from acstor_nova import seams
+from acstor_nova import switching
 from tests.lab import runs
 from tests.lab.openstack import installed
 
 WHEELS = runs.CHECKOUT / ".cache" / "nova-wheels"
 RELEASES = {31: "31.3.1", 32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
-CONF = """
-[DEFAULT]
-config_source = acstor
-[acstor]
-driver = acstor
-[libvirt]
-images_type = acstor
-"""
+CONF = switching.TEXT
 PROGRAM = """
 import json, logging, sys
 from nova import config
@@ -89,15 +83,21 @@ def unpack(release: str, folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def start_nova(nova: pathlib.Path) -> tuple[dict, str]:
+def start_nova(
+    nova: pathlib.Path, conf: str = CONF, *, has_acstor: bool = True
+) -> tuple[dict, str]:
     """Let this Nova read a configuration with acstor; return what came of it, and the log."""
     conf_file = nova / "nova.conf"
-    conf_file.write_text(CONF)
+    conf_file.write_text(conf)
+    python = [installed.BIN / "python"]
+    path = f"{nova}:{runs.CHECKOUT}"
+    if not has_acstor:  # -S: nor by a link into a checkout
+        python, path = [*python, "-S"], f"{nova}:{installed.packages()}"
     done = subprocess.run(
-        [installed.BIN / "python", "-c", PROGRAM, conf_file],
+        [*python, "-c", PROGRAM, conf_file],
         env={
             "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": f"{nova}:{runs.CHECKOUT}",
+            "PYTHONPATH": path,
             "OS_NOVA_DISABLE_EVENTLET_PATCHING": "1",
         },
         capture_output=True,
@@ -169,10 +169,30 @@ def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
     assert found["classes"]["acstor"][1:4] == OURS
 
 
-def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path, monkeypatch):
+@pytest.mark.parametrize("version", RELEASES)
+def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(tmp_path, version):
+    """As after a stock nova-compute is deployed where one with acstor was."""
+    nova = unpack(RELEASES[version], tmp_path)
+    found, log = start_nova(nova, has_acstor=False)
+    assert found["images_type"] == "default"
+    assert list(found["classes"]) == ["qcow2"]
+    assert found["classes"]["qcow2"][0] == STOCK
+    assert "could not load configuration from 'acstor'" in log
+
+
+def test_backend_that_a_file_names_is_kept(tmp_path):
     nova = unpack(RELEASES[34], tmp_path)
-    monkeypatch.setattr(sys.modules[__name__], "CONF", "[libvirt]\nimages_type = qcow2\n")
-    found, _ = start_nova(nova)
+    found, _ = start_nova(nova, f"{CONF}\n[libvirt]\nimages_type = qcow2\n")
+    assert found["images_type"] == "qcow2"
+    assert found["classes"]["qcow2"][0] == STOCK
+    found, _ = start_nova(nova, f"{CONF}\n[libvirt]\nimages_type = acstor\n")
+    assert found["images_type"] == "acstor"
+    assert found["classes"]["qcow2"][1:5] == [*OURS, STOCK]
+
+
+def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path):
+    nova = unpack(RELEASES[34], tmp_path)
+    found, _ = start_nova(nova, "[libvirt]\nimages_type = qcow2\n")
     assert list(found["classes"]) == ["qcow2"]
     assert found["classes"]["qcow2"][0] == STOCK
     assert register.__file__ not in (found["precache"], found["power"])

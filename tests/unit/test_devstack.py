@@ -32,7 +32,6 @@ FOREIGN = {
     ("DEFAULT", "config_source"),
     ("DEFAULT", "disabled_notifications"),
     ("acstor", "driver"),
-    ("libvirt", "images_type"),
     ("database", "connection"),
     ("image_import_opts", "image_import_plugins"),
     ("keystone_authtoken", "interface"),

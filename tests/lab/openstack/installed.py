@@ -43,6 +43,11 @@ def _has(stamp: pathlib.Path, value: str) -> bool:
     return stamp.is_file() and stamp.read_text() == value
 
 
+def packages() -> pathlib.Path:
+    """Return the folder of what is installed there; acstor is not in it, but a link to it."""
+    return next(VENV.glob("lib/python3*/site-packages"))
+
+
 def is_ready() -> bool:
     """Say whether the virtualenv has the wanted versions."""
     return _has(_RELEASES, key())

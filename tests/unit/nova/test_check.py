@@ -119,6 +119,14 @@ def test_stock_backend_is_named(machine, agent):
     assert (found.level, found.detail) == ("error", "it is qcow2")
 
 
+def test_no_line_for_the_backend_is_needed(machine, agent):
+    text = machine.nova_conf.read_text().replace("images_type = acstor", "")
+    machine.nova_conf.write_text(text)
+    assert machine.look() == {}
+    machine.nova_conf.write_text(text.replace("config_source = acstor", ""))
+    assert "acstor-nova-manage enable" in machine.look()["[DEFAULT] config_source"].remedy
+
+
 def test_gateway_is_asked_whether_it_is_there(machine, agent):
     with gateway_server.running() as gateway:
         machine.configure(own=f"gateway_url = {gateway.url}")
