@@ -15,6 +15,7 @@ DOC = ROOT / "doc/source"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PAGES = [*sorted((DOC / "install").glob("*.rst")), *sorted((DOC / "admin").glob("*.rst"))]
 SECTION = re.compile(r"^ +\[(\w+)\]$", re.MULTILINE)
+NOVA = DOC / "admin/nova.rst"
 OF_ACSTOR = ("acstor_glance", "source_glance", "keystone_authtoken")
 """Whose user belongs to the project of chunk maps: others take none of its artefacts."""
 
@@ -51,6 +52,18 @@ def test_all_guides_sign_in_to_the_project_that_the_guide_of_glance_makes() -> N
 def test_extra_brings_the_driver_of_the_lock_service_that_its_guide_names(extra: str) -> None:
     assert "mysql://" in (DOC / f"admin/{extra}.rst").read_text()
     assert any(need.startswith("PyMySQL") for need in EXTRAS[extra])
+
+
+def test_search_for_the_image_backend_finds_where_it_is_chosen() -> None:
+    """As operators search: by the word of Nova's code, and by that of its options."""
+    [start] = re.findall(r"^=+\nNova\n=+\n\n(.*?)\n\n", NOVA.read_text(), re.DOTALL)
+    assert all(word in start for word in ("image_backend", "image backend", "images_type = acstor"))
+
+
+def test_guides_write_no_line_that_stock_nova_refuses() -> None:
+    for page in PAGES:
+        assert not re.search(r"^ +images_type = acstor", page.read_text(), re.MULTILINE), page
+    assert not re.search(r"^images_type", (ROOT / "etc/nova/acstor.conf").read_text(), re.M)
 
 
 def test_guides_name_the_versions_of_nova_that_are_supported() -> None:
