@@ -95,6 +95,7 @@ def start_nova(
         python, path = [*python, "-S"], f"{nova}:{installed.packages()}"
     done = subprocess.run(
         [*python, "-c", PROGRAM, conf_file],
+        cwd=nova,  # Python looks there first
         env={
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": path,

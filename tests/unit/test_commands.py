@@ -9,8 +9,20 @@ import tomllib
 
 import pytest
 
+from acstor_common import script
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def command(name: str, before: str = "pass") -> list[str]:
+    """Return what starts a command as the script does that is installed for it.
+
+    :param before: code that is run first
+    """
+    module, _, function = SCRIPTS[name].partition(":")
+    code = f"import sys; sys.argv[0] = {name!r}; {before}; from {module} import {function}; "
+    return [sys.executable, "-c", f"{code}sys.exit({function}())"]
 
 
 def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
@@ -28,9 +40,7 @@ def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_comes_without_a_warning(name: str) -> None:
-    module = SCRIPTS[name].partition(":")[0]
-    code = f"import sys; from {module} import main; sys.exit(main())"
-    argv = [sys.executable, "-c", code, "--help"]
+    argv = [*command(name), "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage:")
@@ -48,6 +58,29 @@ def test_help_comes_without_a_warning(name: str) -> None:
     ],
 )
 def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str, said: str) -> None:
-    argv = [sys.executable, "-m", SCRIPTS[name].partition(":")[0], *words.split()]
+    argv = [*command(name), *words.split()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+GONE = ["cryptography", "libvirt", "oslo_log", "oslo_service", "prettytable", "tqdm", "trio"]
+"""Of what each extra brings, enough that no command works."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
+    extra = SCRIPTS[name].partition(".")[0].removeprefix("acstor_")
+    assert extra in EXTRAS
+    block = f"sys.modules.update(dict.fromkeys({GONE}))"
+    argv = [*command(name, block), "--help"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(f"{name}: needs acstor[{extra}], which is not installed here")
+
+
+def test_fault_of_acstors_own_is_not_taken_for_a_missing_extra() -> None:
+    start = script.of("acstor-x", "acstor_common.no_such_module", "agent")
+    with pytest.raises(ModuleNotFoundError):
+        start()

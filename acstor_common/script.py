@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an installed command begins: all of them are installed, whatever extras were asked for.
+
+The rule: a command whose role is not installed says in one line which extra brings it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+
+MISUSE = 2
+"""The exit status of a command that cannot be what was meant, as argparse's."""
+
+
+def of(command: str, module: str, extra: str) -> Callable[[], int]:
+    """Return what starts a command.
+
+    :param module: where its ``main`` is; imported when the command starts
+    :param extra: of the package ``acstor``, which brings what the module imports
+    """
+
+    def start() -> int:
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as e:
+            if (e.name or "acstor_").startswith("acstor_"):
+                raise  # it is not that something was not installed
+            why = (
+                f"needs acstor[{extra}], which is not installed here (there is no module {e.name})"
+            )
+            print(f"{command}: {why}", file=sys.stderr)
+            return MISUSE
+        return int(found.main() or 0)
+
+    return start

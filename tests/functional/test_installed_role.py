@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation of one role alone, in a virtualenv of its own, as an operator makes it."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.lab import runs
+
+PROJECT = tomllib.loads((runs.CHECKOUT / "pyproject.toml").read_text())["project"]
+BESIDE = ("pyproject.toml", "setup.cfg", "README.rst", "LICENSE")
+PATIENCE_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def workstation(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return where the commands are after ``pip install '.[osc]'``."""
+    folder = tmp_path_factory.mktemp("workstation")
+    tree = folder / "acstor"
+    listing = subprocess.run(
+        [
+            "git",
+            "ls-files",
+            "-z",
+            "acstor_*",
+            "pyproject.toml",
+            "setup.cfg",
+            "README.rst",
+            "LICENSE",
+        ],
+        cwd=runs.CHECKOUT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listing.stdout.decode().split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(runs.CHECKOUT / name, tree / name)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    constraints = ["--constraint", runs.CHECKOUT / "constraints.txt"]
+    subprocess.run(
+        [folder / "venv/bin/pip", "install", "--quiet", *constraints, f"{tree}[osc]"],
+        check=True,
+        timeout=PATIENCE_S,
+        env={"PATH": "/usr/bin:/bin", "PBR_VERSION": "0.0.1"},
+    )
+    return folder / "venv/bin"
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_commands_of_other_roles_name_the_extra_that_brings_them(workstation):
+    for name, at in PROJECT["scripts"].items():
+        extra = at.partition(".")[0].removeprefix("acstor_")
+        done = subprocess.run(
+            [workstation / name, "--help"], capture_output=True, text=True, timeout=120, check=False
+        )
+        [line] = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, ""), name
+        assert line.startswith(f"{name}: needs acstor[{extra}], which is not installed here")
+
+
+def test_commands_of_the_role_are_there(workstation):
+    code = "import acstor_osc.plugin, acstor_osc.v1.image, acstor_osc.v1.host"
+    subprocess.run([workstation / "python", "-c", code], check=True, timeout=120)
