@@ -6,6 +6,7 @@ changed, and nothing is read through the mirror that is not there already.
 """
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import pathlib
@@ -81,6 +82,7 @@ def check(
     return [
         *_configuration(conf),
         _nova(),
+        _libraries(),
         compute_user.finding(user),
         *_agent(conf, user),
         _mount(conf, root, user),
@@ -136,6 +138,19 @@ def _nova() -> Finding:
         remedy = "Snapshots are uploaded as whole images; the rest works."
         return Finding("nova", Level.WARNING, str(e), remedy)
     return Finding("nova", Level.OK, version)
+
+
+def _libraries() -> Finding:
+    """Say whether Nova's process can load the backend: without, it works as with qcow2."""
+    what = "libraries"
+    try:
+        for module in register.BACKEND:
+            importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        remedy = f"Install {e.name} in the environment of nova-compute, and restart that."
+        detail = f"acstor is not used, for there is no module {e.name}"
+        return Finding(what, Level.ERROR, detail, remedy)
+    return Finding(what, Level.OK, "all are there")
 
 
 def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:

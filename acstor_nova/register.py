@@ -37,6 +37,12 @@ LOG = logging.getLogger(__name__)
 
 NAME = "acstor"
 STOCK = "qcow2"
+BACKEND = (
+    "acstor_nova.imagebackend",
+    "acstor_nova.composed_snapshot",
+    "acstor_nova.evacuation",
+)
+"""What is loaded when Nova makes its table of backends, with the libraries that it needs."""
 IMAGEBACKEND, DRIVER, UTILS, GUEST = seams.IMAGEBACKEND, seams.DRIVER, seams.UTILS, seams.GUEST
 MANAGER = seams.MANAGER
 _MARK = "_acstor_registered"

@@ -12,7 +12,10 @@ from acstor_nova import seams
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOC = ROOT / "doc/source"
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+OF_NOVA = {"oslo.config", "requests"}
+"""What Nova needs itself."""
 PAGES = [*sorted((DOC / "install").glob("*.rst")), *sorted((DOC / "admin").glob("*.rst"))]
 SECTION = re.compile(r"^ +\[(\w+)\]$", re.MULTILINE)
 NOVA = DOC / "admin/nova.rst"
@@ -52,6 +55,15 @@ def test_all_guides_sign_in_to_the_project_that_the_guide_of_glance_makes() -> N
 def test_extra_brings_the_driver_of_the_lock_service_that_its_guide_names(extra: str) -> None:
     assert "mysql://" in (DOC / f"admin/{extra}.rst").read_text()
     assert any(need.startswith("PyMySQL") for need in EXTRAS[extra])
+
+
+def test_guides_install_all_that_nova_has_not_got_beside_it() -> None:
+    """They install it without its dependencies, so that Nova's own versions stay."""
+    needs = [*PROJECT["dependencies"], *EXTRAS["nova"]]
+    names = {re.split("[^A-Za-z0-9._-]", need)[0] for need in needs}
+    for page in ("install/index.rst", "admin/upgrades.rst"):
+        [line] = re.findall(r"--no-deps \\\n +\. (.*)", (DOC / page).read_text())
+        assert names - OF_NOVA <= set(line.split()), page
 
 
 def test_search_for_the_image_backend_finds_where_it_is_chosen() -> None:

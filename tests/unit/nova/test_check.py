@@ -119,6 +119,13 @@ def test_stock_backend_is_named(machine, agent):
     assert (found.level, found.detail) == ("error", "it is qcow2")
 
 
+def test_library_that_is_missing_is_named(machine, agent, monkeypatch):
+    """As where the package was installed without what it needs."""
+    monkeypatch.setattr(check.register, "BACKEND", (*check.register.BACKEND, "no_such_library"))
+    found = machine.look()["libraries"]
+    assert found.level == "error" and "no module no_such_library" in found.detail
+
+
 def test_no_line_for_the_backend_is_needed(machine, agent):
     text = machine.nova_conf.read_text().replace("images_type = acstor", "")
     machine.nova_conf.write_text(text)
