@@ -6,6 +6,7 @@ import stat
 import sys
 
 import pytest
+from oslo_config import cfg
 
 from acstor_nova import check
 from acstor_nova import switching
@@ -82,6 +83,17 @@ def test_file_that_cannot_be_written_or_taken_away_is_told(run, tmp_path):
 
 def test_file_of_the_packages_is_the_one_that_is_written(tmp_path):
     assert (ROOT / "etc/nova/acstor.conf").read_text() == switching.TEXT
+
+
+def test_nova_compute_reads_the_folder_besides_the_files_that_it_is_given(tmp_path, monkeypatch):
+    """As in /etc/nova; oslo.config looks in the user's own folder in the same way."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert switching.enable(tmp_path / ".nova" / switching.FOLDER.name)
+    (tmp_path / "nova.conf").write_text("[DEFAULT]\nstate_path = /elsewhere\n")
+    for prog, found in (("nova-compute", ["acstor"]), ("nova-api", [])):
+        conf = cfg.ConfigOpts()
+        conf(["--config-file", str(tmp_path / "nova.conf")], project="nova", prog=prog)
+        assert (conf.config_source or []) == found
 
 
 def test_file_switches_acstor_on(tmp_path):
