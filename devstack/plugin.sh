@@ -130,10 +130,10 @@ acstor_configure_decision() {
     _acstor_secret_file "$conf"
     iniset_rpc_backend acstor "$conf"
     iniset "$conf" database connection "$(database_connection_url acstor)"
+    iniset "$conf" keystone_authtoken interface public  # DevStack's catalog has no others
     iniset "$conf" acstor_decision coordination_url "file://$ACSTOR_STATE_DIR/coordination"
     _acstor_sign_in "$conf" keystone_authtoken
     iniset "$conf" keystone_authtoken www_authenticate_uri "$KEYSTONE_SERVICE_URI"
-    iniset "$conf" keystone_authtoken interface public  # DevStack's catalog has no others
 }
 
 # nova-cpu.conf is made of nova.conf when nova-compute starts, so nova.conf is the one to change;

@@ -23,8 +23,6 @@ from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
 
 DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
-GUIDE = DEVSTACK / "README.rst"
-SCRIPTS = tomllib.loads((DEVSTACK.parent / "pyproject.toml").read_text())["project"]["scripts"]
 SERVICES = "acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway".split()
 ALL = " ".join((*SERVICES, "n-cpu", "tempest"))
 # Options of others that acstor sets; everything else has to be one of acstor's own.
@@ -38,6 +36,8 @@ FOREIGN = {
     ("keystone_authtoken", "www_authenticate_uri"),
     ("service_available", "acstor"),
 }
+GUIDE = DEVSTACK / "README.rst"
+SCRIPTS = tomllib.loads((DEVSTACK.parent / "pyproject.toml").read_text())["project"]["scripts"]
 AUTH = {"auth_type", "auth_url", "username", "password", "project_name"}
 AUTH |= {"user_domain_name", "project_domain_name"}
 
