@@ -65,7 +65,7 @@ def test_commands_of_other_roles_name_the_extra_that_brings_them(workstation):
         assert (done.returncode, done.stdout) == (2, ""), (name, done.stderr)
         [line] = done.stderr.splitlines()
         assert line.startswith(f"{name}: needs acstor[{extra}], which is not installed here")
-    assert works <= {"acstor-agent-holder", "acstor-nova-manage"}
+    assert works <= {"acstor-agent-holder", "acstor-authority", "acstor-nova-manage"}
 
 
 def test_commands_of_the_role_are_there(workstation):
