@@ -166,7 +166,8 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     assert nova.snapshot(image_format) is None
     wanted = {"disk_format": image_format, "container_format": "bare"}
     live = [("live", str(nova.disk))] if is_live else []
-    assert nova.events == [("update", SNAPSHOT, wanted), *live]
+    base = {"properties": {"direct_base_image_ref": f"{IMAGE} {SNAPSHOT}"}}
+    assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
     ((path, raw),) = gateway.composed
     assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
     head = changes.Reader("test").head(raw[: changes.HEADER_BYTES])
