@@ -189,9 +189,10 @@ def one(call: operation.Call) -> ImageAndParents:
 def _parents(call: operation.Call, shown: image_record.Record | None) -> list[str]:
     """Return the images that an image was made from, as far as Glance shows them to who asks."""
     found: list[str] = []
+    own_id = shown and shown.get("id")
     while shown and len(found) < lineage.MOST_GENERATIONS:
         base = artefacts.lineage_of(shown).base
-        if base is None or base in found:
+        if base is None or base in (own_id, *found):
             break
         found.append(base)
         shown = records(call, [base]).get(base)

@@ -6,8 +6,10 @@ What makes them is the gateway's own; there is no Glance and no HTTP between.
 
 import contextlib
 import mmap
+import os
 import pathlib
 import uuid
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,9 +73,20 @@ def snapshot(
         disk = qcow2.Qcow2(source_of(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
         below = changed_disks.base_of(source_of(base_file), base.disk_format)
         stream = changed_disks.stream_of(disk)
-        changed_disks.write(path, changed_disks.compose(stream, below, disk_format))
+        _write(path, changed_disks.compose(stream, below, disk_format))
     overlay.unlink()
     return stored(path, disk_format, maps)
+
+
+def _write(path: pathlib.Path, parts: Iterable[bytes]) -> None:
+    """Write a file as a store of Glance's with thin provisioning does: zeros are holes."""
+    with path.open("wb") as file:
+        for part in parts:
+            if part.count(0) == len(part):
+                file.seek(len(part), os.SEEK_CUR)
+            else:
+                file.write(part)
+        file.truncate(file.tell())
 
 
 def source_of(file: object) -> local_file.LocalFile:

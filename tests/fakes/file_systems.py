@@ -27,30 +27,39 @@ def why_not(kind: str = "xfs") -> str:
 
 
 @contextlib.contextmanager
-def mounted(folder: pathlib.Path, size_bytes: int, kind: str = "xfs") -> Iterator[pathlib.Path]:
+def mounted(
+    folder: pathlib.Path, size_bytes: int, kind: str = "xfs", *, direct: bool = False
+) -> Iterator[pathlib.Path]:
     """Yield the folder of a new file system, which is gone after the block.
 
     :param folder: where its file and its mount point are made
+    :param direct: its blocks are in no page cache but that of its files
     """
     device, at = folder / f"{kind}.img", folder / kind
     at.mkdir()
     with device.open("wb") as file:
         file.truncate(size_bytes)
     run(*MAKE[kind], device)
-    run("mount", "-o", "loop", device, at)
+    flags = ["--direct-io=on"] if direct else []
+    loop = run("losetup", "--find", "--show", *flags, device).strip()
     try:
-        yield at
+        run("mount", loop, at)
+        try:
+            yield at
+        finally:
+            run("umount", at)
     finally:
-        run("umount", at)
+        run("losetup", "--detach", loop)
         device.unlink()
 
 
-def run(*words: str | os.PathLike[str]) -> None:
-    """Run a command that works.
+def run(*words: str | os.PathLike[str]) -> str:
+    """Run a command that works; return what it says.
 
     :raises subprocess.CalledProcessError: it does not
     """
-    subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True)
+    done = subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True, text=True)
+    return done.stdout
 
 
 def used_bytes(at: pathlib.Path) -> int:

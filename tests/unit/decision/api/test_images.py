@@ -116,7 +116,7 @@ def test_image_is_told_with_what_it_was_made_from(client, glance):
 def test_line_of_images_that_has_no_end_ends(client, glance):
     glance.add(IMAGES[0], acstor_base=IMAGES[1])
     glance.add(IMAGES[1], acstor_base=IMAGES[0])
-    assert client.get(f"/v1/images/{IMAGES[0]}").json["parents"] == [IMAGES[1], IMAGES[0]]
+    assert client.get(f"/v1/images/{IMAGES[0]}").json["parents"] == [IMAGES[1]]
     line = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(100, 130)]
     for image_id, base in itertools.pairwise(line):
         glance.add(image_id, acstor_base=base)
