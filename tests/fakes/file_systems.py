@@ -62,6 +62,16 @@ def run(*words: str | os.PathLike[str]) -> str:
     return done.stdout
 
 
+@contextlib.contextmanager
+def shown_at(folder: pathlib.Path, at: pathlib.Path) -> Iterator[None]:
+    """Show a folder in the place of another one until the block ends."""
+    run("mount", "--bind", folder, at)
+    try:
+        yield
+    finally:
+        run("umount", "--lazy", at)
+
+
 def used_bytes(at: pathlib.Path) -> int:
     """Return how much room is taken in a file system, when all is on its disk."""
     descriptor = os.open(at, os.O_RDONLY)

@@ -208,13 +208,10 @@ def test_folder_that_may_only_be_read_says_so(store):
     pair(store)
     at = store / "ro"
     at.mkdir()
-    file_systems.run("mount", "--bind", store, at)
-    try:
+    with file_systems.shown_at(store, at):
         file_systems.run("mount", "-o", "remount,bind,ro", at)
         with pytest.raises(errors.Unusable, match="ReadWritePaths="):
             share(at / "image", at / "base")
-    finally:
-        file_systems.run("umount", at)
 
 
 CHILD = """

@@ -2,6 +2,7 @@
 """Which snapshots are made of changes, and that Nova makes all others as it does by itself."""
 
 import contextlib
+import dataclasses
 import pathlib
 import subprocess
 import time
@@ -155,6 +156,16 @@ def agent(nova):
     }
     with scripted_agent.running(nova.socket, answers) as running:
         yield running
+
+
+def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, agent, gateway):
+    def update(context, image_id, record):
+        if "properties" in record:
+            raise RuntimeError("the quota of properties is exceeded")
+
+    nova.seams = dataclasses.replace(nova.seams, update_image=update)
+    assert nova.snapshot() is None
+    assert len(gateway.composed) == 1 and not nova.host.fallbacks.total
 
 
 @pytest.mark.parametrize("is_live", [False, True])
