@@ -24,7 +24,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import common_ranges
 
-CALL_BYTES = 2 * geometry.MIB
+CALL_BYTES = 1 * geometry.MIB
 """In one call: whoever reads either file waits for as long as the kernel compares so much."""
 _FIDEDUPERANGE = 0xC0189436  # _IOWR(0x94, 54, struct file_dedupe_range) of linux/fs.h
 _ASKED = struct.Struct("=QQHHI")  # offset and length in the base, files that follow, reserved

@@ -27,6 +27,7 @@ def store(glance, tmp_path):
         file_systems.shown_at(xfs, glance.lab.glance.images),
     ):
         yield xfs
+        glance.clean_up()
 
 
 def wait_property(glance, listener, image_id, name):
