@@ -21,6 +21,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
@@ -170,16 +171,16 @@ def read(line: Line, say: harness.Say) -> tuple[dict[str, Any], dict[str, Any]]:
     os.sync()
     quiet: dict[str, list[float]] = {"shared": [], "copy": []}
     for turn in range(TURNS):
-        for name, path in in_turn(turn, [("shared", image.path), ("copy", copy)]):
-            quiet[name].append(seconds_of(path, turn))
+        for name, seconds in zip(quiet, seconds_of((image.path, copy), turn), strict=True):
+            quiet[name].append(seconds)
     say(f"{image.disk_format}: shared over a copy: {ratio(quiet, 'shared', 'copy')}")
     busy: dict[str, list[float]] = {"busy": [], "idle": []}
     with sharing(image, base) as process:
         for turn in range(TURNS):
             for name, number in in_turn(turn, [("busy", signal.SIGCONT), ("idle", signal.SIGSTOP)]):
                 os.kill(process, number)
-                time.sleep(0.2)
-                busy[name].append(seconds_of(image.path, turn))
+                time.sleep(1.0)  # it has no pause to make up for any more
+                busy[name] += seconds_of((image.path,), turn)
     say(f"{image.disk_format}: while its room is shared: {ratio(busy, 'busy', 'idle')}")
     return (
         {"ratio": ratio(quiet, "shared", "copy"), **quiet},
@@ -212,17 +213,23 @@ def sharing(image: composed_lines.Image, base: composed_lines.Image) -> Iterator
         process.join()
 
 
-def seconds_of(path: pathlib.Path, seed: int) -> float:
-    """Return how long reads all over a file take, with nothing of it in memory."""
+def seconds_of(paths: Sequence[pathlib.Path], seed: int) -> list[float]:
+    """Return how long reads all over each of some files take, with nothing of them in memory.
+
+    Each place is read in one file after the other, so that all see the same machine.
+    """
     dice = random.Random(seed)
-    last = path.stat().st_size // max(READ_BYTES) - 1
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        began_s = time.monotonic()
-        for _ in range(READS):
-            os.pread(descriptor, dice.choice(READ_BYTES), dice.randrange(last) * max(READ_BYTES))
-        return time.monotonic() - began_s
-    finally:
-        os.close(descriptor)
+    last = paths[0].stat().st_size // max(READ_BYTES) - 1
+    took = [0.0] * len(paths)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("rb")).fileno() for path in paths]
+        for file in files:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        for number in range(READS):
+            place, length = dice.randrange(last) * max(READ_BYTES), dice.choice(READ_BYTES)
+            for which in in_turn(number, list(range(len(files)))):
+                began_s = time.monotonic()
+                os.pread(files[which], length, place)
+                took[which] += time.monotonic() - began_s
+    return took

@@ -6,6 +6,7 @@ The listener is a process of its own.
 
 import itertools
 import random
+import shutil
 
 import pytest
 
@@ -21,13 +22,14 @@ pytestmark = pytest.mark.skipif(bool(file_systems.why_not()), reason=file_system
 
 @pytest.fixture
 def store(glance, tmp_path):
-    """Let Glance's file store be an XFS while the test runs."""
-    with (
-        file_systems.mounted(tmp_path, 512 * MIB) as xfs,
-        file_systems.shown_at(xfs, glance.lab.glance.images),
-    ):
-        yield xfs
-        glance.clean_up()
+    """Let Glance's file store be an XFS while the test runs; what is in it stays."""
+    folder = glance.lab.glance.images
+    with file_systems.mounted(tmp_path, 512 * MIB) as xfs:
+        shutil.copytree(folder, xfs, dirs_exist_ok=True)
+        with file_systems.shown_at(xfs, folder):
+            yield xfs
+            glance.clean_up()
+        shutil.copytree(xfs, folder, dirs_exist_ok=True)
 
 
 def wait_property(glance, listener, image_id, name):
