@@ -38,11 +38,14 @@ from tests.lab import runs
 
 MIB = geometry.MIB
 T = TypeVar("T")
-TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "30"))
+TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "15"))
 DISK_MIB, DATA_MIB, CHANGED_MIB = 2048, 1024, 96
 STORE_BYTES = 14 << 30
 SNAPSHOTS = 3
 READS = 800
+PARTS = 20
+PAUSE_S = 0.15
+"""Until a process that goes on has made up for its pause, and one that stops has stopped."""
 READ_BYTES = (4096, 16384, 65536, 131072)
 [MIB_S] = (opt.default for opt in glance_conf.OPTS if opt.name == "share_room_mib_s")
 FORMATS = ("raw", "qcow2")
@@ -177,15 +180,25 @@ def read(line: Line, say: harness.Say) -> tuple[dict[str, Any], dict[str, Any]]:
     busy: dict[str, list[float]] = {"busy": [], "idle": []}
     with sharing(image, base) as process:
         for turn in range(TURNS):
-            for name, number in in_turn(turn, [("busy", signal.SIGCONT), ("idle", signal.SIGSTOP)]):
-                os.kill(process, number)
-                time.sleep(1.0)  # it has no pause to make up for any more
-                busy[name] += seconds_of((image.path,), turn)
+            for name, seconds in busy_and_idle(image.path, process, turn).items():
+                busy[name].append(seconds)
     say(f"{image.disk_format}: while its room is shared: {ratio(busy, 'busy', 'idle')}")
     return (
         {"ratio": ratio(quiet, "shared", "copy"), **quiet},
         {"ratio": ratio(busy, "busy", "idle"), "mib_s": MIB_S, **busy},
     )
+
+
+def busy_and_idle(path: pathlib.Path, process: int, turn: int) -> dict[str, float]:
+    """Read here and there while a process shares and while it does not, in turns of some reads."""
+    took = {"busy": 0.0, "idle": 0.0}
+    for part in range(PARTS):
+        for name, number in in_turn(part, [("busy", signal.SIGCONT), ("idle", signal.SIGSTOP)]):
+            os.kill(process, number)
+            time.sleep(PAUSE_S)
+            [seconds] = seconds_of((path,), turn * PARTS + part, READS // PARTS)
+            took[name] += seconds
+    return took
 
 
 def in_turn(turn: int, both: list[T]) -> list[T]:
@@ -213,7 +226,7 @@ def sharing(image: composed_lines.Image, base: composed_lines.Image) -> Iterator
         process.join()
 
 
-def seconds_of(paths: Sequence[pathlib.Path], seed: int) -> list[float]:
+def seconds_of(paths: Sequence[pathlib.Path], seed: int, reads: int = READS) -> list[float]:
     """Return how long reads all over each of some files take, with nothing of them in memory.
 
     Each place is read in one file after the other, so that all see the same machine.
@@ -226,7 +239,7 @@ def seconds_of(paths: Sequence[pathlib.Path], seed: int) -> list[float]:
         for file in files:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        for number in range(READS):
+        for number in range(reads):
             place, length = dice.randrange(last) * max(READ_BYTES), dice.choice(READ_BYTES)
             for which in in_turn(number, list(range(len(files)))):
                 began_s = time.monotonic()
