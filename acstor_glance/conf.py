@@ -62,7 +62,7 @@ OPTS = [
     ),
     cfg.IntOpt(
         "share_room_mib_s",
-        default=32,
+        default=8,
         min=0,
         max=100_000,
         help="How fast, in MiB of an image a second, the listener lets the file of an image share "

@@ -24,7 +24,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import common_ranges
 
-CALL_BYTES = 1 * geometry.MIB
+CALL_BYTES = 256 * geometry.KIB
 """In one call: whoever reads either file waits for as long as the kernel compares so much."""
 _LATE_S = 0.1
 """So much of a pause is made up for by more speed afterwards, and no more."""
@@ -149,9 +149,9 @@ def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _read_ahead(image: int, base: int, one: common_ranges.Range) -> None:
-    """Have both read into memory: the kernel locks them only while it compares."""
-    os.posix_fadvise(image, one.offset, one.length, os.POSIX_FADV_WILLNEED)
-    os.posix_fadvise(base, one.base_offset, one.length, os.POSIX_FADV_WILLNEED)
+    """Have both in memory: the kernel waits for no disk then while it has them locked."""
+    os.pread(image, one.length, one.offset)
+    os.pread(base, one.length, one.base_offset)
 
 
 def _share_one(image: int, base: int, one: common_ranges.Range) -> int:
