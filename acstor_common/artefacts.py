@@ -15,6 +15,7 @@ for something else.
 import enum
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -84,9 +85,13 @@ STATE_OF = "acstor_state_of"  # id of the image that all of these are about
 BOOT_MESSAGE = "acstor_boot_message"  # why no boot image was built
 BOOT_RETRY = "acstor_boot_retry"  # attempts to build one so far, and when the next one may begin
 BOOT_STATE = "acstor_boot_state"  # how far its boot image is
+BASE = "acstor_base"  # id of the image that it was made from, which its owner may read
+OWN_BYTES = "acstor_own_bytes"  # what it has that its base has not at the same place
+SHARED_BYTES = "acstor_shared_bytes"  # of its file in the store, what shares blocks with its base's
 
 STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_STATE, BOOT_MESSAGE, BOOT_RETRY)
-IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES)
+LINEAGE_PROPERTIES = (BASE, OWN_BYTES, SHARED_BYTES)
+IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES, *LINEAGE_PROPERTIES)
 """Every property that acstor sets on images of tenants."""
 
 PROTECTED = "acstor_protected="
@@ -162,6 +167,36 @@ def state_properties(
         RETRY: retry,
         STATE_OF: image_id,
     }
+
+
+class Lineage(NamedTuple):
+    """What is known of an image and the image that it was made from.
+
+    :param base: None: it was made from none, as far as is known
+    :param own_bytes: what it has that its base has not at the same place; None: not known
+    :param shared_bytes: of its file in the store; None: not known, or nothing can be shared there
+    """
+
+    base: ids.ImageId | None
+    own_bytes: int | None
+    shared_bytes: int | None
+
+
+def lineage_of(image: image_record.Record) -> Lineage:
+    """Return what is written down about this very image."""
+    if state_of(image) is not State.READY:
+        return Lineage(None, None, None)
+    try:
+        base = ids.parse_image_id(image_record.text_of(image, BASE))
+    except ValueError:
+        return Lineage(None, None, None)
+    return Lineage(base, _count_of(image, OWN_BYTES), _count_of(image, SHARED_BYTES))
+
+
+def _count_of(image: image_record.Record, name: str) -> int | None:
+    """Return a number of bytes that a property says; None if it says none."""
+    text = image_record.text_of(image, name)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def fitting(message: str) -> str:

@@ -60,6 +60,17 @@ OPTS = [
         "a file in one of them is read there, holes are skipped and a stopped run goes on where "
         "it was; others are read through Glance's API.",
     ),
+    cfg.IntOpt(
+        "share_room_mib_s",
+        default=8,
+        min=0,
+        max=100_000,
+        help="How fast, in MiB of an image a second, the listener lets the file of an image share "
+        "room with that of the image that it was made from, as snapshots are; 0: never. Both have "
+        "to lie in file_store_dirs, on one XFS (reflink=1) or Btrfs, and the listener has to own "
+        "the files, or be allowed to write them. The kernel compares the bytes before they are "
+        "shared; each file is read once more for it.",
+    ),
     cfg.ListOpt(
         "convert_formats",
         item_type=types.String(choices=image_record.CONVERTIBLE_DISK_FORMATS),

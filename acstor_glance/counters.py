@@ -31,6 +31,14 @@ class Counters:
         self.hashed_bytes = self._counter(
             "acstor_glance_hashed_bytes", "Bytes of images that were hashed or skipped as holes"
         )
+        self.compared_images = self._counter(
+            "acstor_glance_compared_images",
+            "Images that were compared with their base, by what became of their room in the store",
+            ["room"],
+        )
+        self.shared_bytes = self._counter(
+            "acstor_glance_shared_bytes", "Bytes of images that share room with their base now"
+        )
         self.deleted_artefacts = self._counter(
             "acstor_glance_deleted_artefacts", "Artefacts deleted because nobody needs them"
         )

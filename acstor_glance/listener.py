@@ -24,6 +24,7 @@ from acstor_common import trace_message
 from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
 from acstor_glance import bus_server
+from acstor_glance import comparing as glance_comparing
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
 from acstor_glance import notifications
@@ -64,8 +65,9 @@ class Listener:
         counters: glance_counters.Counters,
         guard: glance_guard.Guard,
         boots: boot_service.BootService | None = None,
+        comparing: glance_comparing.Comparing | None = None,
     ) -> None:
-        self._boots = boots
+        self._boots, self._comparing = boots, comparing
         self._authority = glance_authority.Authority(conf)
         self._proofs = proofs.Proofs(self._authority.trust)
         self._guard = guard
@@ -88,6 +90,8 @@ class Listener:
         self._server.start()
         if self._boots is not None:
             self._boots.start()
+        if self._comparing is not None:
+            self._comparing.start()
         workers = [
             threading.Thread(target=self._work, name=f"acstor-worker-{number}", daemon=True)
             for number in range(self._conf.workers)
@@ -98,6 +102,8 @@ class Listener:
             self._wait(self._reconcile())
         self._authority.stop()
         self._guard.stop()
+        if self._comparing is not None:
+            self._comparing.stop()
         self._listening.stop()
         wait_for_broker = self._server.stop()
         self._queue.close()
@@ -161,6 +167,8 @@ class Listener:
             self._put(image_id, Rank.OLD)
         if self._boots is not None:
             self._boots.look_again(findings.to_boot)
+        if self._comparing is not None:
+            self._comparing.look_again(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
@@ -189,6 +197,8 @@ class Listener:
                     self._ask_again(image_id, is_forced)
                 elif self._boots is not None and outcome in WELL:
                     self._boots.put(image_id, is_asked=is_forced is not None)
+                if self._comparing is not None and outcome is glance_preparer.Outcome.PREPARED:
+                    self._comparing.prepared(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
                 self._ask_again(image_id, is_forced)

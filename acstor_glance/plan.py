@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from acstor_common import artefacts
 from acstor_common import boot_image
 from acstor_common import image_record
+from acstor_common import lineage
 
 NEVER = "never"
 RETRY_FIRST_S = 60
@@ -172,6 +173,14 @@ def next_build(
     written = Retry.parse(image_record.text_of(image, artefacts.BOOT_RETRY))
     retry = written or Retry(0, _AT_ONCE)
     return None if has_one or retry.at is None else retry
+
+
+def is_to_be_compared(image: image_record.Record) -> bool:
+    """Say whether an image that has its chunk map says what it was made from, and nothing tells how
+    much of that it has, or that they share the room in the store."""
+    is_ready = artefacts.state_of(image) is artefacts.State.READY
+    told = artefacts.lineage_of(image)
+    return is_ready and told.shared_bytes is None and bool(lineage.bases_of(image))
 
 
 def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) -> Plan:

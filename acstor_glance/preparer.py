@@ -182,7 +182,8 @@ class Preparer:
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
         asked = self._boot_image_asked(image)
-        self._images.set_properties(image_id, {**foreign, **ready, **asked})
+        copied = dict.fromkeys(artefacts.LINEAGE_PROPERTIES, "")  # by Nova, or of an earlier map
+        self._images.set_properties(image_id, {**foreign, **ready, **asked, **copied})
         self.spool.remove(image_id)
         seconds = (_now() - started).total_seconds()
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)

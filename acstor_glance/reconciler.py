@@ -28,6 +28,7 @@ class Findings:
 
     :param todo: images to prepare, as Glance lists them: the youngest first, the hidden ones last
     :param to_boot: images whose boot image is to be built now, in the same order
+    :param to_compare: images that were not compared with their base, or share no room with it
     :param boot_states: how many images' boot images are how far
     :param next_at: when the first of the images that wait may be tried again
     """
@@ -36,6 +37,7 @@ class Findings:
     artefacts: int = 0
     todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
     to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_compare: list[ids.ImageId] = dataclasses.field(default_factory=list)
     boot_states: collections.Counter[BootState] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -119,6 +121,8 @@ class Reconciler:
             _wait(findings, todo.at)
         else:
             self._look_at_boot_image(image, found, now, findings)
+            if plan.is_to_be_compared(image):
+                findings.to_compare.append(image_record.image_id_of(image))
 
     def _look_at_boot_image(
         self,

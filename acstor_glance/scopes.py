@@ -16,24 +16,18 @@ import hashlib
 import io
 import logging
 import secrets
-import tempfile
 from collections.abc import Iterator
 
 from oslo_config import cfg
 
 from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import scope
+from acstor_glance import bases
 from acstor_glance import images as glance_images
-from acstor_glance import mapped_file
-from acstor_glance import stored_images
 
 LOG = logging.getLogger(__name__)
-
-CHUNK_MAP = artefacts.Kind.CHUNK_MAP
 
 
 class Scopes:
@@ -54,53 +48,9 @@ class Scopes:
             yield scope.PLAIN
             return
         owner = image_record.text_of(image, "owner")
-        with self._base_map(image, owner) as base:
-            yield scope.Naming(scope.key_of(self._secret(), owner), base)
-
-    # What the image was made from
-
-    @contextlib.contextmanager
-    def _base_map(
-        self, image: image_record.Record, owner: str
-    ) -> Iterator[chunk_map.ChunkMap | None]:
-        """Yield the chunk map of the image that this one was made from; None if it has none."""
-        base = self._base_of(image, owner)
-        artefact = self._images.artefact_of(base, CHUNK_MAP) if base is not None else None
-        if base is None or artefact is None:
-            yield None
-            return
-        with tempfile.TemporaryFile() as file:
-            with self._images.opened(artefact["id"]) as pieces:
-                file.writelines(pieces)
-            with mapped_file.mapped(file) as view:
-                yield self._parsed(base, view)
-
-    def _base_of(self, image: image_record.Record, owner: str) -> image_record.Record | None:
-        """Return what the image says it was made from, if its owner may read that."""
-        try:
-            base_id = ids.parse_image_id(image_record.text_of(image, scope.BASE_IMAGE))
-        except ValueError:
-            return None
-        base = self._images.read_or_none(base_id) if base_id != image["id"] else None
-        if base is None or image_record.why_not_served(base):
-            return None
-        if scope.may_see(owner, base) or scope.may_see(owner, base, self._members(base)):
-            return base
-        LOG.info("image %s: shares nothing with image %s, which its owner may not read",
-                 image["id"], base_id)  # fmt: skip
-        return None
-
-    def _members(self, image: image_record.Record) -> list[str]:
-        is_shared = image_record.text_of(image, "visibility") == "shared"
-        return self._images.members(image["id"]) if is_shared else []
-
-    def _parsed(self, base: image_record.Record, view: memoryview) -> chunk_map.ChunkMap | None:
-        try:
-            as_read = stored_images.of(self._images, base).record
-            return artefacts.parse_chunk_map(as_read, view)
-        except (errors.ChunkMapFormatError, errors.Unusable) as exc:
-            LOG.warning("image %s: nothing is shared with it: %s", base["id"], exc)
-            return None
+        base = bases.of(self._images, image)
+        with bases.chunk_map_of(self._images, base) as base_map:
+            yield scope.Naming(scope.key_of(self._secret(), owner), base_map)
 
     # The secret
 

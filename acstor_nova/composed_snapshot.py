@@ -24,6 +24,7 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import lineage
 from acstor_common import local_file
 from acstor_nova import disk_changes
 from acstor_nova import gateway_client
@@ -179,10 +180,22 @@ class Snapshot:
         record = self._made.record_of(self._format)
         wanted = {key: record[key] for key in ("disk_format", "container_format")}
         self._made.seams.update_image(self._context, self._image_id, wanted)
+        self._name_base()
         if self._made.is_live:
             self._make_live(disk_path, name)
         else:
             self._send(disk_path)
+
+    def _name_base(self) -> None:
+        """Have the image say what it is made from: Nova names the first of a line of snapshots.
+
+        It is for who looks at images; the snapshot does without it.
+        """
+        said = {"properties": lineage.direct_base(self._base, self._image_id)}
+        try:
+            self._made.seams.update_image(self._context, self._image_id, said)
+        except Exception as e:
+            LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
 
     def _check(self) -> None:
         """Check that this is a snapshot for which changes do.

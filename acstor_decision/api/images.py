@@ -14,6 +14,7 @@ from acstor_common import artefacts
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import lineage
 from acstor_common import whole_image
 from acstor_decision.api import image_service
 from acstor_decision.api import operation
@@ -38,6 +39,10 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         nothing says so
     :param boot_message: why it is not there
     :param boot_revision: of the newest boot image that a host has used; 0: none has
+    :param own_bytes: what it has that the image that it was made from has not at the same place, in
+        chunks that are not zeros; null: not known
+    :param shared_bytes: of its file in the store, what was let share room with that image's; null:
+        not known, or nothing can be shared there
     :param hosts: hosts that mirror it
     :param warm_hosts: hosts that have all of it but its zeros
     :param using_hosts: hosts whose instances use it, or may use it
@@ -58,6 +63,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     boot_image: str | None
     boot_state: str | None
     boot_message: str
+    own_bytes: int | None = None
+    shared_bytes: int | None = None
     boot_revision: int = 0
     hosts: int = 0
     warm_hosts: int = 0
@@ -66,6 +73,18 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     cached_bytes: int = 0
     read: decision_api.ReadBytes = decision_api.ReadBytes()
     fetched: decision_api.FetchedBytes = decision_api.FetchedBytes()
+
+
+class ImageAndParents(Image, frozen=True, kw_only=True):
+    """One image, and what it was made from.
+
+    :param parents: ids of the images that it was made from, one of the other, the nearest first, as
+        far as is known; the last one may be deleted, or not be shown to who asks
+    :param depth: how many those are.  The image is one whole file, however many
+    """
+
+    parents: list[str]
+    depth: int
 
 
 class Images(msgspec.Struct, frozen=True):
@@ -154,14 +173,30 @@ def every(call: operation.Call) -> Images:
     return Images(found[:limit])
 
 
-def one(call: operation.Call) -> Image:
+def one(call: operation.Call) -> ImageAndParents:
     """Answer with one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
     held = call.store.image(image_id, operation.since_s(call))
     if shown is None and not (call.sees_all and held):
         raise operation.not_found(f"image {image_id}")
-    return _image(held, shown) if held else unknown(image_id, shown)
+    found = _image(held, shown) if held else unknown(image_id, shown)
+    parents = _parents(call, shown)
+    told = msgspec.structs.asdict(found)
+    return ImageAndParents(**told, parents=parents, depth=len(parents))
+
+
+def _parents(call: operation.Call, shown: image_record.Record | None) -> list[str]:
+    """Return the images that an image was made from, as far as Glance shows them to who asks."""
+    found: list[str] = []
+    own_id = shown and shown.get("id")
+    while shown and len(found) < lineage.MOST_GENERATIONS:
+        base = artefacts.lineage_of(shown).base
+        if base is None or base in (own_id, *found):
+            break
+        found.append(base)
+        shown = records(call, [base]).get(base)
+    return found
 
 
 def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
@@ -195,6 +230,7 @@ def records(call: operation.Call, wanted: list[str]) -> image_service.Records:
 
 def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Image:
     known = record or {}
+    told = artefacts.lineage_of(known)
     state, boot_state = artefacts.state_of(known), artefacts.boot_state_of(known)
     return Image(
         image_id=held.image_id,
@@ -208,6 +244,8 @@ def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Ima
         boot_image=artefacts.pointer_of(known, artefacts.Kind.BOOT_IMAGE),
         boot_state=boot_state.value if boot_state else None,
         boot_message=image_record.text_of(known, artefacts.BOOT_MESSAGE) if boot_state else "",
+        own_bytes=told.own_bytes,
+        shared_bytes=told.shared_bytes,
         boot_revision=held.boot_revision,
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,
@@ -252,7 +290,14 @@ OPERATIONS = (
         every,
         query=ImagePage,
     ),
-    operation.Operation("image:get", "GET", "/v1/images/{image_id}", "Show an image", Image, one),
+    operation.Operation(
+        "image:get",
+        "GET",
+        "/v1/images/{image_id}",
+        "Show an image, and what it was made from",
+        ImageAndParents,
+        one,
+    ),
     operation.Operation(
         "image:hosts",
         "GET",

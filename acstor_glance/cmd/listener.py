@@ -16,6 +16,7 @@ from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_service
 from acstor_glance import boot_ways
+from acstor_glance import comparing
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
@@ -41,10 +42,12 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     guard = glance_guard.Guard(conf, images, counters)
     boots = None
     if ways.any:
-        made = boot_images.BootImages(images, conf, ways)
+        built = boot_images.BootImages(images, conf, ways)
         ahead = boot_ahead.BootAhead(images, conf)
-        boots = boot_service.BootService(made, ways, counters, lambda: guard.needed, ahead)
-    return glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots), counters
+        boots = boot_service.BootService(built, ways, counters, lambda: guard.needed, ahead)
+    compared = comparing.Comparing(images, conf, counters)
+    made = glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots, compared)
+    return made, counters
 
 
 def main() -> int:

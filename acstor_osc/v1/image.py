@@ -19,7 +19,7 @@ from acstor_osc import client
 from acstor_osc import whole
 
 ORIGINS = ("local", "boot", "peer", "source")
-SIZES = ("size_bytes", "cached_bytes", "missing_bytes")
+SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
 WAIT_S = 3600.0
 TAKEN_S = 60.0
 """Within this time a host that hears of a task says so: several collections."""
@@ -60,7 +60,13 @@ class ListImage(command.Lister):
 
 
 class ShowImage(command.ShowOne):
-    """Show how far an image is prepared, where it is whole, and where its bytes came from."""
+    """Show how far an image is prepared, what it was made from, where it is whole.
+
+    parents are the images that it was made from, the nearest first, and depth is how many, as far
+    as is known.  Every image is one whole file, whatever its parents: there is nothing to merge,
+    and each may be deleted.  own_bytes is what the nearest has not at the same place,
+    shared_bytes how much of its file took no room of its own in the store.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -317,7 +323,10 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Return an image's fields and their values, as they are shown."""
     shown = dict(image)
     for name in shown.keys() & set(SIZES):
-        shown[name] = format_columns.SizeColumn(shown[name])
+        known = shown[name] is not None
+        shown[name] = format_columns.SizeColumn(shown[name]) if known else whole.NOT_TOLD
+    if "parents" in shown:
+        shown["parents"] = format_columns.ListColumn(shown["parents"])
     for name in ("read", "fetched"):
         shown[name] = format_columns.DictColumn(shown[name])
     return list(shown), list(shown.values())

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common import geometry
+from acstor_common import lineage
 from acstor_nova import agent_client
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
@@ -178,12 +179,15 @@ def test_snapshots_in_raw_are_whole_too(cluster, gateway, base_id):
 
 
 def test_tree_of_three_snapshots(cluster, gateway, tmp_path):
-    image_id = new_base(cluster, tmp_path, "qcow2")
+    image_id = first = new_base(cluster, tmp_path, "qcow2")
     with contextlib.ExitStack() as stack:
         for depth in range(3):
             server = stack.enter_context(cluster.server(image_id, cluster.hosts[depth % 2]))
             write(server, f"write -P {depth + 1} {(depth + 1) * MIB} 256k", WRITES[depth])
-            image_id = server.snapshot()
+            base, image_id = image_id, server.snapshot()
+            record = cluster.images.client.get(f"/images/{image_id}").json()
+            assert record["base_image_ref"] == first, "Nova names the first of a line"
+            assert lineage.bases_of(record) == list(dict.fromkeys((base, first)))
             assert is_made_of_changes(gateway, image_id)
             check(cluster, server, image_id)
             cluster.images.map(image_id)

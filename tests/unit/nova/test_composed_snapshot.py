@@ -2,6 +2,7 @@
 """Which snapshots are made of changes, and that Nova makes all others as it does by itself."""
 
 import contextlib
+import dataclasses
 import pathlib
 import subprocess
 import time
@@ -157,6 +158,16 @@ def agent(nova):
         yield running
 
 
+def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, agent, gateway):
+    def update(context, image_id, record):
+        if "properties" in record:
+            raise RuntimeError("the quota of properties is exceeded")
+
+    nova.seams = dataclasses.replace(nova.seams, update_image=update)
+    assert nova.snapshot() is None
+    assert len(gateway.composed) == 1 and not nova.host.fallbacks.total
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("image_format", ["raw", "qcow2"])
 def test_changes_are_sent_and_nova_has_nothing_left_to_do(
@@ -166,7 +177,8 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     assert nova.snapshot(image_format) is None
     wanted = {"disk_format": image_format, "container_format": "bare"}
     live = [("live", str(nova.disk))] if is_live else []
-    assert nova.events == [("update", SNAPSHOT, wanted), *live]
+    base = {"properties": {"direct_base_image_ref": f"{IMAGE} {SNAPSHOT}"}}
+    assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
     ((path, raw),) = gateway.composed
     assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
     head = changes.Reader("test").head(raw[: changes.HEADER_BYTES])

@@ -284,6 +284,15 @@ def test_image_is_shown_by_its_id_or_its_name(run, store, glance):
         run(image.ShowImage, IMAGE[:-1] + "9")
 
 
+def test_image_is_shown_with_its_parents(run, store, glance):
+    base = f"{IMAGE[:-1]}8"
+    glance.add(IMAGE, acstor_base=base, acstor_own_bytes="100000000")
+    shown = fields(run(image.ShowImage, IMAGE))
+    assert (shown["parents"].human_readable(), shown["depth"]) == (base, 1)
+    assert shown["own_bytes"].human_readable() == "100M"
+    assert shown["shared_bytes"] == "not told"
+
+
 FILLING = {
     "state": "filling",
     "is_used": True,

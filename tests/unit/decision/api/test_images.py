@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images: who sees which, what of them, and what can be done about them."""
 
+import itertools
 import time
 
 import pytest
@@ -79,7 +80,7 @@ def test_images_are_listed_with_where_they_are_warm_and_where_their_bytes_were(
     assert (shown["hosts"], shown["warm_hosts"], shown["cached_bytes"]) == (3, 2, 2 * SIZE)
     assert shown["read"] == {"local": 140, "boot": 40, "peer": 12, "source": 8}
     assert (shown["boot_image"], shown["boot_revision"]) == (None, 3)
-    assert client.get(f"/v1/images/{IMAGES[0]}").json == shown
+    assert client.get(f"/v1/images/{IMAGES[0]}").json == {**shown, "parents": [], "depth": 0}
 
 
 def test_boot_image_is_told_with_how_far_it_is_and_no_state_of_another_image(client, glance):
@@ -94,6 +95,36 @@ def test_boot_image_is_told_with_how_far_it_is_and_no_state_of_another_image(cli
 
     assert told(IMAGES[0]) == ("unbootable", "no boot loader")
     assert told(IMAGES[1]) == told(IMAGES[2]) == (None, "")
+
+
+def test_image_is_told_with_what_it_was_made_from(client, glance):
+    glance.add(IMAGES[0], acstor_base=IMAGES[1], acstor_own_bytes="5", acstor_shared_bytes="0")
+    glance.add(IMAGES[1], acstor_base=IMAGES[2], acstor_own_bytes="7")
+    glance.add(IMAGES[2], acstor_base=IMAGES[3], acstor_state_of=IMAGES[4])  # a copy
+
+    def told(image_id):
+        shown = client.get(f"/v1/images/{image_id}").json
+        return [shown[name] for name in ("parents", "depth", "own_bytes", "shared_bytes")]
+
+    assert told(IMAGES[0]) == [IMAGES[1:3], 2, 5, 0]
+    assert told(IMAGES[1]) == [[IMAGES[2]], 1, 7, None]
+    assert told(IMAGES[2]) == [[], 0, None, None]
+    del glance.shown[IMAGES[1]]  # deleted, or of somebody who does not show it
+    assert told(IMAGES[0])[:2] == [[IMAGES[1]], 1]
+
+
+def test_line_of_images_that_has_no_end_ends(client, glance):
+    glance.add(IMAGES[0], acstor_base=IMAGES[1])
+    glance.add(IMAGES[1], acstor_base=IMAGES[0])
+    assert client.get(f"/v1/images/{IMAGES[0]}").json["parents"] == [IMAGES[1]]
+    line = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(100, 130)]
+    for image_id, base in itertools.pairwise(line):
+        glance.add(image_id, acstor_base=base)
+    assert client.get(f"/v1/images/{line[0]}").json["parents"] == line[1:17]
+    for said in ("", "no id", 7, "../x"):
+        glance.add(IMAGES[0], acstor_base=said, acstor_own_bytes="x", acstor_shared_bytes="-1")
+        shown = client.get(f"/v1/images/{IMAGES[0]}").json
+        assert (shown["parents"], shown["own_bytes"], shown["shared_bytes"]) == ([], None, None)
 
 
 def test_list_goes_on_behind_the_marker(client, store):

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares images with their bases: how much each has of its own, and what room they can share.
+
+Every image is a whole one: who made it of a base and of changes made all its bytes.  What that
+costs is room in the store, and of a file store the file system gives it back, where it can.
+
+The one rule: all of this is told to operators and saves room, and no image waits for it, is less
+ready for it, or has other bytes after it.
+"""
+
+import logging
+import pathlib
+import threading
+from collections.abc import Iterable
+
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import log_once
+from acstor_glance import bases
+from acstor_glance import common_ranges
+from acstor_glance import counters as glance_counters
+from acstor_glance import images as glance_images
+from acstor_glance import plan
+from acstor_glance import room_sharing
+from acstor_glance import stored_images
+from acstor_glance import work_queue
+
+LOG = logging.getLogger(__name__)
+
+MOST_REMEMBERED = 100_000
+"""Images that were looked at: each costs this process one comparison."""
+
+
+class Comparing:
+    """The thread that compares images, one at a time, and what it is told."""
+
+    def __init__(
+        self,
+        images: glance_images.Images,
+        conf: cfg.ConfigOpts,
+        counters: glance_counters.Counters,
+    ) -> None:
+        self._images, self._conf, self._counters = images, conf.acstor_glance, counters
+        self._queue = work_queue.WorkQueue()
+        self._seen: set[ids.ImageId] = set()
+        self._stopping = threading.Event()
+        self._trouble = log_once.LogOnce(LOG)
+
+    def start(self) -> None:
+        """Begin; waits for nothing."""
+        threading.Thread(target=self._work, name="acstor-comparing", daemon=True).start()
+
+    def stop(self) -> None:
+        """End soon; what was begun is done again after the next start."""
+        self._stopping.set()
+        self._queue.close()
+
+    def prepared(self, image_id: ids.ImageId) -> None:
+        """Compare an image that has just got its chunk map."""
+        self._seen.discard(image_id)
+        self._queue.put(image_id, work_queue.Rank.NEW)
+
+    def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
+        """Compare images that a reconcile found, but for those that this process has had."""
+        for image_id in image_ids:
+            if image_id not in self._seen:
+                self._queue.put(image_id, work_queue.Rank.OLD)
+
+    def _work(self) -> None:
+        while (image_id := self._queue.take()) is not None:
+            try:
+                if self.compare(image_id):
+                    self._remember(image_id)
+            except errors.AcstorError as exc:
+                LOG.warning("image %s: not compared with its base: %s", image_id, exc)
+            except Exception:
+                LOG.exception("image %s: unexpected", image_id)
+                self._remember(image_id)
+            finally:
+                self._queue.done(image_id)
+
+    def _remember(self, image_id: ids.ImageId) -> None:
+        if len(self._seen) >= MOST_REMEMBERED:
+            self._seen.clear()
+        self._seen.add(image_id)
+
+    def compare(self, image_id: ids.ImageId) -> bool:
+        """Compare an image with its base, and let both share room; return False if that was ended.
+
+        :raises errors.ImageServiceError: Glance is away or refuses
+        """
+        image = self._images.read_or_none(image_id)
+        base = bases.of(self._images, image) if image and plan.is_to_be_compared(image) else None
+        if image is None or base is None:
+            return True
+        with (
+            bases.chunk_map_of(self._images, image) as own_map,
+            bases.chunk_map_of(self._images, base) as base_map,
+        ):
+            if own_map is None or base_map is None:
+                return True
+            own_bytes = common_ranges.own_bytes(own_map, base_map)
+            said = {artefacts.BASE: str(base["id"]), artefacts.OWN_BYTES: str(own_bytes)}
+            self._images.set_properties(image_id, said)
+            try:
+                self._share(image, base, own_map, base_map)
+            except room_sharing.Stopped:
+                return False
+        return True
+
+    def _share(
+        self,
+        image: image_record.Record,
+        base: image_record.Record,
+        own_map: chunk_map.ChunkMap,
+        base_map: chunk_map.ChunkMap,
+    ) -> None:
+        """Let the files of both share room, if they lie where that can be.
+
+        :raises room_sharing.Stopped: the listener ends
+        """
+        own_path, base_path = self._path_of(image), self._path_of(base)
+        if not self._conf.share_room_mib_s or own_path is None or base_path is None:
+            self._counters.compared_images.labels("elsewhere").inc()
+            return
+        try:
+            shared_bytes = self._share_files(own_path, own_map, base_path, base_map)
+        except errors.Unusable as exc:
+            self._trouble.say(str(exc))
+            self._counters.compared_images.labels("refused").inc()
+            return
+        self._trouble.say("")
+        LOG.info("image %s: %d bytes share room with image %s",
+                 image["id"], shared_bytes, base["id"])  # fmt: skip
+        self._counters.compared_images.labels("shared").inc()
+        self._counters.shared_bytes.inc(shared_bytes)
+        said = {artefacts.SHARED_BYTES: str(shared_bytes)}
+        self._images.set_properties(str(image["id"]), said)
+
+    def _share_files(
+        self,
+        own_path: pathlib.Path,
+        own_map: chunk_map.ChunkMap,
+        base_path: pathlib.Path,
+        base_map: chunk_map.ChunkMap,
+    ) -> int:
+        """Let two files share what both have; return how many bytes.
+
+        :raises errors.Unusable: they cannot
+        :raises room_sharing.Stopped: the listener ends
+        """
+        pace = room_sharing.Pace(self._conf.share_room_mib_s * geometry.MIB, self._stopping.wait)
+        with (
+            room_sharing.opened(own_path, own_map.layout.stored.size_bytes) as own_file,
+            room_sharing.opened(base_path, base_map.layout.stored.size_bytes) as base_file,
+        ):
+            block_bytes = room_sharing.block_bytes(own_file)
+            ranges = common_ranges.found(own_map, base_map, block_bytes)
+            return room_sharing.share(own_file, base_file, ranges, pace)
+
+    def _path_of(self, image: image_record.Record) -> pathlib.Path | None:
+        """Return the file of what agents read of an image, if it is in a store of this host."""
+        stored = stored_images.of(self._images, image)
+        return self._images.local_path(stored.own_record, self._conf.file_store_dirs)

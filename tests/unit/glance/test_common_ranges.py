@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two images have in common, by names and layouts alone."""
+
+import random
+
+import pytest
+
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import layout
+from acstor_common import map_builder
+from acstor_glance import common_ranges
+
+CHUNK = geometry.MIN_CHUNK_BYTES
+STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
+Extent, Range = layout.Extent, common_ranges.Range
+BLOCK = 4096
+
+
+def chunks(numbers: str, last_bytes: int = CHUNK) -> list[bytes]:
+    """Return the chunks of an image: one of each letter, zeros for a point."""
+    found = [bytes(CHUNK) if c == "." else random.Random(c).randbytes(CHUNK) for c in numbers]
+    return [*found[:-1], found[-1][:last_bytes]]
+
+
+def made(
+    numbers: str, extents: list[Extent] | None = None, last_bytes: int = CHUNK
+) -> chunk_map.ChunkMap:
+    """Return the map of an image that is raw, or lies as ``extents`` say."""
+    data = chunks(numbers, last_bytes)
+    cut = geometry.Geometry(sum(map(len, data)), CHUNK)
+    entries = list(map(layout.pack, layout.joined(extents or [], cut)))
+    stored = layout.raw(cut.size_bytes)
+    if extents is not None:
+        stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 40, len(entries))
+    image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    builder = map_builder.MapBuilder(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), stored)
+    names = (ids.cid_of(one) if any(one) else ids.ZERO_CID for one in data)
+    raw = builder.header + builder.feed(b"".join(names))
+    raw += builder.feed_entries(b"".join(entries)) if entries else b""
+    return chunk_map.ChunkMap.parse(raw + builder.end(), "test")
+
+
+def plain(at: int, count: int, offset: int) -> Extent:
+    """Return an extent of whole chunks."""
+    return Extent(at * CHUNK, count * CHUNK, STORED, offset, count * CHUNK)
+
+
+def found(image, base, block_bytes=BLOCK):
+    return list(common_ranges.found(image, base, block_bytes))
+
+
+@pytest.mark.parametrize(
+    ("image", "base", "own"),
+    [
+        ("abc", "abc", 0),
+        ("axc", "abc", 1),
+        ("a.c", "abc", 0),
+        ("abx", "ab.", 1),
+        ("bca", "abc", 3),
+        ("abcde", "abc", 2),
+        ("a", "abc", 0),
+        ("...", "...", 0),
+    ],
+)
+def test_own_is_what_the_base_has_not_at_the_same_place(image, base, own):
+    assert common_ranges.own_bytes(made(image), made(base)) == own * CHUNK
+
+
+def test_short_last_chunk_counts_as_it_is():
+    assert common_ranges.own_bytes(made("abx", last_bytes=100), made("abc")) == 100
+
+
+def test_raw_images_have_runs_in_common():
+    image, base = made("abxde"), made("abcdef")
+    expected = [Range(0, 0, 2 * CHUNK), Range(3 * CHUNK, 3 * CHUNK, 2 * CHUNK)]
+    assert found(image, base) == expected
+    assert found(made("abc"), made("xyz")) == []
+
+
+def test_what_lies_elsewhere_in_each_file_is_found_there():
+    image = made("abcd", [plain(0, 2, 1 << 20), plain(2, 2, 1 << 30)])
+    base = made("abcd", [plain(0, 1, 1 << 21), plain(1, 3, 1 << 16)])
+    assert found(image, base) == [
+        Range(1 << 20, 1 << 21, CHUNK),
+        Range((1 << 20) + CHUNK, 1 << 16, CHUNK),
+        Range(1 << 30, (1 << 16) + CHUNK, 2 * CHUNK),
+    ]
+    assert found(made("abcd"), base)[0] == Range(0, 1 << 21, CHUNK)
+
+
+def test_runs_that_follow_each_other_in_both_files_are_one():
+    image = made("abcd", [plain(at, 1, (1 << 20) + at * CHUNK) for at in range(4)])
+    assert found(image, made("abcd")) == [Range(1 << 20, 0, 4 * CHUNK)]
+
+
+def test_what_is_compressed_or_stored_by_one_only_is_left_out():
+    packed = Extent(CHUNK, CHUNK, DEFLATE, 1 << 22, 5000)
+    image = made("abc", [plain(0, 1, 1 << 20), packed, plain(2, 1, 1 << 21)])
+    base = made("abc", [plain(0, 3, 1 << 16)])
+    assert [one.offset for one in found(image, base)] == [1 << 20, 1 << 21]
+    assert [one.base_offset for one in found(base, image)] == [1 << 20, 1 << 21]
+    assert found(made("a.", [plain(0, 1, 1 << 20)]), made("a.")) == [Range(1 << 20, 0, CHUNK)]
+
+
+def test_only_whole_blocks_at_the_same_place_of_a_block_are_found():
+    image, base = (made("ab", [plain(0, 2, at)]) for at in ((1 << 20) + 512, (1 << 21) + 512))
+    [one] = found(image, base)
+    assert one == Range((1 << 20) + BLOCK, (1 << 21) + BLOCK, 2 * CHUNK - BLOCK)
+    assert found(image, made("ab")) == []
+    assert found(image, made("ab"), 512) == [Range((1 << 20) + 512, 0, 2 * CHUNK)]
+    assert found(made("ab", last_bytes=5000), made("ab", last_bytes=5000)) == [
+        Range(0, 0, CHUNK + BLOCK)
+    ]
+    assert found(image, base, 1 << 20) == []
+
+
+def test_images_that_are_cut_otherwise_have_nothing_in_common():
+    image = made("ab")
+    cut = geometry.Geometry(2 * CHUNK, 2 * CHUNK)
+    subject = image.subject._replace(geometry=cut, stored=layout.raw(2 * CHUNK))
+    builder = map_builder.MapBuilder(*subject)
+    raw = builder.header + builder.feed(ids.cid_of(b"".join(chunks("ab")))) + builder.end()
+    base = chunk_map.ChunkMap.parse(raw, "test")
+    assert found(image, base) == []
+    assert common_ranges.own_bytes(image, base) == 2 * CHUNK
