@@ -167,7 +167,7 @@ class Lab:
 
     def know(self, guest: domain_lab.Domain, chunk_bytes: int) -> None:
         """Have the chunk map of a guest's image where an agent would have it."""
-        size = len(guest.base)
+        size = guest.base_bytes
         subject = chunk_map.Subject(
             guest.image,
             geometry.Geometry(size, chunk_bytes),
