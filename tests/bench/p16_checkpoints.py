@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """P16: checkpoints of a guest that writes: what leaves the host, and what the guest notices.
 
-The lab's Debian guest runs on real libvirt; a program in it writes random bytes to its disk, behind its
-file system, and tells how long that took.  Two vaults keep the checkpoints; their folders are in
-memory, since vaults of other hosts are not on this one's disk.  All ways take turns on one guest.
+The lab's Debian guest runs on real libvirt; a program in it writes random bytes to its disk,
+behind its file system, and tells how long that took.  Two vaults keep the checkpoints; their
+folders are in memory, since those of other hosts are not on this one's disk.  All ways take turns
+on one guest.
 
 P16: the guest writes 5 MB/s, each chunk once, while one checkpoint after the other is taken.  What
 left the host for each copy, as the kernel counts it on a link to the vaults, over what the guest
@@ -72,7 +73,7 @@ COPIES = 2
 DEADLINE_S = 900.0
 _WRITER = """\
 use IO::Handle;
-my $clock = pack 'qq', 0, 0;  # the guest's perl has no fine clock of its own: clock_gettime, monotonic
+my $clock = pack 'qq', 0, 0;  # clock_gettime, monotonic: this perl has no Time::HiRes
 sub now { syscall 228, 1, $clock; my ($s, $ns) = unpack 'qq', $clock; $s + $ns / 1e9 }
 my ($at, $total, $rate, $flush) = @ARGV; my $piece = 65536;
 open my $disk, '+<', '/dev/vda' or die; open my $random, '<', '/dev/urandom' or die;
