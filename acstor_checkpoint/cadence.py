@@ -8,6 +8,7 @@ rule: one at a time, and the one that has waited longest beyond its interval is 
 import dataclasses
 import math
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Final
@@ -42,6 +43,7 @@ class _Turn:
     server: servers.Server
     every_s: float
     due_s: float
+    since_s: float
     failures: int = 0
     asked_s: float = -math.inf
 
@@ -72,8 +74,8 @@ class Cadence:
             turn = self._turns.get(server.instance)
             if turn is None:
                 age = age_s(server.instance)
-                left_s = 0.0 if age is None else every_s - min(max(age, 0.0), every_s)
-                turn = _Turn(server, every_s, now_s + left_s)
+                past_s = every_s if age is None else min(max(age, 0.0), every_s)
+                turn = _Turn(server, every_s, now_s + every_s - past_s, now_s - past_s)
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
             turns[server.instance] = turn
@@ -84,9 +86,24 @@ class Cadence:
         turn = self._turns.get(instance)
         return 0 if turn is None else int(turn.every_s)
 
-    def next(self, now_s: float) -> servers.Server | None:
-        """Return whose turn it is; None if it is nobody's."""
-        due = [turn for turn in self._turns.values() if turn.every_s and turn.due_s <= now_s]
+    def overdue_s(self, now_s: float) -> dict[ids.ImageId, float]:
+        """Return for how long each server has waited beyond its interval; 0: its is new enough."""
+        return {
+            instance: max(0.0, now_s - turn.since_s - turn.every_s)
+            for instance, turn in self._turns.items()
+            if turn.every_s
+        }
+
+    def next(self, now_s: float, but: Container[ids.ImageId] = ()) -> servers.Server | None:
+        """Return whose turn it is; None if it is nobody's.
+
+        :param but: whose turn it is not now
+        """
+        due = [
+            turn
+            for instance, turn in self._turns.items()
+            if turn.every_s and turn.due_s <= now_s and instance not in but
+        ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
     def ask(self, instance: ids.ImageId, now_s: float) -> bool:
@@ -104,7 +121,7 @@ class Cadence:
         Who asked for one meanwhile means one of a later moment.
         """
         if turn := self._turns.get(instance):
-            turn.failures = 0
+            turn.failures, turn.since_s = 0, began_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
 

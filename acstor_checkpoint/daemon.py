@@ -14,7 +14,7 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
-from acstor_checkpoint import checkpointing
+from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
@@ -44,9 +44,10 @@ class Present(Protocol):
 class Taker(Protocol):
     """Takes one checkpoint of one server."""
 
-    def take(self, server: servers.Server) -> record_.Record:
+    def take(self, server: servers.Server, others: Callable[[], None]) -> record_.Record:
         """Take it, and register it.
 
+        :param others: lets others have their turns; called in the middle of one that takes long
         :raises errors.AcstorError: there is none
         """
 
@@ -84,6 +85,7 @@ class Daemon:
         self._sweep = sweep
         self._here: set[ids.ImageId] | None = None
         self._cleared: set[ids.ImageId] = set()
+        self._on: dict[ids.ImageId, float] = {}
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -112,6 +114,17 @@ class Daemon:
         """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
         with self._lock:
             return self._cadence.every_s(instance)
+
+    def overdue_s(self) -> dict[ids.ImageId, float]:
+        """Return for how long servers have waited beyond their intervals; may be called by any
+        thread."""
+        with self._lock:
+            return self._cadence.overdue_s(self._clock())
+
+    def taking_s(self) -> dict[ids.ImageId, float]:
+        """Return how long the checkpoints that are on have taken; may be called by any thread."""
+        with self._lock:
+            return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
 
     def turn(self) -> bool:
         """Take one checkpoint, if it is somebody's turn; say whether it was."""
@@ -157,11 +170,32 @@ class Daemon:
             LOG.warning("%s", e)
         self._cleared.add(server.instance)
 
+    def _let_others(self) -> None:
+        """Give all whose turn it is by now their turns, in the middle of one that takes long."""
+        now_s = self._clock()
+        self._look()
+        while not self._has_ended:
+            with self._lock:
+                server = self._cadence.next(now_s, self._on)
+            if server is None:
+                return
+            self._take(server)
+
     def _take(self, server: servers.Server) -> None:
-        began_s, instance = self._clock(), server.instance
+        began_s = self._clock()
+        with self._lock:
+            self._on[server.instance] = began_s
         try:
-            record = self._taker.take(server)
-        except checkpointing.NotDone as e:
+            self._try(server, began_s)
+        finally:
+            with self._lock:
+                del self._on[server.instance]
+
+    def _try(self, server: servers.Server, began_s: float) -> None:
+        instance = server.instance
+        try:
+            record = self._taker.take(server, self._let_others)
+        except patience.NotDone as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
             LOG.info("server %s: %s", instance, e)

@@ -53,6 +53,7 @@ class Options(msgspec.Struct):
     rate_bytes_s: int = 0
     interval_s: int = 3600
     longest_s: float = 600.0
+    most_s: float = 600.0
 
 
 class Places:
@@ -99,6 +100,7 @@ class Host:
                 options.rate_bytes_s,
                 self.sockets,
                 options.longest_s,
+                options.most_s,
                 self.ended,
             ),
             self.domains,

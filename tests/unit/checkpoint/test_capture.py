@@ -119,7 +119,7 @@ def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
     guest.write(0, random.Random(1).randbytes(20 * CHUNK))
     guest.flush()
     before, parts = None, []
-    while not parts or parts[-1].is_cut:
+    while not parts or parts[-1].left_bytes:
         late = iter([False, False, True, True])
         taking, before = take(guest, holder, before, late.__next__)
         parts.append(taking)

@@ -6,8 +6,8 @@ import types
 import pytest
 
 from acstor_checkpoint import cadence
-from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
+from acstor_checkpoint import patience
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
 from acstor_common import errors
@@ -27,7 +27,7 @@ class Host:
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
-        self.took, self.cleared, self.fails = [], [], {}
+        self.took, self.cleared, self.fails, self.long = [], [], {}, set()
         self.states = states.States(folder)
         self.daemon = self.started(interval_s)
 
@@ -46,11 +46,15 @@ class Host:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take(self, each):
+    def take(self, each, others):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
             raise self.fails[number]
+        if number in self.long:
+            self.now_s += 60.0
+            others()
+            self.now_s += 60.0
         self.took.append(number)
         return types.SimpleNamespace(
             checkpoint_id="c", read_bytes=1, sent_bytes=1, whole_because=""
@@ -100,10 +104,33 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
 
 def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     it = host(server(0), server(1), server(2))
-    it.fails[0] = checkpointing.NotDone(5, 60.0)
+    it.fails[0] = patience.NotDone(5, 1)
     assert it.run(1195) == [1, 2, 1, 2]
     it.fails.clear()
     assert it.run(5) == [0]
+
+
+def test_others_have_their_turns_in_the_middle_of_one_that_takes_long(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="60"), interval_s=3600)
+    it.long = {0}
+    assert it.run(5) == [1, 2, 0]  # and each of them once
+    assert it.daemon.taking_s() == {}
+    it.long = {0, 2}
+    it.run(3600)
+    it.here, it.long = [server(0)], {0}
+    assert it.run(3600) == [0]
+
+
+def test_how_long_servers_wait_is_known_also_before_their_first(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
+    it.fails[0] = patience.NotDone(5, 1)
+    it.run(1195)
+    waits = it.daemon.overdue_s()
+    assert waits[IDS[0]] == pytest.approx(1195, abs=20) and waits[IDS[1]] < 20
+    assert IDS[2] not in waits
+    it.fails.clear()
+    it.run(5)
+    assert it.daemon.overdue_s()[IDS[0]] == 0
 
 
 @pytest.mark.expect_log("it is away")
@@ -152,8 +179,8 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
     it.run(20)
     take, asked = it.daemon._taker.take, []
 
-    def ask_meanwhile(each):
-        done = take(each)
+    def ask_meanwhile(each, others):
+        done = take(each, others)
         if not asked:
             asked.append(it.daemon.ask(each.instance))
         return done
