@@ -149,7 +149,7 @@ class Taking:
     def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
-        while not self._is_late() and (batch := list(itertools.islice(numbers, count))):
+        while batch := list(itertools.islice(numbers, count)):
             chunks = [(chunk_no, self._read(chunk_no)) for chunk_no in batch]
             found = [
                 (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
@@ -157,6 +157,8 @@ class Taking:
             ]
             self._keep({entry.cid: plain for entry, plain in found})
             yield from (entry for entry, _ in found)
+            if self._is_late():
+                break
         for chunk_no in numbers:
             self.left_bytes += self.cut.chunk_length(chunk_no)
             yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)

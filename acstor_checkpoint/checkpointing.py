@@ -138,8 +138,11 @@ class Checkpointing:
         state.number += 1
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state)
-            is_late = stack.enter_context(self._lateness(server, state, others))
-            with self._shown(server, state, checkpoint_id, before) as shown:
+            shown_for = self._shown_for(server, state, others)
+            with (
+                self._shown(server, state, checkpoint_id, before) as shown,
+                shown_for as is_late,
+            ):
                 why = why or ("" if shown.before else NO_BITMAP)
                 taking, sealed = self._taken(server, state, image, shown, copies, is_late)
             name = self._states.save_manifest(instance, sealed)
@@ -186,7 +189,7 @@ class Checkpointing:
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
 
-    def _lateness(
+    def _shown_for(
         self, server: servers.Server, state: states_.State, others: Callable[[], None]
     ) -> contextlib.AbstractContextManager[patience.IsLate]:
         if not self._patience.is_due(state.stuck):

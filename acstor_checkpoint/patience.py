@@ -19,7 +19,7 @@ from acstor_common import errors
 
 PARTS: Final = 3
 _USE: Final = 1 / 8
-"""Of what was read: if less than that is left less, the guest wrote the rest in that time."""
+"""Of what was read: if no more than that is left less, the guest wrote the rest in that time."""
 
 IsLate = Callable[[], bool]
 """Says, again and again, whether nothing more of a moment is to be read."""
@@ -46,7 +46,7 @@ def is_stuck(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
     :param left_bytes: that this one left
     :param read_bytes: that it read
     """
-    return bool(before_bytes) and before_bytes - left_bytes < read_bytes * _USE
+    return bool(before_bytes) and before_bytes - left_bytes <= read_bytes * _USE
 
 
 class Patience:

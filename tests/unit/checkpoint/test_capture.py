@@ -120,7 +120,7 @@ def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
     guest.flush()
     before, parts = None, []
     while not parts or parts[-1].left_bytes:
-        late = iter([False, False, True, True])
+        late = iter([False, True, True])
         taking, before = take(guest, holder, before, late.__next__)
         parts.append(taking)
         if len(parts) == 2:
