@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from acstor_checkpoint import servers
+from acstor_common import errors
 from acstor_common import ids
 
 SPEC: Final = "acstor:checkpoint_interval_s"
@@ -81,6 +82,10 @@ class Cadence:
             turns[server.instance] = turn
         self._turns = turns
 
+    def is_here(self, instance: ids.ImageId) -> bool:
+        """Say whether a server was here when it was looked last."""
+        return instance in self._turns
+
     def every_s(self, instance: ids.ImageId) -> int:
         """Return how often a server has checkpoints; 0: it has none, or is not here."""
         turn = self._turns.get(instance)
@@ -106,14 +111,19 @@ class Cadence:
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
-    def ask(self, instance: ids.ImageId, now_s: float) -> bool:
-        """Let a server have the next turn; say whether it is here and has checkpoints."""
+    def ask(self, instance: ids.ImageId, now_s: float) -> None:
+        """Let a server have the next turn.
+
+        :raises errors.Unusable: it is not here, or has none; says why
+        """
         turn = self._turns.get(instance)
-        if turn is None or not turn.every_s:
-            return False
+        if turn is None:
+            raise errors.Unusable(f"server {instance}", "it is not here, or on no mirror")
+        if not turn.every_s:
+            why = f"it has no interval ([acstor_checkpoint] checkpoint_interval_s, {SPEC})"
+            raise errors.Unusable(f"server {instance}", why)
         turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
-        return True
 
     def taken(self, instance: ids.ImageId, began_s: float) -> None:
         """Take note of a checkpoint whose turn began at ``began_s``.

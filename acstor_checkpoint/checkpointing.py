@@ -186,6 +186,7 @@ class Checkpointing:
         if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
             anew = states_.new(server.disk.base, chunk_bytes)
             anew.begun = [*state.begun, *filter(None, [state.bitmap])]
+            anew.number = state.number  # a later one has a higher number, whatever the disk is
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
 

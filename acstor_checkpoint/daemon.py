@@ -100,15 +100,23 @@ class Daemon:
         self._has_ended = True
         self._woken.set()
 
-    def ask(self, instance: ids.ImageId) -> bool:
-        """Let a server have the next turn; say whether it has checkpoints here.
+    def ask(self, instance: ids.ImageId) -> int:
+        """Let a server have the next turn; return the number of its checkpoint that was begun last.
 
-        May be called by any thread.
+        The moment of each with a higher number is after this call: numbers are written down before
+        moments are.  May be called by any thread.
+
+        :raises errors.Unusable: it has no checkpoints here; says why
         """
         with self._lock:
-            is_known = self._cadence.ask(instance, self._clock())
+            is_here = self._cadence.is_here(instance)
+        if not is_here:  # maybe not yet: while one is taken nobody looks
+            self._see(self._domains.present())
+        with self._lock:
+            self._cadence.ask(instance, self._clock())
+        state = self._states.load(instance)
         self._woken.set()
-        return is_known
+        return state.number if state else 0
 
     def promised_s(self, instance: ids.ImageId) -> int:
         """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
@@ -155,13 +163,16 @@ class Daemon:
             self._faults.say(str(e))
             return
         self._faults.say("")
-        with self._lock:
-            self._cadence.see(present, self._clock(), self._age_s)
+        self._see(present)
         self._here = here = {server.instance for server in present}
         self._cleared &= here
         for server in present:
             if server.instance not in self._cleared:
                 self._clear(server)
+
+    def _see(self, present: list[servers.Server]) -> None:
+        with self._lock:
+            self._cadence.see(present, self._clock(), self._age_s)
 
     def _clear(self, server: servers.Server) -> None:
         try:

@@ -170,8 +170,24 @@ def test_restart_does_not_take_all_again(host):
 def test_who_is_asked_for_is_next(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
     it.run(20)
-    assert it.daemon.ask(IDS[1]) and not it.daemon.ask(IDS[2]) and not it.daemon.ask(IDS[3])
+    state = states.new(IDS[0], 65536)
+    state.number = 7
+    it.states.save(IDS[1], state)
+    assert it.daemon.ask(IDS[1]) == 7
     assert it.run(10) == [1]
+    assert it.daemon.ask(IDS[0]) == 0
+
+
+def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
+    it = host(server(0), server(2, checkpoint_interval_s="0"))
+    for number, why in ((2, "no interval"), (3, "not here")):
+        with pytest.raises(errors.Unusable, match=why):
+            it.daemon.ask(IDS[number])
+    it.here.append(server(1))  # nobody has looked since
+    assert it.daemon.ask(IDS[1]) == 0
+    it.here = None
+    with pytest.raises(errors.Unusable, match="it is away"):
+        it.daemon.ask(IDS[3])
 
 
 def test_who_asks_while_one_is_taken_gets_another_one(host):
@@ -187,7 +203,7 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
 
     it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
     it.daemon.ask(IDS[1])
-    assert it.run(30) == [1, 1] and asked == [True]
+    assert it.run(30) == [1, 1] and asked == [0]
 
 
 def test_daemon_ends_when_told(host):

@@ -71,7 +71,6 @@ class Bus:
     def __init__(self) -> None:
         self.tasks: list[tuple[decision_api.ImageTask, list[str] | None]] = []
         self.wanted: list[decision_api.ImageWanted] = []
-        self.checkpoints: list[tuple[str, str]] = []
         self.failure: Exception | None = None
 
     def give(self, task: decision_api.ImageTask, hosts: list[str] | None) -> None:
@@ -83,11 +82,6 @@ class Bus:
         if self.failure:
             raise self.failure
         self.wanted.append(wanted)
-
-    def want_checkpoint(self, instance_id: str, host: str, request: int) -> None:
-        if self.failure:
-            raise self.failure
-        self.checkpoints.append((instance_id, host))
 
 
 @pytest.fixture
