@@ -285,6 +285,17 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
+def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
+    start(guest)
+    guest.write(0, 2 * CHUNK, 1)
+    first = owner.taker.take(server_of(owner, guest))
+    lab.know(guest, 2 * CHUNK)
+    anew = checkpoints.Host(lab.options)
+    second = anew.taker.take(server_of(anew, guest))
+    assert second.whole_because == checkpointing.IMAGE_CHANGED
+    assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
+
+
 def test_rate_is_bounded(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)
