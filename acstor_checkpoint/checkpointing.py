@@ -196,11 +196,12 @@ class Checkpointing:
         if not self._patience.is_due(state.stuck):
             return self._patience.short()
         state.stuck = 0  # who ends it, since the server is to be moved, has short ones after it
-        what = (
-            "it is read as it is now until all is, for %g s at most; it cannot be moved meanwhile"
+        LOG.warning(
+            "server %s writes faster than its disk is read: all of it is read as it is now, for "
+            "%g s at most; it cannot be moved meanwhile",
+            server.instance,
+            self._settings.most_s,
         )
-        why = f"server %s writes faster than its disk is read: {what}"
-        LOG.warning(why, server.instance, self._settings.most_s)
         return self._patience.long(others)
 
     def _copies(

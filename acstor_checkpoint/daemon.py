@@ -112,9 +112,9 @@ class Daemon:
             is_here = self._cadence.is_here(instance)
         if not is_here:  # maybe not yet: while one is taken nobody looks
             self._see(self._domains.present())
+        state = self._states.load(instance)  # first: the turn that this gives it may begin at once
         with self._lock:
             self._cadence.ask(instance, self._clock())
-        state = self._states.load(instance)
         self._woken.set()
         return state.number if state else 0
 
@@ -124,8 +124,7 @@ class Daemon:
             return self._cadence.every_s(instance)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
-        """Return for how long servers have waited beyond their intervals; may be called by any
-        thread."""
+        """Return how long servers have waited beyond their intervals; for any thread."""
         with self._lock:
             return self._cadence.overdue_s(self._clock())
 

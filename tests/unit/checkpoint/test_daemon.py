@@ -178,6 +178,21 @@ def test_who_is_asked_for_is_next(host):
     assert it.daemon.ask(IDS[0]) == 0
 
 
+def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
+    it = host(server(0))
+    it.run(20)
+    ask = it.daemon._cadence.ask
+
+    def begin_at_once(instance, now_s):
+        ask(instance, now_s)
+        state = states.new(IDS[0], 65536)
+        state.number = 1
+        it.states.save(instance, state)
+
+    it.daemon._cadence.ask = begin_at_once
+    assert it.daemon.ask(IDS[0]) == 0
+
+
 def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
     it = host(server(0), server(2, checkpoint_interval_s="0"))
     for number, why in ((2, "no interval"), (3, "not here")):
