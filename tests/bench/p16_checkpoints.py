@@ -240,15 +240,17 @@ def _paced_turn(
 
 
 class Takes:
-    """Context manager: something is done again and again until the block ends.
+    """Context manager: checkpoints are taken, one after the other, until the block ends.
 
-    :param take: returns how many bytes were read; raises errors.AcstorError when it was given up
+    :param take: returns how many bytes were read
+    :raises errors.AcstorError: one could not be taken, though nobody had given it up
     """
 
     def __init__(self, take: Callable[[], int], pause_s: float) -> None:
         self._take, self._pause_s, self._ended = take, pause_s, threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.read_bytes: list[int] = []
+        self._failure: errors.AcstorError | None = None
 
     def __enter__(self) -> "Takes":
         """Begin."""
@@ -259,13 +261,29 @@ class Takes:
         """End after the one that is on."""
         self._ended.set()
         self._thread.join(DEADLINE_S)
+        self.check()
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause_s):
             try:
                 self.read_bytes.append(self._take())
-            except errors.AcstorError:
+            except errors.AcstorError as e:
+                self._failure = self._failure or e
                 return
+
+    def give_up(self, owner: checkpoints.Host) -> None:
+        """Begin no other one, and give up the one that is on."""
+        self.check()
+        self._ended.set()
+        owner.ended.set()
+        self._thread.join(DEADLINE_S)
+        self._failure = None
+        owner.ended.clear()
+
+    def check(self) -> None:
+        """Look whether one has failed."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def _fast_turn(
@@ -316,8 +334,7 @@ def _read(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
         runs.wait_for(it.domain.is_busy, 60.0, "the checkpoint", str)
         time.sleep(0.5)
         yield
-        owner.ended.set()
-    owner.ended.clear()
+        takes.give_up(owner)
     owner.taker.clear(server_of(owner, it))
 
 
