@@ -8,11 +8,13 @@ rule: one at a time, and the one that has waited longest beyond its interval is 
 import dataclasses
 import math
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Final
 
 from acstor_checkpoint import servers
+from acstor_common import errors
 from acstor_common import ids
 
 SPEC: Final = "acstor:checkpoint_interval_s"
@@ -42,6 +44,7 @@ class _Turn:
     server: servers.Server
     every_s: float
     due_s: float
+    since_s: float
     failures: int = 0
     asked_s: float = -math.inf
 
@@ -72,31 +75,55 @@ class Cadence:
             turn = self._turns.get(server.instance)
             if turn is None:
                 age = age_s(server.instance)
-                left_s = 0.0 if age is None else every_s - min(max(age, 0.0), every_s)
-                turn = _Turn(server, every_s, now_s + left_s)
+                past_s = every_s if age is None else min(max(age, 0.0), every_s)
+                turn = _Turn(server, every_s, now_s + every_s - past_s, now_s - past_s)
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
             turns[server.instance] = turn
         self._turns = turns
+
+    def is_here(self, instance: ids.ImageId) -> bool:
+        """Say whether a server was here when it was looked last."""
+        return instance in self._turns
 
     def every_s(self, instance: ids.ImageId) -> int:
         """Return how often a server has checkpoints; 0: it has none, or is not here."""
         turn = self._turns.get(instance)
         return 0 if turn is None else int(turn.every_s)
 
-    def next(self, now_s: float) -> servers.Server | None:
-        """Return whose turn it is; None if it is nobody's."""
-        due = [turn for turn in self._turns.values() if turn.every_s and turn.due_s <= now_s]
+    def overdue_s(self, now_s: float) -> dict[ids.ImageId, float]:
+        """Return for how long each server has waited beyond its interval; 0: its is new enough."""
+        return {
+            instance: max(0.0, now_s - turn.since_s - turn.every_s)
+            for instance, turn in self._turns.items()
+            if turn.every_s
+        }
+
+    def next(self, now_s: float, but: Container[ids.ImageId] = ()) -> servers.Server | None:
+        """Return whose turn it is; None if it is nobody's.
+
+        :param but: whose turn it is not now
+        """
+        due = [
+            turn
+            for instance, turn in self._turns.items()
+            if turn.every_s and turn.due_s <= now_s and instance not in but
+        ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
-    def ask(self, instance: ids.ImageId, now_s: float) -> bool:
-        """Let a server have the next turn; say whether it is here and has checkpoints."""
+    def ask(self, instance: ids.ImageId, now_s: float) -> None:
+        """Let a server have the next turn.
+
+        :raises errors.Unusable: it is not here, or has none; says why
+        """
         turn = self._turns.get(instance)
-        if turn is None or not turn.every_s:
-            return False
+        if turn is None:
+            raise errors.Unusable(f"server {instance}", "it is not here, or on no mirror")
+        if not turn.every_s:
+            why = f"it has no interval ([acstor_checkpoint] checkpoint_interval_s, {SPEC})"
+            raise errors.Unusable(f"server {instance}", why)
         turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
-        return True
 
     def taken(self, instance: ids.ImageId, began_s: float) -> None:
         """Take note of a checkpoint whose turn began at ``began_s``.
@@ -104,7 +131,7 @@ class Cadence:
         Who asked for one meanwhile means one of a later moment.
         """
         if turn := self._turns.get(instance):
-            turn.failures = 0
+            turn.failures, turn.since_s = 0, began_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
 

@@ -86,8 +86,8 @@ class Seen(NamedTuple):
 class Taking:
     """Reads, seals and sends what is to be in one checkpoint; counts what it did.
 
-    After it, ``is_cut`` says that not all was read.  What was is in the entries, and what was not
-    is in none of them, also if the last manifest has it; so the next one reads it.
+    After it, ``left_bytes`` says how much was not read.  What was is in the entries, and what was
+    not is in none of them, also if the last manifest has it; so the next one reads it.
 
     :param chunk_bytes: of the base's chunk map
     :param is_late: says, again and again, whether nothing more is to be read
@@ -103,7 +103,7 @@ class Taking:
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
-        self._is_late, self.is_cut = is_late, False
+        self._is_late, self.left_bytes = is_late, 0
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
@@ -149,7 +149,7 @@ class Taking:
     def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
-        while not self._is_late() and (batch := list(itertools.islice(numbers, count))):
+        while batch := list(itertools.islice(numbers, count)):
             chunks = [(chunk_no, self._read(chunk_no)) for chunk_no in batch]
             found = [
                 (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
@@ -157,8 +157,10 @@ class Taking:
             ]
             self._keep({entry.cid: plain for entry, plain in found})
             yield from (entry for entry, _ in found)
+            if self._is_late():
+                break
         for chunk_no in numbers:
-            self.is_cut = True
+            self.left_bytes += self.cut.chunk_length(chunk_no)
             yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
 
     def _read(self, chunk_no: int) -> bytes:

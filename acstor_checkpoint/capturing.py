@@ -99,6 +99,7 @@ def _made(
             own.checkpoint_rate_bytes_s,
             folder,
             own.checkpoint_longest_s,
+            own.checkpoint_most_s,
             ended,
         ),
         served,

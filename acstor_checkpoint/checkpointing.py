@@ -9,8 +9,8 @@ What is done, in this order, so that whoever is killed loses the checkpoint at m
 4. the state names it and its bitmap;
 5. what is not needed any more goes: former bitmaps, chunks and manifests.
 
-A moment is not shown for long.  When its time is over, what was read so far is what the next
-attempt is made from, as if it were a checkpoint; but it is none.
+A moment is not shown for long (patience.py).  When its time is over, what was read so far is what
+the next attempt is made from, as if it were a checkpoint; but it is none.
 
 The one rule: what is not registered is no checkpoint, and the next one is made as if it had
 never been, but that chunks that holders have are not sent again.
@@ -29,7 +29,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
-from typing import Protocol
 
 from acstor_checkpoint import capture
 from acstor_checkpoint import copies as copies_
@@ -38,11 +37,11 @@ from acstor_checkpoint import names
 from acstor_checkpoint import nbd
 from acstor_checkpoint import overlay
 from acstor_checkpoint import pace as pace_
+from acstor_checkpoint import patience
 from acstor_checkpoint import powered_off
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
-from acstor_checkpoint import vault_client
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
 from acstor_common import chunk_map
@@ -67,6 +66,7 @@ class Settings(NamedTuple):
     :param rate_bytes_s: of reading a disk; 0: as fast as it goes
     :param folder: for sockets and scratch files; QEMU can write to it
     :param longest_s: how long one moment is shown, while libvirt refuses to move the server
+    :param most_s: the same, of a server that writes faster than its disk is read
     :param ended: set when the daemon ends: the checkpoint that is on is given up
     """
 
@@ -75,33 +75,8 @@ class Settings(NamedTuple):
     rate_bytes_s: int
     folder: pathlib.Path
     longest_s: float
+    most_s: float
     ended: threading.Event
-
-
-class NotDone(errors.AcstorError):
-    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment."""
-
-    def __init__(self, read_bytes: int, longest_s: float) -> None:
-        super().__init__(read_bytes, longest_s)
-        self.read_bytes, self.longest_s = read_bytes, longest_s
-
-    def __str__(self) -> str:
-        return f"{self.read_bytes} bytes were read in {self.longest_s:g} s; the rest follows"
-
-
-class Places(Protocol):
-    """Who can keep checkpoints."""
-
-    def choose(
-        self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
-    ) -> Sequence[record_.Holder]:
-        """Return holders of a disk; those that keep it now, if they still can."""
-
-    def client(self, holder: record_.Holder) -> vault_client.VaultClient:
-        """Return who asks the vault of a holder."""
-
-    def failed(self, holder: ids.HostId) -> None:
-        """Choose this one no more for a while."""
 
 
 ImageOf = Callable[[ids.ImageId], chunk_map.Subject]
@@ -135,7 +110,7 @@ class Checkpointing:
         domains: domains_.Domains,
         states: states_.States,
         image_of: ImageOf,
-        places: Places,
+        places: copies_.Places,
         register: record_.Register,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         beneath: Callable[[str], Iterable[tuple[int, int]]] = lambda path: (),
@@ -144,10 +119,14 @@ class Checkpointing:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
         self._clock_ms = clock_ms
+        self._patience = patience.Patience(settings.longest_s, settings.most_s)
 
-    def take(self, server: servers.Server) -> record_.Record:
+    def take(
+        self, server: servers.Server, others: Callable[[], None] = lambda: None
+    ) -> record_.Record:
         """Take a checkpoint; it is registered when this returns.
 
+        :param others: lets others have their turns; called in the middle of one that takes long
         :raises errors.AcstorError: there is none; says why
         """
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
@@ -159,21 +138,27 @@ class Checkpointing:
         state.number += 1
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state)
-            with self._shown(server, state, checkpoint_id, before) as shown:
+            shown_for = self._shown_for(server, state, others)
+            with (
+                self._shown(server, state, checkpoint_id, before) as shown,
+                shown_for as is_late,
+            ):
                 why = why or ("" if shown.before else NO_BITMAP)
-                taking, sealed = self._taken(server, state, image, shown, copies)
+                taking, sealed = self._taken(server, state, image, shown, copies, is_late)
             name = self._states.save_manifest(instance, sealed)
             state.manifest, state.whole_because = name, why or state.whole_because
             state.is_part = True
-            if taking.is_cut:
+            if taking.left_bytes:
+                left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
+                state.stuck += patience.is_stuck(left_bytes, taking.left_bytes, taking.read_bytes)
                 self._note(instance, state, shown.bitmap, chosen)
-                raise NotDone(taking.read_bytes, self._settings.longest_s)
+                raise patience.NotDone(taking.read_bytes, taking.left_bytes)
             copies.put_manifest(sealed)
             state.taken_ms = shown.taken_ms
             why, state.whole_because = state.whole_because, ""
             record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
             stay = {*self._register(record), name}
-            state.is_part = False
+            state.is_part, state.left_bytes, state.stuck = False, 0, 0
             self._note(instance, state, shown.bitmap, chosen)
             self._tidy(server, state, stay, copies)
         return record
@@ -201,8 +186,23 @@ class Checkpointing:
         if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
             anew = states_.new(server.disk.base, chunk_bytes)
             anew.begun = [*state.begun, *filter(None, [state.bitmap])]
+            anew.number = state.number  # a later one has a higher number, whatever the disk is
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
+
+    def _shown_for(
+        self, server: servers.Server, state: states_.State, others: Callable[[], None]
+    ) -> contextlib.AbstractContextManager[patience.IsLate]:
+        if not self._patience.is_due(state.stuck):
+            return self._patience.short()
+        state.stuck = 0  # who ends it, since the server is to be moved, has short ones after it
+        LOG.warning(
+            "server %s writes faster than its disk is read: all of it is read as it is now, for "
+            "%g s at most; it cannot be moved meanwhile",
+            server.instance,
+            self._settings.most_s,
+        )
+        return self._patience.long(others)
 
     def _copies(
         self, stack: contextlib.ExitStack, state: states_.State
@@ -291,17 +291,14 @@ class Checkpointing:
         image: chunk_map.Subject,
         shown: _Shown,
         copies: copies_.Copies,
+        is_late: patience.IsLate,
     ) -> tuple[capture.Taking, bytes]:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
-        end_s = time.monotonic() + self._settings.longest_s
-
-        def is_late() -> bool:
-            # Without a bitmap the next attempt would begin anew, and never come to an end.
-            return bool(shown.bitmap) and time.monotonic() > end_s
-
-        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace, is_late)
+        # Without a bitmap the next attempt would begin anew, and never come to an end.
+        ends = is_late if shown.bitmap else lambda: False
+        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace, ends)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
         path = server.disk.path

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
+from typing import Protocol
 
 from acstor_checkpoint import names as names_
+from acstor_checkpoint import record as record_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import ids
@@ -35,6 +37,21 @@ class HolderFailed(errors.AcstorError):
 
     def __str__(self) -> str:
         return f"{self.holder} keeps no checkpoint: {self.why}"
+
+
+class Places(Protocol):
+    """Who can keep checkpoints."""
+
+    def choose(
+        self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
+    ) -> Sequence[record_.Holder]:
+        """Return holders of a disk; those that keep it now, if they still can."""
+
+    def client(self, holder: record_.Holder) -> vault_client.VaultClient:
+        """Return who asks the vault of a holder."""
+
+    def failed(self, holder: ids.HostId) -> None:
+        """Choose this one no more for a while."""
 
 
 class Copies:

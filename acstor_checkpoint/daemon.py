@@ -14,7 +14,7 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
-from acstor_checkpoint import checkpointing
+from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
@@ -44,9 +44,10 @@ class Present(Protocol):
 class Taker(Protocol):
     """Takes one checkpoint of one server."""
 
-    def take(self, server: servers.Server) -> record_.Record:
+    def take(self, server: servers.Server, others: Callable[[], None]) -> record_.Record:
         """Take it, and register it.
 
+        :param others: lets others have their turns; called in the middle of one that takes long
         :raises errors.AcstorError: there is none
         """
 
@@ -84,6 +85,7 @@ class Daemon:
         self._sweep = sweep
         self._here: set[ids.ImageId] | None = None
         self._cleared: set[ids.ImageId] = set()
+        self._on: dict[ids.ImageId, float] = {}
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -98,20 +100,38 @@ class Daemon:
         self._has_ended = True
         self._woken.set()
 
-    def ask(self, instance: ids.ImageId) -> bool:
-        """Let a server have the next turn; say whether it has checkpoints here.
+    def ask(self, instance: ids.ImageId) -> int:
+        """Let a server have the next turn; return the number of its checkpoint that was begun last.
 
-        May be called by any thread.
+        The moment of each with a higher number is after this call: numbers are written down before
+        moments are.  May be called by any thread.
+
+        :raises errors.Unusable: it has no checkpoints here; says why
         """
         with self._lock:
-            is_known = self._cadence.ask(instance, self._clock())
+            is_here = self._cadence.is_here(instance)
+        if not is_here:  # maybe not yet: while one is taken nobody looks
+            self._see(self._domains.present())
+        state = self._states.load(instance)  # first: the turn that this gives it may begin at once
+        with self._lock:
+            self._cadence.ask(instance, self._clock())
         self._woken.set()
-        return is_known
+        return state.number if state else 0
 
     def promised_s(self, instance: ids.ImageId) -> int:
         """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
         with self._lock:
             return self._cadence.every_s(instance)
+
+    def overdue_s(self) -> dict[ids.ImageId, float]:
+        """Return how long servers have waited beyond their intervals; for any thread."""
+        with self._lock:
+            return self._cadence.overdue_s(self._clock())
+
+    def taking_s(self) -> dict[ids.ImageId, float]:
+        """Return how long the checkpoints that are on have taken; may be called by any thread."""
+        with self._lock:
+            return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
 
     def turn(self) -> bool:
         """Take one checkpoint, if it is somebody's turn; say whether it was."""
@@ -142,13 +162,16 @@ class Daemon:
             self._faults.say(str(e))
             return
         self._faults.say("")
-        with self._lock:
-            self._cadence.see(present, self._clock(), self._age_s)
+        self._see(present)
         self._here = here = {server.instance for server in present}
         self._cleared &= here
         for server in present:
             if server.instance not in self._cleared:
                 self._clear(server)
+
+    def _see(self, present: list[servers.Server]) -> None:
+        with self._lock:
+            self._cadence.see(present, self._clock(), self._age_s)
 
     def _clear(self, server: servers.Server) -> None:
         try:
@@ -157,11 +180,32 @@ class Daemon:
             LOG.warning("%s", e)
         self._cleared.add(server.instance)
 
+    def _let_others(self) -> None:
+        """Give all whose turn it is by now their turns, in the middle of one that takes long."""
+        now_s = self._clock()
+        self._look()
+        while not self._has_ended:
+            with self._lock:
+                server = self._cadence.next(now_s, self._on)
+            if server is None:
+                return
+            self._take(server)
+
     def _take(self, server: servers.Server) -> None:
-        began_s, instance = self._clock(), server.instance
+        began_s = self._clock()
+        with self._lock:
+            self._on[server.instance] = began_s
         try:
-            record = self._taker.take(server)
-        except checkpointing.NotDone as e:
+            self._try(server, began_s)
+        finally:
+            with self._lock:
+                del self._on[server.instance]
+
+    def _try(self, server: servers.Server, began_s: float) -> None:
+        instance = server.instance
+        try:
+            record = self._taker.take(server, self._let_others)
+        except patience.NotDone as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
             LOG.info("server %s: %s", instance, e)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from oslo_config import cfg
 
 from acstor_checkpoint import channel
-from acstor_checkpoint import metrics
 from acstor_checkpoint import room
 from acstor_checkpoint import scrubbing as scrubbing_
 from acstor_checkpoint import vault as vault_
@@ -79,8 +78,6 @@ def served(
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
         stack.callback(vault.close)
-        if own.metrics_listen:
-            stack.callback(metrics.serve(own.metrics_listen, vault))
         server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
         ended = threading.Event()
         scrubbing = scrubbing_.Scrubbing(vault, ended)

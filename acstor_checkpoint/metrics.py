@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of the vault: what it keeps, and whether it can be relied on.
+"""The Prometheus endpoint: what the vault keeps, and how checkpoints of this host's servers go.
 
 The one rule: what is shown is read when it is asked for, and nothing waits for who asks.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Protocol
 
 import prometheus_client
 from prometheus_client import core
@@ -13,10 +15,11 @@ from prometheus_client import registry
 
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
+from acstor_common import ids
 from acstor_common import metrics_endpoint
 
 
-class Collector(registry.Collector):
+class VaultCollector(registry.Collector):
     """Shows a vault."""
 
     def __init__(self, vault: vault_.Vault) -> None:
@@ -55,11 +58,48 @@ class Collector(registry.Collector):
             yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
 
 
-def serve(address: str, vault: vault_.Vault) -> Callable[[], None]:
+class Takes(Protocol):
+    """Who takes checkpoints; each method may be called by any thread."""
+
+    def overdue_s(self) -> Mapping[ids.ImageId, float]:
+        """Return for how long servers have waited beyond their intervals."""
+
+    def taking_s(self) -> Mapping[ids.ImageId, float]:
+        """Return how long the checkpoints that are on have taken."""
+
+
+class TakingCollector(registry.Collector):
+    """Shows how checkpoints go."""
+
+    def __init__(self, daemon: Takes) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield who waits for how long, and what is on."""
+        for name, text, found in (
+            (
+                "overdue_seconds",
+                "How long a server has waited for a checkpoint beyond its interval",
+                self._daemon.overdue_s(),
+            ),
+            (
+                "taking_seconds",
+                "How long a server's disk has been read, while it cannot be moved",
+                self._daemon.taking_s(),
+            ),
+        ):
+            family = core.GaugeMetricFamily(f"acstor_checkpoint_{name}", text, labels=["server"])
+            for server, seconds in found.items():
+                family.add_metric([server], seconds)
+            yield family
+
+
+def serve(address: str, *collectors: registry.Collector) -> Callable[[], None]:
     """Start the endpoint in a thread; return what stops it.
 
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(vault))
+    for collector in collectors:
+        own.register(collector)
     return metrics_endpoint.serve(address, own, "[acstor_checkpoint] metrics_listen")

@@ -48,8 +48,10 @@ class _Identity(NamedTuple):
     certificate: bytes
 
 
-Ask = Callable[[ids.ImageId], bool]
-"""Lets an instance have the next turn; says whether it has checkpoints here."""
+Ask = Callable[[ids.ImageId], int]
+"""Lets an instance have the next turn; returns the number of its checkpoint that was begun last.
+
+Raises errors.Unusable if it has none here; that says why."""
 
 
 def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
@@ -192,8 +194,8 @@ class Registering:
             target=self._serve, args=(endpoint,), name="bus-listener", daemon=True
         ).start()
 
-    def want(self, payload: object, ask: Ask) -> None:
-        """Let an instance have its turn, if the decision service wants that.
+    def want(self, payload: object, ask: Ask) -> dict[str, Any]:
+        """Let an instance have its turn, if the decision service wants that; return the answer.
 
         :raises errors.NotAuthentic: it has not said so, or not now, or to another host
         :raises errors.RemoteProtocolError: it makes no sense
@@ -209,8 +211,13 @@ class Registering:
             fault = self._freshness.why_not(wanted.request, wanted.given_s, self._wall())
         if fault:
             raise errors.NotAuthentic(what, fault)
-        if not ask(ids.ImageId(wanted.instance_id)):
-            LOG.warning("%s: instance %s has none here", what, wanted.instance_id)
+        number, why = 0, ""
+        try:
+            number = ask(ids.ImageId(wanted.instance_id))
+        except errors.Unusable as e:
+            why = str(e)[:1000]
+        heard = messages.Heard(request=wanted.request, host=self._host, why=why, number=number)
+        return decision_api.encode(sealed.seal(heard, signing.CHECKPOINT_HEARD, *self._identity()))
 
     def _serve(self, endpoint: message_bus.Endpoint) -> None:
         target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=self._host)

@@ -3,8 +3,10 @@
 
 The one rule: it takes little of the disk, whatever the vault holds.  What it finds altered is
 removed by the vault; its owner, who asks what is missing before each checkpoint, sends it anew.
+So is what the disk cannot read any more.
 """
 
+import errno
 import logging
 import pathlib
 import threading
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from acstor_checkpoint import names
 from acstor_checkpoint import vault as vault_
 from acstor_common import errors
 
@@ -24,6 +27,11 @@ EVERY_S: Final = 86400.0
 FIRST_S: Final = 3600.0
 """From the start of the daemon at least: a host that was just started has other things to read.
 Not a day, for who starts a daemon every day would have none."""
+MAX_UNREADABLE: Final = 100
+"""Files of one pass.  Where there are more it is the disk as a whole, or the way to it, which may
+come back; the rest of what it keeps is not removed."""
+_SPOILT: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""How kernels say that the bytes of a file are gone: the medium, a file system's own checksum."""
 _LAST: Final = ".scrubbed"
 """When it was changed is when the last pass ended."""
 
@@ -76,18 +84,34 @@ class Scrubbing:
     def once(self) -> int:
         """Read everything once; return how much was removed.
 
-        :raises OSError: something cannot be read
+        :raises OSError: more than MAX_UNREADABLE files cannot be read
         """
-        gone = 0
-        for disk, kind, name in self._vault.everything():
+        gone, unreadable = 0, 0
+        for one in self._vault.everything():
             try:
-                with self._vault.opened(disk, kind, name) as kept:
+                with self._vault.opened(*one) as kept:
                     length = kept.length
             except errors.ChunkInvalid:
                 gone += 1
             except errors.ChunkMissing:
                 continue  # dropped meanwhile
+            except OSError as e:
+                unreadable += 1
+                if unreadable > MAX_UNREADABLE:
+                    raise
+                gone += self._given_up(*one, e)
             else:
                 if self._ended.wait(length / BYTES_PER_S):
                     break
         return gone
+
+    def _given_up(self, disk: names.Disk, kind: names.Kind, name: bytes, why: OSError) -> int:
+        """Have what cannot be read removed, if its bytes are gone; return how much was."""
+        LOG.error("%s %s of %s cannot be read: %s", kind, name.hex(), disk.disk, why)
+        if why.errno not in _SPOILT:
+            return 0
+        try:
+            return self._vault.remove(disk, kind, name)
+        except OSError as e:
+            LOG.error("%s %s of %s cannot be removed: %s", kind, name.hex(), disk.disk, e)
+            return 0

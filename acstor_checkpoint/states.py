@@ -50,6 +50,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     :param begun: bitmaps that are to go
     :param was_frozen: file systems may be held by a checkpoint that was cut off
     :param is_part: ``manifest`` is what the next one is made from, and no checkpoint
+    :param left_bytes: that the last part left
+    :param stuck: parts since the last checkpoint that left as much as the one before
     :param whole_because: while the first part of a checkpoint is all there is: see the record's
     """
 
@@ -66,6 +68,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     begun: _Bitmaps = msgspec.field(default_factory=list)
     was_frozen: bool = False
     is_part: bool = False
+    left_bytes: int = 0
+    stuck: int = 0
     whole_because: str = ""
 
 

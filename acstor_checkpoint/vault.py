@@ -133,9 +133,19 @@ class Vault:
             length = vault_files.checked_length(file)
             if length is None:
                 LOG.error("%s: it is not what was put there; it is removed", path)
-                self.spoilt += self._remove(disk.owner, path)
+                self.remove(disk, kind, name)
                 raise errors.ChunkInvalid(what, str(path), "it is not what was put there")
             yield Kept(file, length)
+
+    def remove(self, disk: names.Disk, kind: names.Kind, name: bytes) -> int:
+        """Let go of what is not what was put any more; return 1, or 0 if it has gone already.
+
+        :raises OSError: it cannot be removed
+        """
+        path = vault_files.path_of(self._folder_of(disk), kind, name)
+        gone = self._remove(disk.owner, path)
+        self.spoilt += gone
+        return gone
 
     def manifests(self, disk: names.Disk) -> list[bytes]:
         """Return the names of a disk's manifests, in ascending order."""
@@ -146,13 +156,16 @@ class Vault:
         return sorted(vault_files.disks_in(self.folder / owner))
 
     def everything(self) -> Iterator[tuple[names.Disk, names.Kind, bytes]]:
-        """Yield all that is kept; what comes or goes meanwhile may be among it or not."""
+        """Yield all that is kept; what comes or goes meanwhile may be among it or not.
+
+        A folder that cannot be read is said in the log and left out.
+        """
         for owner in vault_files.owners_in(self.folder):
             for disk in map(names.Disk, itertools.repeat(owner), self.disks(owner)):
                 for part in vault_files.parts_of(self._folder_of(disk)):
                     is_shard = part.name != names.Kind.MANIFEST
                     kind = names.Kind.CHUNK if is_shard else names.Kind.MANIFEST
-                    yield from ((disk, kind, name) for name in vault_files.names_in(part))
+                    yield from ((disk, kind, name) for name in _listed(part))
 
     def keep(self, disk: names.Disk, stay: names.NameList, connection: int = 0) -> int:
         """Drop what a disk has but chunks and manifests of these names; return how many went.
@@ -219,6 +232,14 @@ class Vault:
             return 0
         self.room.give_back(owner, size_bytes)
         return 1
+
+
+def _listed(part: pathlib.Path) -> list[bytes]:
+    try:
+        return list(vault_files.names_in(part))
+    except OSError as e:
+        LOG.error("%s", e)
+        return []
 
 
 def _dozens(found: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -92,6 +92,11 @@ class VaultServer:
                 continue
             self._take(sock, address[0])
 
+    @property
+    def connections(self) -> int:
+        """Return how many hosts are being answered, or may ask."""
+        return len(self._open)
+
     def close(self) -> None:
         """Take no more connections, and end those that are there."""
         self._is_closed.set()

@@ -7,8 +7,9 @@ and in it a :class:`Taken`, which nobody reads on the way, for it has the disk's
 it is concealed says the answer to ``SERVICE_KEY``: a :class:`ServiceKey`, sealed by the service.
 The answer is an :class:`Answer`, sealed by it as well: what it does not say to stay is
 dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an :class:`Asked`, sealed
-likewise, and gets such an answer.  The service casts ``CHECKPOINT_WANTED`` to the daemon of one
+likewise, and gets such an answer.  The service calls ``CHECKPOINT_WANTED`` of the daemon of one
 host (server of ``DAEMON_TOPIC``): a :class:`Wanted`, sealed for the purpose ``checkpoint wanted``.
+The answer is a :class:`Heard`, sealed by the host for the purpose ``checkpoint heard``.
 
 The one rule: nothing is used before its signature was checked, and a copy of an old message
 means nothing: it says when it was sent, and by or to which host.
@@ -175,3 +176,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         ids.parse_image_id(self.instance_id)
         ids.parse_host_id(self.host)
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon says of a checkpoint that is wanted of it.
+
+    :param request: that it answers
+    :param why: none will be taken; empty: it has the next turn
+    :param number: of the disk's checkpoint that was begun last; 0: none was.  The moment of each
+        later one is after the request
+    """
+
+    request: decision_api.Word
+    host: str
+    why: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    number: Annotated[int, msgspec.Meta(ge=0, le=decision_api.MAX_NUMBER)] = 0

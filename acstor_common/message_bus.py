@@ -29,8 +29,9 @@ COMPLAINTS_S = 60.0
 WOKEN = "woken"
 """A message of this method means nothing; a server sends it to itself."""
 
-Heard = Callable[[Any], None]
-"""Gets a message's payload, unchecked, in a thread; what it raises is logged."""
+Heard = Callable[[Any], Any]
+"""Gets a message's payload, unchecked, in a thread, and returns what a caller is answered; what it
+raises is logged, and then it is nothing."""
 
 
 def open_transport(
@@ -160,11 +161,12 @@ class Endpoint:
     def woken(self, _context: object) -> None:
         """Do nothing: it is enough that a message came."""
 
-    def _safely(self, method: str, callback: Heard) -> Callable[..., None]:
-        def hear(_context: object, payload: object = None) -> None:
+    def _safely(self, method: str, callback: Heard) -> Callable[..., Any]:
+        def hear(_context: object, payload: object = None) -> Any:
             try:
-                callback(payload)
+                return callback(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
                 self._complaints.say("message %s is of no use: %s", method, e)
+                return None
 
         return hear

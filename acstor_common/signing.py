@@ -27,6 +27,7 @@ CHECKPOINT: Final = "checkpoint"
 CHECKPOINT_KEY: Final = "checkpoint key"
 CHECKPOINT_ANSWER: Final = "checkpoint answer"
 CHECKPOINT_WANTED: Final = "checkpoint wanted"
+CHECKPOINT_HEARD: Final = "checkpoint heard"
 RENEWAL: Final = "renewal"
 """A certificate request, signed with the key of the certificate that the host holds."""
 

@@ -28,6 +28,8 @@ from acstor_common import trace_message
 LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
+HEARD_S = 10
+"""A daemon answers at once: it asks libvirt at most."""
 
 Heard = Callable[[decision_api.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_api.Signed]
@@ -219,31 +221,48 @@ class Caster:
         asked = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=self._wall())
         self._send(target, decision_api.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
 
-    def want_checkpoint(self, instance_id: str, host: str, request: int) -> None:
+    def want_checkpoint(
+        self, instance_id: str, host: str, request: int
+    ) -> decision_api.Signed | None:
         """Ask the daemon of a host for a checkpoint of one of its servers.
 
         :param request: a number that tells this request from others
+        :return: what the host says, not checked yet; None: it says nothing
         :raises BusUnreachable: it is not asked
+        :raises errors.RemoteProtocolError: what it says makes no sense
         """
         wanted = checkpoint_messages.Wanted(
             request=request, instance_id=instance_id, host=host, given_s=self._wall()
         )
         target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
-        sealed = self._seal(wanted, signing.CHECKPOINT_WANTED)
-        self._send(target, checkpoint_messages.CHECKPOINT_WANTED, sealed)
+        encoded = decision_api.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
+        client = _client(self._opened(), target, timeout=HEARD_S)
+        try:
+            said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
+        except oslo_messaging.MessagingTimeout:
+            return None
+        except Exception as e:  # see _cast
+            raise BusUnreachable(str(e).partition("\n")[0]) from e
+        return None if said is None else decision_api.decode(said, decision_api.Signed)
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
-        try:
-            transport = self._opened()
-        except errors.Unusable as e:
-            raise BusUnreachable(str(e).partition("\n")[0]) from e
-        _cast(transport, target, method, payload)
+        _cast(self._opened(), target, method, payload)
 
     def _opened(self) -> oslo_messaging.Transport:
         with self._opening:
             if self._transport is None:
-                self._transport = message_bus.open_transport(self._conf)
+                try:
+                    self._transport = message_bus.open_transport(self._conf)
+                except errors.Unusable as e:
+                    raise BusUnreachable(str(e).partition("\n")[0]) from e
         return self._transport
+
+
+def _client(
+    transport: oslo_messaging.Transport, target: oslo_messaging.Target, **more: Any
+) -> oslo_messaging.RPCClient:
+    versioned = target(version=decision_api.VERSION)
+    return oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES, **more)
 
 
 def _cast(
@@ -256,8 +275,7 @@ def _cast(
 
     :raises BusUnreachable: the broker does not take it
     """
-    versioned = target(version=decision_api.VERSION)
-    client = oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES)
+    client = _client(transport, target)
     encoded = decision_api.encode(payload)
     try:
         client.cast({}, method, payload=encoded)

@@ -10,11 +10,13 @@ import threading
 from typing import Any
 
 from oslo_config import cfg
+from prometheus_client import registry
 
 from acstor_checkpoint import agent_files
 from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import keeping
+from acstor_checkpoint import metrics
 from acstor_checkpoint import record
 from acstor_checkpoint import registering
 from acstor_common import conf as common_conf
@@ -64,21 +66,25 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
         belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
-        stack.enter_context(keeping.served(own, proof, belonging.fault))
+        vault = stack.enter_context(keeping.served(own, proof, belonging.fault))
+        shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
         if register is not None:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
 
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
-            stack.enter_context(capturing.running(own, mount_point, host, proof, register))
+            running = capturing.running(own, mount_point, host, proof, register)
+            shown.append(metrics.TakingCollector(stack.enter_context(running)))
         elif conf.transport_url:
-            _take(conf, proof, stack)
+            shown.append(metrics.TakingCollector(_taken(conf, proof, stack)))
+        if shown and own.metrics_listen:
+            stack.callback(metrics.serve(own.metrics_listen, *shown))
         ended.wait()
     return 0
 
 
-def _take(
+def _taken(
     conf: cfg.ConfigOpts, proof: credentials_.Credentials, stack: contextlib.ExitStack
-) -> None:
+) -> metrics.Takes:
     """Take checkpoints until the stack is closed, and register them over the message bus.
 
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
@@ -98,6 +104,7 @@ def _take(
     running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register, link.kept)
     taking = stack.enter_context(running)
     link.listen(taking.ask)
+    return taking
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from typing import Annotated
 import msgspec
 
 from acstor_common import checkpoint_messages
+from acstor_common import errors
 from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_decision import nova
 from acstor_decision.api import image_actions
 from acstor_decision.api import operation
@@ -105,15 +108,17 @@ class WantedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AskedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The host that was asked for a checkpoint.
+    """The host that was asked for a checkpoint, and gives it the next turn.
 
     :param latest: the newest one that there is now; null: there is none
+    :param after: one of this host with a higher number is what was asked for: its moment is later
     """
 
     request: int
     instance_id: str
     host: str
     latest: str | None
+    after: int
 
 
 class ForgottenCheckpoint(msgspec.Struct, frozen=True):
@@ -165,13 +170,39 @@ def create(call: operation.Call) -> AskedCheckpoint:
         raise operation.Refused(http.HTTPStatus.CONFLICT, why)
     request = random.getrandbits(image_actions.REQUEST_BITS)
     latest = call.store.checkpoints("", 1, instance_id, "")
-    call.bus.want_checkpoint(instance_id, server.host, request)
+    heard = _heard(call, instance_id, server.host, request)
+    if heard.why:
+        raise operation.Refused(http.HTTPStatus.CONFLICT, f"{server.host}: {heard.why}")
     return AskedCheckpoint(
         request=request,
         instance_id=instance_id,
         host=server.host,
         latest=latest[0].checkpoint_id if latest else None,
+        after=heard.number,
     )
+
+
+def _heard(
+    call: operation.Call, instance_id: str, host: str, request: int
+) -> checkpoint_messages.Heard:
+    """Ask the daemon of a host; return what it says, once it has proven who it is."""
+    try:
+        signed = call.bus.want_checkpoint(instance_id, host, request)
+        if signed is None:
+            why = f"no acstor-checkpointd of {host} answers; its log there says more"
+            raise operation.Refused(http.HTTPStatus.CONFLICT, why)
+        trust = call.authority.trust()
+        certificate, heard = sealed.open_from_host(
+            signed, signing.CHECKPOINT_HEARD, trust.ca, checkpoint_messages.Heard
+        )
+        fault = trust.fault(certificate, call.wall())
+        if not fault and (certificate.host, heard.host, heard.request) != (host, host, request):
+            fault = "it is to another request, or of another host"
+    except (errors.NotAuthentic, errors.RemoteProtocolError) as e:
+        fault = str(e)
+    if fault:
+        raise operation.Refused(http.HTTPStatus.CONFLICT, f"the answer of {host}: {fault}")
+    return heard
 
 
 def delete(call: operation.Call) -> ForgottenCheckpoint:

@@ -79,8 +79,9 @@ class CreateCheckpoint(command.ShowOne):
             return _fields(asked)
 
         def look() -> tuple[int, int]:
-            newest = _newest(api, server_id).get("checkpoint_id")
-            return int(newest not in (None, asked["latest"])), 1
+            newest = _newest(api, server_id)
+            is_of_host = newest.get("host") == asked["host"]
+            return int(is_of_host and newest["number"] > asked["after"]), 1
 
         what = f"checkpoint of {parsed_args.server} on {asked['host']}"
         client.wait(what, look, parsed_args.timeout, f"{LOOK_WITH} {server_id}")

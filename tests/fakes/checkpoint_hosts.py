@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints as hosts tell of them, and a Nova that says where servers are."""
+"""Checkpoints as hosts tell of them, their daemons, and a Nova that says where servers are."""
 
 from typing import Any
 
+import msgspec
+
 from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_decision import nova
+from tests.fakes import enrolled_hosts
 
 NOW_S = 1_800_000_000.0
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
@@ -56,3 +62,31 @@ class Nova:
         if self.failure:
             raise self.failure
         return self.servers.get(instance_id)
+
+
+class Daemons:
+    """The checkpoint daemons of all hosts, as the service reaches them over the bus.
+
+    ``heard`` is what they answer, None that nobody does; ``signer`` is who signs it if that is not
+    the one who was asked, and ``failure`` is raised instead.
+    """
+
+    def __init__(self, hosts: enrolled_hosts.EnrolledHosts) -> None:
+        self._hosts = hosts
+        self.wanted: list[tuple[str, str, int]] = []
+        self.heard: dict[str, Any] | None = {}
+        self.signer = ""
+        self.purpose = signing.CHECKPOINT_HEARD
+        self.failure: Exception | None = None
+
+    def want_checkpoint(
+        self, instance_id: str, host: str, request: int
+    ) -> decision_api.Signed | None:
+        if self.failure:
+            raise self.failure
+        self.wanted.append((instance_id, host, request))
+        if self.heard is None:
+            return None
+        heard = messages.Heard(request=request, host=host)
+        changed = msgspec.structs.replace(heard, **self.heard)
+        return sealed.seal(changed, self.purpose, *self._hosts.identity(self.signer or host))

@@ -13,6 +13,7 @@ pytest.importorskip("libvirt")
 
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import copies
+from acstor_checkpoint import patience
 from acstor_checkpoint import powered_off
 from acstor_common import checkpoint_manifest
 from acstor_common import errors
@@ -284,6 +285,17 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
+def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
+    start(guest)
+    guest.write(0, 2 * CHUNK, 1)
+    first = owner.taker.take(server_of(owner, guest))
+    lab.know(guest, 2 * CHUNK)
+    anew = checkpoints.Host(lab.options)
+    second = anew.taker.take(server_of(anew, guest))
+    assert second.whole_because == checkpointing.IMAGE_CHANGED
+    assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
+
+
 def test_rate_is_bounded(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)
@@ -303,12 +315,64 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
         try:
             record = owner.taker.take(server_of(owner, guest))
             break
-        except checkpointing.NotDone:
+        except patience.NotDone:
             assert owner.registered() == [] and not guest.is_busy()
             guest.write(part * MIB, CHUNK, part + 2)
     assert part > 0 and record.whole_because == checkpointing.FIRST
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
     assert len(guest.bitmaps()) == 1
+
+
+def stuck(owner, guest):
+    """Have parts read of a guest that rewrites all that it has between them."""
+    for part in range(patience.PARTS + 1):
+        with pytest.raises(patience.NotDone):
+            owner.taker.take(server_of(owner, guest))
+        guest.write(0, 16 * MIB, part + 2)
+
+
+@pytest.fixture
+def slow_owner(lab):
+    lab.options.rate_bytes_s, lab.options.longest_s = 12 * MIB, 0.2
+    return checkpoints.Host(lab.options)
+
+
+@pytest.mark.expect_log("writes faster than its disk is read")
+def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, guest, tmp_path):
+    start(guest)
+    guest.write(0, 16 * MIB, 1)
+    stuck(slow_owner, guest)
+    wanted, others = disk_of(guest, tmp_path), []
+    record = slow_owner.taker.take(
+        server_of(slow_owner, guest),
+        lambda: others.append(guest.write(0, 16 * MIB, len(others) + 9)),
+    )
+    assert others and slow_owner.rebuilt(record, BASE) == [wanted] * 2
+    assert slow_owner.states.load(guest.instance).stuck == 0
+
+
+@pytest.mark.expect_log("writes faster than its disk is read")
+def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_owner, guest):
+    start(guest)
+    guest.write(0, 16 * MIB, 1)
+    stuck(slow_owner, guest)
+    with pytest.raises(errors.Unusable):
+        slow_owner.taker.take(server_of(slow_owner, guest), guest.domain.abortJob)
+    assert not guest.is_busy() and slow_owner.registered() == []
+    with pytest.raises(patience.NotDone):
+        slow_owner.taker.take(server_of(slow_owner, guest))
+
+
+@pytest.mark.expect_log("writes faster than its disk is read")
+def test_long_moment_has_an_end(slow_owner, guest):
+    slow_owner.options.most_s = 0.5
+    slow_owner = checkpoints.Host(slow_owner.options)
+    start(guest)
+    guest.write(0, 16 * MIB, 1)
+    stuck(slow_owner, guest)
+    with pytest.raises(patience.NotDone):
+        slow_owner.taker.take(server_of(slow_owner, guest))
+    assert not guest.is_busy() and slow_owner.states.load(guest.instance).stuck <= 1
 
 
 def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from acstor_checkpoint import metrics as checkpoint_metrics
+from acstor_common import ids
 from acstor_glance import counters as glance_counters
 from acstor_glance.gateway import counters as gateway_counters
 from tests.fakes import hosts
@@ -130,6 +132,20 @@ def service(tmp_path: pathlib.Path, broker: str, prometheus: Any) -> Iterator[de
         yield made
 
 
+class NoCheckpoints:
+    """A host that takes none."""
+
+    def overdue_s(self) -> dict[ids.ImageId, float]:
+        return {}
+
+    taking_s = overdue_s
+
+
+def names_of_checkpoints() -> set[str]:
+    """Return what the checkpoint daemon tells of the servers of its host."""
+    return {family.name for family in checkpoint_metrics.TakingCollector(NoCheckpoints()).collect()}
+
+
 def test_dashboard_and_alerts_ask_for_what_is_really_told(
     images, start, prometheus, broker, service, tmp_path
 ) -> None:
@@ -153,7 +169,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names = set().union(*map(metric_names, wanted))
     assert len(names) > 25
     names -= {family.name for family in glance_counters.Counters().registry.collect()}
-    names -= names_of_the_gateway()
+    names -= names_of_the_gateway() | names_of_checkpoints()
     names.remove("acstor_trouble_since_seconds")  # there is none while all works
     names -= {  # no server has a checkpoint
         "acstor_decision_checkpoint_interval_seconds",

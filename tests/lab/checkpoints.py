@@ -53,6 +53,7 @@ class Options(msgspec.Struct):
     rate_bytes_s: int = 0
     interval_s: int = 3600
     longest_s: float = 600.0
+    most_s: float = 600.0
 
 
 class Places:
@@ -99,6 +100,7 @@ class Host:
                 options.rate_bytes_s,
                 self.sockets,
                 options.longest_s,
+                options.most_s,
                 self.ended,
             ),
             self.domains,
@@ -167,7 +169,7 @@ class Lab:
 
     def know(self, guest: domain_lab.Domain, chunk_bytes: int) -> None:
         """Have the chunk map of a guest's image where an agent would have it."""
-        size = len(guest.base)
+        size = guest.base_bytes
         subject = chunk_map.Subject(
             guest.image,
             geometry.Geometry(size, chunk_bytes),

@@ -39,7 +39,7 @@ _XML = """\
       <nova:owner><nova:project uuid="{project}">p</nova:project></nova:owner>
     </nova:instance>
   </metadata>
-  <memory unit='MiB'>32</memory><vcpu>1</vcpu>
+  <memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>
   <os><type arch='x86_64' machine='pc'>hvm</type></os>
   <on_crash>destroy</on_crash>
   <devices>
@@ -47,6 +47,7 @@ _XML = """\
       <driver name='qemu' type='qcow2' cache='{cache}' discard='unmap'/>
       <source file='{path}'/><target dev='vda' bus='virtio'/>
     </disk>
+    {devices}
   </devices>
 </domain>
 """
@@ -77,26 +78,35 @@ class Domain:
     """A server's domain, defined and off.
 
     :param folder: for the files of Nova: base, link to the mirror, overlay
-    :param base: bytes of the image
+    :param base: bytes of the image, or where they are
+    :param memory_mib: enough for firmware; a guest needs more
+    :param devices: more of them, in libvirt's XML
     """
 
     def __init__(
         self,
         host: machine.Machine,
         folder: pathlib.Path,
-        base: bytes,
+        base: bytes | pathlib.Path,
         disk_bytes: int,
         cache: str = "none",
         *options: str,
+        memory_mib: int = 32,
+        devices: str = "",
     ) -> None:
         self.host, self.instance = host, ids.parse_image_id(str(uuid.uuid4()))
         self.project, self.image = uuid.uuid4().hex, ids.parse_image_id(str(uuid.uuid4()))
         self.mirrors = folder / "mirror" / "images"
-        self.path, self.base = folder / "disk", base
+        self.path = folder / "disk"
         self.mirrors.mkdir(parents=True)
-        (self.mirrors / f"{self.image}.raw").write_bytes(base)
+        mirror = self.mirrors / f"{self.image}.raw"
+        if isinstance(base, bytes):
+            mirror.write_bytes(base)
+        else:
+            mirror.symlink_to(base)
+        self.base_bytes = mirror.stat().st_size
         self._link = folder / "base"
-        self._link.symlink_to(self.mirrors / f"{self.image}.raw")
+        self._link.symlink_to(mirror)
         self.make_disk(disk_bytes, *options)
         self._connection = libvirt.open(uri(host))
         xml = _XML.format(
@@ -105,6 +115,8 @@ class Domain:
             project=self.project,
             path=self.path,
             cache=cache,
+            memory_mib=memory_mib,
+            devices=devices,
         )
         self.domain: Any = self._connection.defineXML(xml)
 

@@ -119,8 +119,8 @@ def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
     guest.write(0, random.Random(1).randbytes(20 * CHUNK))
     guest.flush()
     before, parts = None, []
-    while not parts or parts[-1].is_cut:
-        late = iter([False, False, True, True])
+    while not parts or parts[-1].left_bytes:
+        late = iter([False, True, True])
         taking, before = take(guest, holder, before, late.__next__)
         parts.append(taking)
         if len(parts) == 2:

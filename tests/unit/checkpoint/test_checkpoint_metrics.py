@@ -37,7 +37,7 @@ def shown(address: str) -> dict[str, float]:
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vault = vault_.Vault(tmp_path, room.Limits(8192, 8192, 9), ids.HostId("h2"))
     address = f"127.0.0.1:{local.unused_port()}"
-    stop = metrics.serve(address, vault)
+    stop = metrics.serve(address, metrics.VaultCollector(vault))
     wanted = {
         "used_bytes": 0,
         "files": 0,
@@ -79,5 +79,24 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
 def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
     vault = vault_.Vault(tmp_path, room.Limits(0, 0, 0), ids.HostId("h2"))
     with pytest.raises(errors.Unusable, match="metrics_listen"):
-        metrics.serve("nowhere", vault)
+        metrics.serve("nowhere", metrics.VaultCollector(vault))
     vault.close()
+
+
+class Taking:
+    """Who takes checkpoints of two servers, one of which waits."""
+
+    def overdue_s(self) -> dict[ids.ImageId, float]:
+        return {DISK.disk: 70.0}
+
+    def taking_s(self) -> dict[ids.ImageId, float]:
+        return {DISK.disk: 5.0}
+
+
+def test_who_waits_and_what_is_on_are_shown() -> None:
+    families = {family.name: family for family in metrics.TakingCollector(Taking()).collect()}
+    samples = {name: family.samples for name, family in families.items()}
+    assert {name: [(s.labels, s.value) for s in found] for name, found in samples.items()} == {
+        "acstor_checkpoint_overdue_seconds": [({"server": DISK.disk}, 70.0)],
+        "acstor_checkpoint_taking_seconds": [({"server": DISK.disk}, 5.0)],
+    }

@@ -6,8 +6,8 @@ import types
 import pytest
 
 from acstor_checkpoint import cadence
-from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
+from acstor_checkpoint import patience
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
 from acstor_common import errors
@@ -27,7 +27,7 @@ class Host:
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
-        self.took, self.cleared, self.fails = [], [], {}
+        self.took, self.cleared, self.fails, self.long = [], [], {}, set()
         self.states = states.States(folder)
         self.daemon = self.started(interval_s)
 
@@ -46,11 +46,15 @@ class Host:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take(self, each):
+    def take(self, each, others):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
             raise self.fails[number]
+        if number in self.long:
+            self.now_s += 60.0
+            others()
+            self.now_s += 60.0
         self.took.append(number)
         return types.SimpleNamespace(
             checkpoint_id="c", read_bytes=1, sent_bytes=1, whole_because=""
@@ -100,10 +104,33 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
 
 def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     it = host(server(0), server(1), server(2))
-    it.fails[0] = checkpointing.NotDone(5, 60.0)
+    it.fails[0] = patience.NotDone(5, 1)
     assert it.run(1195) == [1, 2, 1, 2]
     it.fails.clear()
     assert it.run(5) == [0]
+
+
+def test_others_have_their_turns_in_the_middle_of_one_that_takes_long(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="60"), interval_s=3600)
+    it.long = {0}
+    assert it.run(5) == [1, 2, 0]  # and each of them once
+    assert it.daemon.taking_s() == {}
+    it.long = {0, 2}
+    it.run(3600)
+    it.here, it.long = [server(0)], {0}
+    assert it.run(3600) == [0]
+
+
+def test_how_long_servers_wait_is_known_also_before_their_first(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
+    it.fails[0] = patience.NotDone(5, 1)
+    it.run(1195)
+    waits = it.daemon.overdue_s()
+    assert waits[IDS[0]] == pytest.approx(1195, abs=20) and waits[IDS[1]] < 20
+    assert IDS[2] not in waits
+    it.fails.clear()
+    it.run(5)
+    assert it.daemon.overdue_s()[IDS[0]] == 0
 
 
 @pytest.mark.expect_log("it is away")
@@ -143,8 +170,39 @@ def test_restart_does_not_take_all_again(host):
 def test_who_is_asked_for_is_next(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
     it.run(20)
-    assert it.daemon.ask(IDS[1]) and not it.daemon.ask(IDS[2]) and not it.daemon.ask(IDS[3])
+    state = states.new(IDS[0], 65536)
+    state.number = 7
+    it.states.save(IDS[1], state)
+    assert it.daemon.ask(IDS[1]) == 7
     assert it.run(10) == [1]
+    assert it.daemon.ask(IDS[0]) == 0
+
+
+def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
+    it = host(server(0))
+    it.run(20)
+    ask = it.daemon._cadence.ask
+
+    def begin_at_once(instance, now_s):
+        ask(instance, now_s)
+        state = states.new(IDS[0], 65536)
+        state.number = 1
+        it.states.save(instance, state)
+
+    it.daemon._cadence.ask = begin_at_once
+    assert it.daemon.ask(IDS[0]) == 0
+
+
+def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
+    it = host(server(0), server(2, checkpoint_interval_s="0"))
+    for number, why in ((2, "no interval"), (3, "not here")):
+        with pytest.raises(errors.Unusable, match=why):
+            it.daemon.ask(IDS[number])
+    it.here.append(server(1))  # nobody has looked since
+    assert it.daemon.ask(IDS[1]) == 0
+    it.here = None
+    with pytest.raises(errors.Unusable, match="it is away"):
+        it.daemon.ask(IDS[3])
 
 
 def test_who_asks_while_one_is_taken_gets_another_one(host):
@@ -152,15 +210,15 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
     it.run(20)
     take, asked = it.daemon._taker.take, []
 
-    def ask_meanwhile(each):
-        done = take(each)
+    def ask_meanwhile(each, others):
+        done = take(each, others)
         if not asked:
             asked.append(it.daemon.ask(each.instance))
         return done
 
     it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
     it.daemon.ask(IDS[1])
-    assert it.run(30) == [1, 1] and asked == [True]
+    assert it.run(30) == [1, 1] and asked == [0]
 
 
 def test_daemon_ends_when_told(host):

@@ -23,6 +23,7 @@ from acstor_common import ids
 from acstor_common import message_bus
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import rpc
 from tests.lab import identities
 
 HOST, OTHER = ids.HostId("h1"), ids.HostId("h2")
@@ -214,13 +215,26 @@ def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
 
 def test_what_the_service_wants_has_the_next_turn(daemon, key):
     asked = []
-    daemon.want(wanted(key), lambda instance: asked.append(instance) or True)
+    heard = opened(daemon.want(wanted(key), lambda instance: asked.append(instance) or 5))
     assert asked == [INSTANCE]
+    assert heard == messages.Heard(request=7, host=HOST, number=5)
 
 
-@pytest.mark.expect_log("has none here")
-def test_instance_that_is_not_here_is_said(daemon, key):
-    daemon.want(wanted(key), lambda instance: False)
+def opened(said):
+    """Return what a host says, checked."""
+    signed = decision_api.decode(said, decision_api.Signed)
+    ca = identities.authority().certificate_pem
+    sender, heard = sealed.open_from_host(signed, signing.CHECKPOINT_HEARD, ca, messages.Heard)
+    assert sender.host == HOST
+    return heard
+
+
+def test_why_an_instance_has_none_is_answered(daemon, key):
+    def refuse(instance):
+        raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
+
+    heard = opened(daemon.want(wanted(key), refuse))
+    assert "it has no interval" in heard.why and heard.number == 0
 
 
 @pytest.mark.parametrize(
@@ -234,28 +248,56 @@ def test_instance_that_is_not_here_is_said(daemon, key):
 )
 def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
     with pytest.raises(errors.NotAuthentic):
-        daemon.want(wanted(key, **changed), lambda instance: True)
+        daemon.want(wanted(key, **changed), lambda instance: 0)
 
 
 def test_who_is_not_the_service_wants_nothing(daemon):
     with pytest.raises(errors.NotAuthentic):
-        daemon.want(wanted(certificates.new_key()), lambda instance: True)
+        daemon.want(wanted(certificates.new_key()), lambda instance: 0)
 
 
 def test_copy_of_a_request_means_nothing(daemon, key):
     message = wanted(key)
-    daemon.want(message, lambda instance: True)
+    daemon.want(message, lambda instance: 0)
     with pytest.raises(errors.NotAuthentic, match="taken before"):
-        daemon.want(message, lambda instance: True)
+        daemon.want(message, lambda instance: 0)
 
 
-def test_request_over_the_bus_is_heard_until_the_end(daemon, key, transport):
-    asked = threading.Event()
-    daemon.listen(lambda instance: asked.set() or True)
-    target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=HOST)
-    client = oslo_messaging.get_rpc_client(transport, target(version=decision_api.VERSION))
-    ends_s = time.monotonic() + 20
-    while not asked.wait(0.5) and time.monotonic() < ends_s:
-        client.cast({}, messages.CHECKPOINT_WANTED, payload=wanted(key, request=time.time_ns()))
-    assert asked.is_set()
+@pytest.fixture
+def asks(transport, key):
+    """Return what asks the host as the service does; with another key if one is given."""
+
+    def ask(request, key=key):
+        caster = rpc.Caster(cfg.CONF, lambda what, purpose: sealed.seal(what, purpose, key))
+        caster._transport = transport
+        return caster.want_checkpoint(INSTANCE, HOST, request)
+
+    return ask
+
+
+def answered(asks, count=20):
+    """Return the first answer, once the daemon listens."""
+    return next(said for request in range(1, count) if (said := asks(request)) is not None)
+
+
+def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    daemon.listen(lambda instance: 5)
+    heard = opened(decision_api.encode(answered(asks)))
+    assert (heard.host, heard.number) == (HOST, 5)
     daemon.stop()
+
+
+@pytest.mark.expect_log("is of no use")
+def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    asked = []
+    daemon.listen(lambda instance: asked.append(instance) or 5)
+    answered(asks)
+    assert asks(99, certificates.new_key()) is None and len(asked) == 1
+    daemon.stop()
+
+
+def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 1)
+    assert asks(1) is None

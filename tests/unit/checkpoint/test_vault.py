@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is in the folder is what is kept, and each step that can fail leaves it so."""
 
+import errno
 import os
 import pathlib
 import random
@@ -333,6 +334,78 @@ def test_scrubbing_finds_what_a_disk_forgot(
     assert work.once() == 3
     assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
     assert work.once() == 0
+
+
+def unreadable(vault: vault_.Vault, name: bytes, target: str = "/proc/self/mem") -> pathlib.Path:
+    """Let reading of a file fail; by default as a disk does (EIO)."""
+    (path,) = vault.folder.rglob(name.hex())
+    path.unlink()
+    path.symlink_to(target)
+    return path
+
+
+@pytest.mark.expect_log("cannot be read")
+def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
+    kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
+    assert scrubbing.Scrubbing(vault, threading.Event()).once() == 2
+    assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.spoilt == 2
+    assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
+
+
+@pytest.mark.expect_log("cannot be read")
+def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(scrubbing, "MAX_UNREADABLE", 3)
+    put(vault, *CHUNKS)
+    for name in NAMES:
+        unreadable(vault, name)
+    with pytest.raises(OSError, match="Input/output error"):
+        scrubbing.Scrubbing(vault, threading.Event()).once()
+    assert len(here(vault)) == len(NAMES) - 3
+
+
+@pytest.mark.expect_log("cannot be removed")
+@pytest.mark.expect_log("cannot be read")
+def test_what_can_be_neither_read_nor_removed_ends_no_pass(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    unreadable(vault, NAMES[0])
+
+    def refuse(*_of: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(vault, "remove", refuse)
+    assert scrubbing.Scrubbing(vault, threading.Event()).once() == 0
+
+
+@pytest.mark.expect_log("is not what was put there")
+@pytest.mark.expect_log("Input/output error")
+def test_folder_that_cannot_be_listed_ends_no_pass(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    (spoilt,) = vault.folder.rglob(NAMES[9].hex())
+    spoilt.write_bytes(b"something else")
+    (first,) = vault.folder.rglob(NAMES[0].hex())
+    listed = os.listdir
+
+    def listdir(folder: pathlib.Path) -> list[str]:
+        if folder == first.parent:
+            raise OSError(errno.EIO, "Input/output error")
+        return listed(folder)
+
+    monkeypatch.setattr(vault_files.os, "listdir", listdir)
+    assert scrubbing.Scrubbing(vault, threading.Event()).once() == 1
 
 
 def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(

@@ -18,10 +18,12 @@ from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_client
+from acstor_checkpoint import vault_files
 from acstor_checkpoint import vault_server
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
+from tests.lab import runs
 from tests.lab import vaults
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
@@ -51,6 +53,14 @@ class Served:
 
     def tls(self) -> ssl.SSLSocket:
         sock = socket.create_connection(self.address, 10)
+        return self.credentials.context(is_server=False).wrap_socket(sock)
+
+    def slow_tls(self) -> ssl.SSLSocket:
+        """Connect with a small window."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock.settimeout(10)
+        sock.connect(self.address)
         return self.credentials.context(is_server=False).wrap_socket(sock)
 
     def close(self) -> None:
@@ -121,12 +131,51 @@ def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatc
     assert served.vault.room.used() == {}
 
 
+def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault_server, "IDLE_S", 0.5)
+    with served.tls() as tls:
+        tls.sendall(b"GET /v1/h1 HTTP/1.1\r\nhost: ")
+        runs.wait_for(lambda: served.server.connections == 1, 10, "the connection", str)
+        until_s = time.monotonic() + 6
+        with contextlib.suppress(OSError):
+            while served.server.connections and time.monotonic() < until_s:
+                tls.sendall(b"v")
+                time.sleep(0.05)
+        assert served.server.connections == 0
+
+
 def test_who_stops_in_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "SILENCE_S", 0.2)
     with served.tls() as tls:
         tls.sendall(PUT.encode() + names.HEAD.pack(bytes(32), 5000) + b"some")
         assert ends_within(tls, 5)
     assert not any(path.is_file() for path in served.vault.folder.rglob("*"))
+
+
+def test_who_takes_an_answer_slowly_is_left(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He takes some all the time, and not all of it in time."""
+    monkeypatch.setattr(channel, "SILENCE_S", 1.5)
+    monkeypatch.setattr(channel, "_PIECE_BYTES", 8 << 20)
+    monkeypatch.setattr(vault_files, "PIECE_BYTES", 8 << 20)
+    served.vault.room.limits = room.Limits(1 << 30, 1 << 30, 100)
+    with served.client() as client:
+        monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 20)
+        name = client.put_manifest(DISK, bytes(8 << 20))
+    monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    runs.wait_for(lambda: served.server.connections == 0, 10, "the end of the first", str)
+    with served.slow_tls() as tls:
+        tls.sendall(
+            f"GET /v1/h1/{DISK.disk}/manifests/{name.hex()} HTTP/1.1\r\nhost: v\r\n\r\n".encode()
+        )
+        assert tls.recv(1)
+        until_s = time.monotonic() + 6
+        while served.server.connections and time.monotonic() < until_s:
+            with contextlib.suppress(OSError):
+                tls.recv(1 << 16)
+            time.sleep(0.05)
+        assert served.server.connections == 0
 
 
 def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: list[str]) -> None:

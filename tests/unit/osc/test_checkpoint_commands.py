@@ -13,10 +13,17 @@ from acstor_decision.api import app
 from acstor_osc import client
 from acstor_osc.v1 import checkpoint
 from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
 from tests.unit.osc import test_commands as commands
 
 SERVER = checkpoint_hosts.SERVER
 taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
+
+
+@pytest.fixture
+def bus(api_configuration, store):
+    hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
+    return checkpoint_hosts.Daemons(hosts)
 
 
 @pytest.fixture
@@ -66,7 +73,7 @@ def test_one_is_shown(run, two):
 def test_host_is_asked_for_one(run, bus):
     shown = commands.fields(run(checkpoint.CreateCheckpoint, "web"))
     assert (shown["host"], shown["latest"]) == ("h1", None)
-    assert bus.checkpoints == [(SERVER, "h1")]
+    assert [wanted[:2] for wanted in bus.wanted] == [(SERVER, "h1")]
 
 
 def waits(monkeypatch, look_again):
@@ -74,20 +81,30 @@ def waits(monkeypatch, look_again):
     monkeypatch.setattr(client, "time", clock)
 
 
-def test_one_is_waited_for(run, two, store, monkeypatch):
-    looks = []
+def test_one_that_began_after_the_request_is_waited_for(run, bus, two, store, monkeypatch):
+    """Number 3 was under way when it was asked, and what another host takes is not meant."""
+    bus.heard, looks = {"number": 3}, []
 
     def look_again(_seconds):
         looks.append(1)
-        if len(looks) == 2:
-            store.note_checkpoint(taken(3), time.time() + 3, 10)
+        now = {2: taken(3), 4: taken(9, host="h4"), 6: taken(4)}.get(len(looks))
+        if now is not None:
+            store.note_checkpoint(now, time.time() + len(looks), 10)
 
     waits(monkeypatch, look_again)
     shown = commands.fields(run(checkpoint.CreateCheckpoint, "web", "--wait"))
-    assert (shown["checkpoint_id"], len(looks)) == (checkpoint_id(3), 2)
+    assert (shown["checkpoint_id"], len(looks)) == (checkpoint_id(4), 6)
 
 
-def test_one_that_does_not_come_is_given_up(run, two, monkeypatch):
+def test_nobody_waits_for_one_that_will_not_be_taken(run, bus, monkeypatch):
+    bus.heard = {"why": "it has no interval"}
+    waits(monkeypatch, lambda _seconds: pytest.fail("it waits"))
+    with pytest.raises(exceptions.CommandError, match="h1: it has no interval"):
+        run(checkpoint.CreateCheckpoint, "web", "--wait")
+
+
+def test_one_that_does_not_come_is_given_up(run, bus, two, monkeypatch):
+    bus.heard = {"number": 2}
     waits(monkeypatch, lambda _seconds: None)
     with pytest.raises(exceptions.CommandError, match="checkpoint list --server"):
         run(checkpoint.CreateCheckpoint, "web", "--wait", "--timeout", "0.05")

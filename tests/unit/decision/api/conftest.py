@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API over a real SQLite database, asked without a server; Keystone's headers are given."""
 
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from acstor_decision.api import conf as api_conf
 from acstor_decision.api import image_service
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
 
 NOW_S = 1_800_000_000.0
 ADMIN = {"X-Roles": "admin,member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
@@ -72,12 +74,12 @@ class Glance:
 
 
 class Bus:
-    """Keeps what is sent."""
+    """Keeps what is sent; daemons answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, daemons: checkpoint_hosts.Daemons) -> None:
+        self.want_checkpoint = daemons.want_checkpoint
         self.tasks: list[tuple[decision_api.ImageTask, list[str] | None]] = []
         self.wanted: list[decision_api.ImageWanted] = []
-        self.checkpoints: list[tuple[str, str]] = []
         self.failure: Exception | None = None
 
     def give(self, task: decision_api.ImageTask, hosts: list[str] | None) -> None:
@@ -90,11 +92,6 @@ class Bus:
             raise self.failure
         self.wanted.append(wanted)
 
-    def want_checkpoint(self, instance_id: str, host: str, request: int) -> None:
-        if self.failure:
-            raise self.failure
-        self.checkpoints.append((instance_id, host))
-
 
 @pytest.fixture
 def glance() -> Glance:
@@ -102,8 +99,9 @@ def glance() -> Glance:
 
 
 @pytest.fixture
-def bus() -> Bus:
-    return Bus()
+def bus(api_configuration: cfg.ConfigOpts, store: database.Database) -> Bus:
+    hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
+    return Bus(checkpoint_hosts.Daemons(hosts))
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints by the API: who sees them, who gets the key, who may ask for one."""
 
+import time
+
 import pytest
 
+from acstor_common import signing
 from acstor_decision import nova as nova_
 from acstor_decision import rpc
 from acstor_decision.api import app
 from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
 from tests.unit.decision.api import conftest
 
 SERVER, NOW_S = checkpoint_hosts.SERVER, checkpoint_hosts.NOW_S
@@ -16,26 +20,15 @@ SERVICE = {"X-Roles": "service", "X-User-Id": "nova"}
 AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent"}
 
 
-class Bus:
-    """Keeps what is asked for; ``failure`` is raised instead."""
-
-    def __init__(self):
-        self.wanted, self.failure = [], None
-
-    def want_checkpoint(self, instance_id, host, request):
-        if self.failure:
-            raise self.failure
-        self.wanted.append((instance_id, host, request))
-
-
 @pytest.fixture
 def nova():
     return checkpoint_hosts.Nova()
 
 
 @pytest.fixture
-def bus():
-    return Bus()
+def bus(api_configuration, store):
+    hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
+    return checkpoint_hosts.Daemons(hosts)
 
 
 @pytest.fixture
@@ -120,14 +113,16 @@ def test_deleted_one_is_gone(client, three):
 
 
 def test_one_is_asked_of_the_servers_host(client, bus, three):
+    bus.heard = {"number": 7}
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
-    assert answer.status_code == 202
+    assert answer.status_code == 202, answer.text
     request = answer.json["request"]
     assert answer.json == {
         "request": request,
         "instance_id": SERVER,
         "host": "h1",
         "latest": checkpoint_id(3),
+        "after": 7,
     }
     assert bus.wanted == [(SERVER, "h1", request)]
 
@@ -146,6 +141,37 @@ def test_one_that_cannot_be_asked_for_is_refused_in_words(client, nova, bus, pre
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == status and answer.json["error"]["message"]
     assert bus.wanted == []
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ({"why": "it has no interval"}, "h1: it has no interval"),
+        (None, "no acstor-checkpointd of h1 answers"),
+        ({"host": "h2"}, "of another host"),
+        ({"request": 1}, "to another request"),
+        ({"number": -1}, "number"),
+    ],
+)
+def test_host_that_takes_none_is_named_with_the_reason(client, bus, heard, why):
+    bus.heard = heard
+    answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
+    assert answer.status_code == 409 and why in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("changed", [{"signer": "h2"}, {"purpose": signing.CHECKPOINT}])
+def test_answer_that_is_not_of_the_host_counts_for_nothing(client, bus, changed):
+    for name, value in changed.items():
+        setattr(bus, name, value)
+    assert client.post("/v1/checkpoints", json={"instance_id": SERVER}).status_code == 409
+
+
+def test_answer_of_a_host_that_is_revoked_counts_for_nothing(client, bus, api_configuration, store):
+    hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
+    hosts.identity("h1")
+    hosts.keeper.revoke("h1")
+    answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
+    assert answer.status_code == 409 and "revoked" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long one moment of a disk is shown.
+
+As long as it is, libvirt refuses to move the server.  So it is shown for a while, and what
+was not read by then is read at the next moment: a part.  A guest that writes faster than its disk
+is read would have a part for ever and never a checkpoint.  When PARTS of them were of no use, its
+moment is shown until all is read, much longer; others have their turns meanwhile.
+
+The one rule: one server at a time has such a moment.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+
+from acstor_common import errors
+
+PARTS: Final = 3
+_USE: Final = 1 / 8
+"""Of what was read: if no more than that is left less, the guest wrote the rest in that time."""
+
+IsLate = Callable[[], bool]
+"""Says, again and again, whether nothing more of a moment is to be read."""
+
+
+class NotDone(errors.AcstorError):
+    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment."""
+
+    def __init__(self, read_bytes: int, left_bytes: int) -> None:
+        super().__init__(read_bytes, left_bytes)
+        self.read_bytes, self.left_bytes = read_bytes, left_bytes
+
+    def __str__(self) -> str:
+        return f"{self.read_bytes} bytes were read; {self.left_bytes}, and what is written, follow"
+
+
+def is_stuck(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
+    """Say whether a part was of no use.
+
+    >>> is_stuck(0, 900, 100), is_stuck(900, 800, 100), is_stuck(900, 890, 100)
+    (False, False, True)
+
+    :param before_bytes: that the part before left; 0: there was none
+    :param left_bytes: that this one left
+    :param read_bytes: that it read
+    """
+    return bool(before_bytes) and before_bytes - left_bytes <= read_bytes * _USE
+
+
+class Patience:
+    """Of who takes checkpoints, one after the other.
+
+    :param longest_s: how long a moment is shown
+    :param most_s: how long that of a server is shown of which PARTS parts were of no use
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self, longest_s: float, most_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._longest_s, self._most_s, self._clock = longest_s, most_s, clock
+        self._is_on = False
+
+    def is_due(self, stuck: int) -> bool:
+        """Say whether a moment is to be shown until all is read.
+
+        :param stuck: parts that were of no use
+        """
+        return stuck >= PARTS and not self._is_on
+
+    @contextlib.contextmanager
+    def short(self) -> Iterator[IsLate]:
+        """Yield what says when a moment is over."""
+        until_s = self._clock() + self._longest_s
+        yield lambda: self._clock() > until_s
+
+    @contextlib.contextmanager
+    def long(self, others: Callable[[], None]) -> Iterator[IsLate]:
+        """Yield what says when a long moment is over.
+
+        :param others: lets others have their turns; called while nothing is read
+        """
+        until_s = self._clock() + self._most_s
+        pause_s = self._clock() + self._longest_s
+
+        def is_late() -> bool:
+            nonlocal pause_s
+            if self._clock() > pause_s:
+                others()
+                pause_s = self._clock() + self._longest_s
+            return self._clock() > until_s
+
+        self._is_on = True
+        try:
+            yield is_late
+        finally:
+            self._is_on = False
