@@ -9,32 +9,25 @@ import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
 from typing import Final
 
+from acstor_checkpoint import intervals
 from acstor_checkpoint import servers
+from acstor_common import checkpoint_intervals
 from acstor_common import ids
 
-SPEC: Final = "acstor:checkpoint_interval_s"
-"""The extra spec of a flavor that has an interval of its own; 0: none are taken."""
-MIN_INTERVAL_S: Final = 30
-MAX_INTERVAL_S: Final = 30 * 86_400
 _FIRST_PAUSE_S: Final = 30.0
 """After a failure; twice as long after each further one, and never longer than the interval."""
 
 
-def interval_s(specs: Mapping[str, str], default_s: int) -> int:
+def interval_s(server: servers.Server, told: intervals.Told, default_s: int) -> int:
     """Return how often a server's checkpoints are taken, in seconds; 0: never.
 
-    >>> interval_s({SPEC: "600"}, 3600), interval_s({SPEC: "5"}, 0), interval_s({SPEC: "x"}, 60)
-    (600, 30, 60)
-
-    :param specs: extra specs of its flavor; one that is no number counts for nothing
     :param default_s: of this host
     """
-    text = specs.get(SPEC, "").strip()
-    wanted = int(text) if text.isdecimal() and len(text) < 12 else default_s
-    return min(max(wanted, MIN_INTERVAL_S), MAX_INTERVAL_S) if wanted > 0 else 0
+    spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
+    wanted_s = intervals.of_server(server.instance, spec_s, told, default_s)
+    return checkpoint_intervals.bounded(wanted_s)
 
 
 @dataclasses.dataclass
@@ -49,7 +42,7 @@ class _Turn:
 class Cadence:
     """The turns of all servers of a host.
 
-    :param default_s: interval of servers whose flavor says nothing
+    :param default_s: interval of servers of which nothing else is said
     """
 
     def __init__(self, default_s: int) -> None:
@@ -61,19 +54,23 @@ class Cadence:
         present: Iterable[servers.Server],
         now_s: float,
         age_s: Callable[[ids.ImageId], float | None],
+        told: intervals.Told = intervals.Told(),  # noqa: B008 (it is never changed)
     ) -> None:
         """Take note of the servers that are here now; others are forgotten.
 
         :param age_s: says how old a server's last checkpoint is; None: there is none
+        :param told: what the decision service says of intervals
         """
         turns = {}
         for server in present:
-            every_s = interval_s(server.specs, self._default_s)
+            every_s = interval_s(server, told, self._default_s)
             turn = self._turns.get(server.instance)
             if turn is None:
                 age = age_s(server.instance)
                 left_s = 0.0 if age is None else every_s - min(max(age, 0.0), every_s)
                 turn = _Turn(server, every_s, now_s + left_s)
+            if not turn.every_s:  # it has not waited while it was to have none
+                turn.due_s = now_s
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
             turns[server.instance] = turn

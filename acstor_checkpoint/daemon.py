@@ -15,6 +15,7 @@ from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
 from acstor_checkpoint import checkpointing
+from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
@@ -63,6 +64,7 @@ class Daemon:
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
     :param sweep: does some of what can wait, told which instances are here; says whether it did
+    :param ask_intervals: asks the decision service; None: it is not asked
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         sweep: Sweep = lambda _present: False,
+        ask_intervals: intervals_.Ask | None = None,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
+        self._intervals = intervals_.Intervals(ask_intervals, clock)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock = threading.Lock()
         self._woken = threading.Event()
@@ -142,8 +146,9 @@ class Daemon:
             self._faults.say(str(e))
             return
         self._faults.say("")
+        told = self._intervals.told()
         with self._lock:
-            self._cadence.see(present, self._clock(), self._age_s)
+            self._cadence.see(present, self._clock(), self._age_s, told)
         self._here = here = {server.instance for server in present}
         self._cleared &= here
         for server in present:

@@ -69,7 +69,8 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
 
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
-            stack.enter_context(capturing.running(own, mount_point, host, proof, register))
+            link = capturing.Link(register)
+            stack.enter_context(capturing.running(own, mount_point, host, proof, link))
         elif conf.transport_url:
             _take(conf, proof, stack)
         ended.wait()
@@ -95,7 +96,8 @@ def _take(
         lambda instance: taking.promised_s(instance),
     )
     stack.callback(link.stop)
-    running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register, link.kept)
+    asked = capturing.Link(link.register, link.kept, link.intervals)
+    running = capturing.running(own, conf.acstor.mount_point, host, proof, asked)
     taking = stack.enter_context(running)
     link.listen(taking.ask)
 

@@ -7,6 +7,7 @@ import threading
 import msgspec
 import pytest
 
+from acstor_common import checkpoint_intervals
 from acstor_common import checkpoint_messages as messages
 from acstor_common import concealing
 from acstor_common import decision_api
@@ -14,6 +15,7 @@ from acstor_common import freshness
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import checkpoints
+from acstor_decision import intervals
 from acstor_decision import nova as nova_
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
@@ -36,6 +38,7 @@ class Hosts:
             store,
             self.nova,
             self._hosts.keeper.trust,
+            intervals.Intervals(self.nova, 300),
             kept=2,
             kept_after_s=100.0,
             wall=lambda: self.now_s,
@@ -64,6 +67,11 @@ class Hosts:
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.kept(asked))
+
+    def intervals(self, host="h1", **how):
+        asked = self.sealed(messages.Asked(host=host, sent_s=NOW_S), **how)
+        said = self.service.intervals(asked)
+        return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
 
     def ids(self):
         return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
@@ -168,16 +176,28 @@ def test_host_registers_for_servers_that_are_on_it_alone(hosts, servers, why):
     assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
 
 
-def test_server_that_has_just_moved_is_asked_for_again(hosts):
-    elsewhere, here = nova_.Server("h2", checkpoint_hosts.PROJECT), hosts.nova.servers[SERVER]
-    hosts.nova.server = lambda instance_id, now=False: here if now else elsewhere
+AT_H2 = {
+    "host": "h2",
+    "checkpoint_id": checkpoint_id(3),
+    "vault_disk": checkpoint_hosts.OTHER_SERVER,
+    "holders": (messages.Holder("h1", "10.0.0.1:7205"),),
+}
+
+
+@pytest.mark.expect_log("is refused")
+def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_moved(hosts):
     assert not hosts.register(taken(1)).why
+    hosts.nova.servers[SERVER] = nova_.Server("h2", checkpoint_hosts.PROJECT)
+    assert "is on h2" in hosts.register(taken(2)).why
+    hosts.now_s += 1
+    assert not hosts.register(taken(1, **AT_H2)).why
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(1)]
 
 
 @pytest.mark.parametrize(
     "failure", [nova_.NovaUnreachable("HTTP 503"), database.DatabaseError("gone")]
 )
-@pytest.mark.expect_log("is not registered")
+@pytest.mark.expect_log("is to ask again")
 def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
     hosts.nova.failure = failure
     assert hosts.register(taken(1)).may_pass and hosts.ids() == []
@@ -260,6 +280,23 @@ def test_host_is_told_which_of_its_own_stay(hosts):
     hosts.register(other)
     answer = hosts.kept()
     assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)] and answer.is_complete
+
+
+def test_host_is_told_how_often_checkpoints_of_its_own_servers_are_wanted(hosts):
+    said = {checkpoint_intervals.NAME: "600"}
+    hosts.nova.groups = [nova_.Aggregate({"h1"}, said)]
+    hosts.nova.metadata = {"h1": {SERVER: said}, "h2": {checkpoint_hosts.OTHER_SERVER: said}}
+    answer = hosts.intervals()
+    assert (answer.why, answer.of_host, answer.host, answer.sent_s) == ("", 600, "h1", NOW_S)
+    assert answer.of_servers == (messages.ServerInterval(SERVER, 600),)
+
+
+@pytest.mark.expect_log("h2 has signed it")
+@pytest.mark.expect_log("HTTP 403")
+def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(hosts):
+    assert "h2 has signed it" in hosts.intervals(by="h2").why
+    hosts.nova.failure = nova_.NovaUnreachable("HTTP 403")
+    assert hosts.intervals().may_pass
 
 
 def test_checkpoints_go_some_time_after_their_server(hosts):
