@@ -224,7 +224,7 @@ def aggregate(host: nova_hosts.Host, client: Any, **metadata: str) -> Iterator[N
     made = client.create_aggregate(name=f"aggregate-{time.monotonic_ns()}")
     try:
         client.add_host_to_aggregate(made, host.name)
-        client.set_aggregate_metadata(made, metadata)
+        client.set_aggregate_metadata(made, **metadata)
         yield
     finally:
         client.remove_host_from_aggregate(made, host.name)
