@@ -74,7 +74,7 @@ OPTS: list[cfg.Opt] = [
         min=0,
         help="How often a checkpoint is taken of each server of this host, in seconds, from 30 on. "
         "0: of none, but those for which a host aggregate, a flavor or the server itself says "
-        "otherwise by acstor:checkpoint_interval_s, each of which counts for more than this option.",
+        "otherwise by acstor:checkpoint_interval_s, which counts for more than this option.",
     ),
     cfg.IntOpt(
         "checkpoint_copies",

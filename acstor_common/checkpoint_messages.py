@@ -54,7 +54,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
-        addresses.parse(self.address)
+        addresses.parse_of_host(self.address)
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):

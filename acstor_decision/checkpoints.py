@@ -27,6 +27,7 @@ from acstor_common import signing
 from acstor_decision import intervals as intervals_
 from acstor_decision import nova as nova_
 from acstor_decision import trust as trust_
+from acstor_decision.core import holding
 from acstor_decision.db import checkpoints as checkpoints_
 from acstor_decision.db import database
 from acstor_decision.db import models
@@ -163,7 +164,8 @@ class Checkpoints:
         return self._register(taken)
 
     def _register(self, taken: messages.Taken) -> messages.Answer:
-        why = _fault_of(taken, self._nova.server(ids.ImageId(taken.instance_id)))
+        server = self._nova.server(ids.ImageId(taken.instance_id))
+        why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
             LOG.warning("%s: checkpoint %s is refused: %s", taken.host, taken.checkpoint_id, why)
@@ -174,6 +176,10 @@ class Checkpoints:
             return messages.Answer("a later one of this disk, or another of this id, is registered")
         self.registered += 1
         return messages.Answer(kept=tuple(map(_kept, stays)))
+
+    def _fault_of_holders(self, taken: messages.Taken) -> str:
+        known = self._store.addresses_of([taken.host, *(one.host for one in taken.holders)])
+        return holding.fault_of(taken.host, taken.holders, known, self._trust().is_enrolled)
 
     def _kept_of(self, asked: messages.Asked) -> messages.Answer:
         rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(

@@ -9,6 +9,7 @@ comes second with it gets :class:`EpochTaken`.
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -207,6 +208,12 @@ class Database:
     def host(self, host: str) -> models.Host | None:
         """Return one host."""
         return self._read(lambda session: session.get(models.Host, host))
+
+    def addresses_of(self, hosts: Collection[str]) -> dict[str, str]:
+        """Return where the agents of these hosts are, of those that told it."""
+        row = models.Host
+        wanted = sa.select(row.host, row.address).where(row.host.in_(hosts), row.address != "")
+        return self._read(lambda session: {host: at for host, at in session.execute(wanted)})
 
     def drained(self) -> frozenset[str]:
         """Return the hosts that must not be home of anything."""

@@ -19,6 +19,7 @@ from acstor_decision import intervals
 from acstor_decision import nova as nova_
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
+from tests.fakes import decision_databases
 from tests.fakes import enrolled_hosts
 
 NOW_S, SERVER = checkpoint_hosts.NOW_S, checkpoint_hosts.SERVER
@@ -32,7 +33,7 @@ class Hosts:
         self.now_s = NOW_S
         self.nova, self.store = checkpoint_hosts.Nova(), store
         self._hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
-        for host in ("h1", "h2"):
+        for host in ("h1", "h2", "h3"):
             self._hosts.identity(host)
         self.service = checkpoints.Checkpoints(
             store,
@@ -67,6 +68,9 @@ class Hosts:
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.kept(asked))
+
+    def tells_where_it_is(self, host):
+        self.store.note_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", **how):
         asked = self.sealed(messages.Asked(host=host, sent_s=NOW_S), **how)
@@ -194,6 +198,22 @@ def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_
     assert hosts.ids() == [checkpoint_id(3), checkpoint_id(1)]
 
 
+@pytest.mark.expect_log("is refused")
+def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
+    def registers(number, **where):
+        holders = tuple(messages.Holder(host, at) for host, at in where.items())
+        return hosts.register(taken(number, holders=holders)).why
+
+    assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
+    hosts.tells_where_it_is("h1")
+    assert "would be h1 itself" in registers(2, h2="127.0.0.1:22")
+    assert "would be h1 itself" in registers(3, h2="[::1]:22")
+    hosts.tells_where_it_is("h2")
+    assert "is at 10.0.0.2:7201" in registers(4, h2="10.0.0.7:7202")
+    assert hosts.service.refused["not_its_own"] == 4
+    assert not registers(5, h2="10.0.0.2:7202", h3="10.0.0.3:7202")
+
+
 @pytest.mark.parametrize(
     "failure", [nova_.NovaUnreachable("HTTP 503"), database.DatabaseError("gone")]
 )
@@ -256,6 +276,10 @@ def test_nonsense_is_refused(hosts, payload):
         {"holders": []},
         {"holders": [{"host": "h1", "address": "10.0.0.1:1"}]},
         {"holders": [{"host": "h2", "address": "example.org:80"}]},
+        {"holders": [{"host": "h2", "address": "169.254.169.254:80"}]},
+        {"holders": [{"host": "h2", "address": "[::ffff:169.254.169.254]:80"}]},
+        {"holders": [{"host": "h2", "address": "0.0.0.0:7202"}]},
+        {"holders": [{"host": "h2", "address": "[ff02::1]:7202"}]},
         {"checkpoint_id": checkpoint_id(1).upper().replace("0B", "0B")},
         {"manifest_name": "ab"},
         {"number": 0},

@@ -43,6 +43,7 @@ def daemon(tmp_path, configure, store, nova, bus):
     """Return a host's way to a service that serves."""
     hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
     key, certificate = hosts.identity(HOST)
+    hosts.identity("h2")  # keeps it
     trust = hosts.keeper.trust()
     held = identity_files.Set(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
