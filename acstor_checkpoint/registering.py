@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -142,6 +143,22 @@ class Registering:
         of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
         return intervals_.Told(answer.of_host, of_servers)
 
+    def gone(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
+        """Return which of these hosts are gone for good, and have no checkpoint any more.
+
+        :param owners: MAX_OWNERS at most
+        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it
+        """
+        asked = messages.Owners(host=self._host, owners=tuple(owners), sent_s=self._wall())
+        answer = self._ask(
+            messages.OWNERS, asked, self._identity(), messages.Gone, signing.CHECKPOINT_OWNERS
+        )
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        return set(map(ids.HostId, answer.gone))
+
     def _taken(self, record: record_.Record) -> messages.Taken:
         return messages.Taken(
             checkpoint_id=record.checkpoint_id,
@@ -187,7 +204,7 @@ class Registering:
     def _ask(
         self,
         method: str,
-        payload: messages.Concealed | messages.Asked,
+        payload: messages.Concealed | messages.Asked | messages.Owners,
         identity: _Identity,
         kind: type[_Said],
         purpose: str = signing.CHECKPOINT_ANSWER,

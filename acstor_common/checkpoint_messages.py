@@ -8,9 +8,11 @@ it is concealed says the answer to ``SERVICE_KEY``: a :class:`ServiceKey`, seale
 The answer is an :class:`Answer`, sealed by it as well: what it does not say to stay is
 dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an :class:`Asked`, sealed
 likewise, and gets such an answer; to learn how often checkpoints are wanted ``INTERVALS`` with
-one, and gets an :class:`Intervals`, sealed for the purpose ``checkpoint intervals``.  The service
-casts ``CHECKPOINT_WANTED`` to the daemon of one host (server of ``DAEMON_TOPIC``): a
-:class:`Wanted`, sealed for the purpose ``checkpoint wanted``.
+one, and gets an :class:`Intervals`, sealed for the purpose ``checkpoint intervals``.  To learn who
+is gone that it keeps checkpoints for a host calls ``OWNERS`` with an :class:`Owners`, and gets a
+:class:`Gone`, sealed for the purpose ``checkpoint owners``.  The service casts
+``CHECKPOINT_WANTED`` to the daemon of one host (server of ``DAEMON_TOPIC``): a :class:`Wanted`,
+sealed for the purpose ``checkpoint wanted``.
 
 The one rule: nothing is used before its signature was checked, and a copy of an old message
 means nothing: it says when it was sent, and by or to which host.
@@ -29,6 +31,7 @@ DAEMON_TOPIC: Final = "acstor-checkpoint"
 REGISTER_CHECKPOINT: Final = "register_checkpoint"
 KEPT_CHECKPOINTS: Final = "kept_checkpoints"
 INTERVALS: Final = "checkpoint_intervals"
+OWNERS: Final = "checkpoint_owners"
 SERVICE_KEY: Final = "checkpoint_service_key"
 CHECKPOINT_WANTED: Final = "checkpoint_wanted"
 
@@ -36,6 +39,7 @@ MAX_HOLDERS: Final = 16
 MAX_KEPT: Final = 16_384
 MAX_INTERVALS: Final = 4096
 """Servers of one host whose metadata says how often."""
+MAX_OWNERS: Final = 1024
 MAX_BOX: Final = 64 * 1024
 MAX_INTERVAL_S: Final = 366 * 86400
 _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -191,6 +195,30 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
+
+
+_Hosts = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_OWNERS)]
+
+
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's question which hosts, for which it keeps checkpoints, are gone for good."""
+
+    host: str
+    owners: _Hosts
+    sent_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        for host in (self.host, *self.owners):
+            ids.parse_host_id(host)
+
+
+class Gone(Said, frozen=True):
+    """The answer.
+
+    :param gone: those of the hosts that are revoked or forgotten, and have no checkpoint any more
+    """
+
+    gone: _Hosts = ()
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from acstor_common import signing
 from acstor_decision import intervals as intervals_
 from acstor_decision import nova as nova_
 from acstor_decision import trust as trust_
+from acstor_decision.core import enrolment
 from acstor_decision.core import holding
 from acstor_decision.db import checkpoints as checkpoints_
 from acstor_decision.db import database
@@ -41,6 +42,7 @@ SWEEP_EVERY_S = 300.0
 SWEPT = 200
 """Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
 BETWEEN_S = 0.02
+_GONE = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
 
 
 class Checkpoints:
@@ -92,6 +94,10 @@ class Checkpoints:
             lambda asked: self._intervals.of(asked.host),
             signing.CHECKPOINT_INTERVALS,
         )
+
+    def owners(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
+        return self._answered(payload, messages.Owners, self._gone_of, signing.CHECKPOINT_OWNERS)
 
     def service_key(self, _payload: object) -> dict[str, Any]:
         """Answer with what a checkpoint is to be concealed with."""
@@ -187,6 +193,13 @@ class Checkpoints:
         )
         told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
         return messages.Answer(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+
+    def _gone_of(self, asked: messages.Owners) -> messages.Gone:
+        """Who is not known at all is not said to be gone: this database may be an old one."""
+        hosts = self._trust().hosts
+        left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
+        needed = self._store.checkpointed_hosts(left)
+        return messages.Gone(gone=tuple(one for one in left if one not in needed))
 
     def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Look at checkpoints, and forget those of servers that are gone, while this one leads."""

@@ -14,9 +14,11 @@ from oslo_config import cfg
 from acstor_checkpoint import agent_files
 from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
+from acstor_checkpoint import forgetting
 from acstor_checkpoint import keeping
 from acstor_checkpoint import record
 from acstor_checkpoint import registering
+from acstor_checkpoint import vault as vault_
 from acstor_common import conf as common_conf
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -64,7 +66,7 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
         belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
-        stack.enter_context(keeping.served(own, proof, belonging.fault))
+        vault = stack.enter_context(keeping.served(own, proof, belonging.fault))
         if register is not None:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
 
@@ -72,16 +74,20 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             link = capturing.Link(register)
             stack.enter_context(capturing.running(own, mount_point, host, proof, link))
         elif conf.transport_url:
-            _take(conf, proof, stack)
+            _take(conf, proof, vault, stack)
         ended.wait()
     return 0
 
 
 def _take(
-    conf: cfg.ConfigOpts, proof: credentials_.Credentials, stack: contextlib.ExitStack
+    conf: cfg.ConfigOpts,
+    proof: credentials_.Credentials,
+    vault: vault_.Vault | None,
+    stack: contextlib.ExitStack,
 ) -> None:
     """Take checkpoints until the stack is closed, and register them over the message bus.
 
+    :param vault: of this host, which drops what gone hosts have left behind
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
     """
     from acstor_checkpoint import capturing
@@ -96,6 +102,8 @@ def _take(
         lambda instance: taking.promised_s(instance),
     )
     stack.callback(link.stop)
+    if vault is not None:
+        stack.enter_context(forgetting.running(vault, link.gone))
     asked = capturing.Link(link.register, link.kept, link.intervals)
     running = capturing.running(own, conf.acstor.mount_point, host, proof, asked)
     taking = stack.enter_context(running)

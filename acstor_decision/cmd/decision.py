@@ -81,6 +81,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
         checkpoint_messages.KEPT_CHECKPOINTS: kept.kept,
         checkpoint_messages.INTERVALS: kept.intervals,
+        checkpoint_messages.OWNERS: kept.owners,
         checkpoint_messages.SERVICE_KEY: kept.service_key,
     }
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, answers)

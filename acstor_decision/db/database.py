@@ -295,6 +295,10 @@ class Database:
         """Return the checkpoints that a host took."""
         return self._read(lambda session: checkpoints_.of_host(session, host, limit))
 
+    def checkpointed_hosts(self, hosts: Collection[str]) -> set[str]:
+        """Return those of these hosts that took a checkpoint which is there still."""
+        return self._read(lambda session: checkpoints_.of_hosts(session, hosts))
+
     def checkpointed_instances(self, after: str, limit: int) -> list[str]:
         """Return instances that have checkpoints, in the order of their ids, behind ``after``."""
         return self._read(lambda session: checkpoints_.instances(session, after, limit))

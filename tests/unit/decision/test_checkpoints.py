@@ -35,6 +35,7 @@ class Hosts:
         self._hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
         for host in ("h1", "h2", "h3"):
             self._hosts.identity(host)
+        self.keeper = self._hosts.keeper
         self.service = checkpoints.Checkpoints(
             store,
             self.nova,
@@ -76,6 +77,17 @@ class Hosts:
         asked = self.sealed(messages.Asked(host=host, sent_s=NOW_S), **how)
         said = self.service.intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
+
+    def asked_gone(self, **how):
+        self.now_s += 1
+        asked = messages.Owners(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
+        said = self.service.owners(self.sealed(asked, **how))
+        return self.opened(said, signing.CHECKPOINT_OWNERS, messages.Gone)
+
+    def gone(self):
+        answer = self.asked_gone()
+        assert not answer.why
+        return answer.gone
 
     def ids(self):
         return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
@@ -321,6 +333,23 @@ def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(host
     assert "h2 has signed it" in hosts.intervals(by="h2").why
     hosts.nova.failure = nova_.NovaUnreachable("HTTP 403")
     assert hosts.intervals().may_pass
+
+
+def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
+    assert not hosts.register(taken(1)).why
+    assert hosts.gone() == ()
+    hosts.keeper.revoke("h1")
+    hosts.keeper.forget("h3")
+    assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
+    hosts.store.forget_checkpoint(checkpoint_id(1))
+    assert hosts.gone() == ("h1", "h3")
+    hosts.keeper.allow("h1")
+    assert hosts.gone() == ("h3",)
+
+
+@pytest.mark.expect_log("h1 has signed it")
+def test_nobody_asks_in_the_name_of_another_host_who_is_gone(hosts):
+    assert "h1 has signed it" in hosts.asked_gone(by="h1").why
 
 
 def test_checkpoints_go_some_time_after_their_server(hosts):

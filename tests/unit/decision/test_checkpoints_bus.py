@@ -58,11 +58,13 @@ def daemon(tmp_path, configure, store, nova, bus):
         messages.REGISTER_CHECKPOINT: kept.register,
         messages.KEPT_CHECKPOINTS: kept.kept,
         messages.INTERVALS: kept.intervals,
+        messages.OWNERS: kept.owners,
         messages.SERVICE_KEY: kept.service_key,
     }
     table = decision_api.RingTable(0, "{}")
     service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()
+    made.keeper = hosts.keeper
     yield made
     made.stop()
     service.stop()
@@ -91,3 +93,8 @@ def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
     nova.groups = [nova_.Aggregate({HOST}, said)]
     nova.metadata = {HOST: {RECORD.instance_id: said}}
     assert daemon.intervals() == (60, {RECORD.instance_id: 300})
+
+
+def test_who_is_gone_for_good_is_told_over_the_bus(daemon):
+    daemon.keeper.revoke("h2")
+    assert daemon.gone(["h2", HOST]) == {"h2"}
