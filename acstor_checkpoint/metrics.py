@@ -16,7 +16,7 @@ from acstor_checkpoint import vault as vault_
 from acstor_common import metrics_endpoint
 
 
-class Collector(registry.Collector):
+class VaultCollector(registry.Collector):
     """Shows a vault."""
 
     def __init__(self, vault: vault_.Vault) -> None:
@@ -61,5 +61,5 @@ def serve(address: str, vault: vault_.Vault) -> Callable[[], None]:
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(vault))
+    own.register(VaultCollector(vault))
     return metrics_endpoint.serve(address, own, "[acstor_checkpoint] metrics_listen")
