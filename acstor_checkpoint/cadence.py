@@ -37,6 +37,12 @@ class _Turn:
     due_s: float
     failures: int = 0
     asked_s: float = -math.inf
+    promised_s: float = 0.0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it has checkpoints, or one more, which takes back what the last one promised."""
+        return bool(self.every_s or self.promised_s)
 
 
 class Cadence:
@@ -69,7 +75,7 @@ class Cadence:
                 age = age_s(server.instance)
                 left_s = 0.0 if age is None else every_s - min(max(age, 0.0), every_s)
                 turn = _Turn(server, every_s, now_s + left_s)
-            if not turn.every_s:  # it has not waited while it was to have none
+            if not turn.is_owed:  # it has not waited while it was to have none
                 turn.due_s = now_s
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
@@ -83,7 +89,7 @@ class Cadence:
 
     def next(self, now_s: float) -> servers.Server | None:
         """Return whose turn it is; None if it is nobody's."""
-        due = [turn for turn in self._turns.values() if turn.every_s and turn.due_s <= now_s]
+        due = [turn for turn in self._turns.values() if turn.is_owed and turn.due_s <= now_s]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
     def ask(self, instance: ids.ImageId, now_s: float) -> bool:
@@ -101,7 +107,7 @@ class Cadence:
         Who asked for one meanwhile means one of a later moment.
         """
         if turn := self._turns.get(instance):
-            turn.failures = 0
+            turn.failures, turn.promised_s = 0, turn.every_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
 
@@ -115,7 +121,8 @@ class Cadence:
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), turn.every_s)
+        longest_s = turn.every_s or turn.promised_s
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
         turn.failures += 1
         turn.due_s = now_s + pause_s
         return pause_s

@@ -18,7 +18,7 @@ from acstor_checkpoint import agent_files
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
-from acstor_checkpoint import intervals
+from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
@@ -45,7 +45,7 @@ class Link(NamedTuple):
 
     register: record.Register
     kept: sweeping.Kept | None = None
-    intervals: intervals.Ask | None = None
+    intervals: intervals_.Ask | None = None
 
 
 @contextlib.contextmanager

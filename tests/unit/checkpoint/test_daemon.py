@@ -213,6 +213,18 @@ def test_server_that_had_no_checkpoints_till_now_has_not_waited_for_them(host):
     assert it.run(10) == [1, 0]
 
 
+@pytest.mark.allow_log("no checkpoint")
+def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises_nothing(host):
+    it = host(server(0))
+    assert it.run(5) == [0] and it.daemon.promised_s(IDS[0]) == 600
+    it.here[0], it.fails[0] = server(0, checkpoint_interval_s="0"), OSError("full")
+    assert it.run(590) == []
+    assert it.run(100) == [] and it.daemon.promised_s(IDS[0]) == 0
+    it.fails.clear()
+    assert it.run(600) == [0]
+    assert it.run(3000) == []
+
+
 def test_service_says_how_often_from_the_first_turn_on(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
     told = intervals.Told(0, {IDS[1]: 200})
