@@ -160,6 +160,15 @@ OPTS = [
         "of an aggregate. It needs a decision service, which tells of new boot images; private "
         "images come only where their project has instances.",
     ),
+    cfg.BoolOpt(
+        "private_images_for_others",
+        default=True,
+        help="Whether this host brings and keeps chunks of images that not everybody may read for "
+        "other hosts, as the home of these chunks, where none of its own instances uses the image. "
+        "Without it such chunks are in caches of hosts alone whose instances use the image, and "
+        "leave the others' room to images that many use; these hosts share them as far as they "
+        "are each other's homes or neighbours, and read the rest from the source.",
+    ),
     cfg.ListOpt(
         "variants",
         default=[],

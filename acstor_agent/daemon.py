@@ -119,7 +119,9 @@ class Agent:
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
-        looked_up = unattached.UnattachedImages(self._source, nursery)
+        looked_up = unattached.UnattachedImages(
+            self._source, nursery, gives_private=own.private_images_for_others
+        )
         self._naming = naming.Naming(self._images, looked_up, promised.pinned)
         self._named.found(cache.iter_cids())
         core = transfers.Transfers(

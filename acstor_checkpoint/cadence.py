@@ -10,33 +10,26 @@ import math
 from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
-from collections.abc import Mapping
 from typing import Final
 
+from acstor_checkpoint import intervals
 from acstor_checkpoint import servers
+from acstor_common import checkpoint_intervals
 from acstor_common import errors
 from acstor_common import ids
 
-SPEC: Final = "acstor:checkpoint_interval_s"
-"""The extra spec of a flavor that has an interval of its own; 0: none are taken."""
-MIN_INTERVAL_S: Final = 30
-MAX_INTERVAL_S: Final = 30 * 86_400
 _FIRST_PAUSE_S: Final = 30.0
 """After a failure; twice as long after each further one, and never longer than the interval."""
 
 
-def interval_s(specs: Mapping[str, str], default_s: int) -> int:
+def interval_s(server: servers.Server, told: intervals.Told, default_s: int) -> int:
     """Return how often a server's checkpoints are taken, in seconds; 0: never.
 
-    >>> interval_s({SPEC: "600"}, 3600), interval_s({SPEC: "5"}, 0), interval_s({SPEC: "x"}, 60)
-    (600, 30, 60)
-
-    :param specs: extra specs of its flavor; one that is no number counts for nothing
     :param default_s: of this host
     """
-    text = specs.get(SPEC, "").strip()
-    wanted = int(text) if text.isdecimal() and len(text) < 12 else default_s
-    return min(max(wanted, MIN_INTERVAL_S), MAX_INTERVAL_S) if wanted > 0 else 0
+    spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
+    wanted_s = intervals.of_server(server.instance, spec_s, told, default_s)
+    return checkpoint_intervals.bounded(wanted_s)
 
 
 @dataclasses.dataclass
@@ -47,12 +40,18 @@ class _Turn:
     since_s: float
     failures: int = 0
     asked_s: float = -math.inf
+    promised_s: float = 0.0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it has checkpoints, or one more, which takes back what the last one promised."""
+        return bool(self.every_s or self.promised_s)
 
 
 class Cadence:
     """The turns of all servers of a host.
 
-    :param default_s: interval of servers whose flavor says nothing
+    :param default_s: interval of servers of which nothing else is said
     """
 
     def __init__(self, default_s: int) -> None:
@@ -64,19 +63,23 @@ class Cadence:
         present: Iterable[servers.Server],
         now_s: float,
         age_s: Callable[[ids.ImageId], float | None],
+        told: intervals.Told = intervals.Told(),  # noqa: B008 (it is never changed)
     ) -> None:
         """Take note of the servers that are here now; others are forgotten.
 
         :param age_s: says how old a server's last checkpoint is; None: there is none
+        :param told: what the decision service says of intervals
         """
         turns = {}
         for server in present:
-            every_s = interval_s(server.specs, self._default_s)
+            every_s = interval_s(server, told, self._default_s)
             turn = self._turns.get(server.instance)
             if turn is None:
                 age = age_s(server.instance)
                 past_s = every_s if age is None else min(max(age, 0.0), every_s)
                 turn = _Turn(server, every_s, now_s + every_s - past_s, now_s - past_s)
+            if not turn.is_owed:  # it has not waited while it was to have none
+                turn.due_s = turn.since_s = now_s
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
             turns[server.instance] = turn
@@ -107,7 +110,7 @@ class Cadence:
         due = [
             turn
             for instance, turn in self._turns.items()
-            if turn.every_s and turn.due_s <= now_s and instance not in but
+            if turn.is_owed and turn.due_s <= now_s and instance not in but
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
@@ -120,7 +123,8 @@ class Cadence:
         if turn is None:
             raise errors.Unusable(f"server {instance}", "it is not here, or on no mirror")
         if not turn.every_s:
-            why = f"it has no interval ([acstor_checkpoint] checkpoint_interval_s, {SPEC})"
+            names = f"[acstor_checkpoint] checkpoint_interval_s, {checkpoint_intervals.NAME}"
+            why = f"it has no interval ({names})"
             raise errors.Unusable(f"server {instance}", why)
         turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
@@ -131,7 +135,7 @@ class Cadence:
         Who asked for one meanwhile means one of a later moment.
         """
         if turn := self._turns.get(instance):
-            turn.failures, turn.since_s = 0, began_s
+            turn.failures, turn.since_s, turn.promised_s = 0, began_s, turn.every_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
 
@@ -145,7 +149,8 @@ class Cadence:
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), turn.every_s)
+        longest_s = turn.every_s or turn.promised_s
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
         turn.failures += 1
         turn.due_s = now_s + pause_s
         return pause_s

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from oslo_config import cfg
 
@@ -18,6 +19,7 @@ from acstor_checkpoint import agent_files
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
+from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
@@ -34,27 +36,37 @@ _MAX_FOLDER_BYTES = 70
 Options = cfg.ConfigOpts.GroupAttr
 
 
+class Link(NamedTuple):
+    """What is said to the decision service, and asked.
+
+    :param register: registers a checkpoint
+    :param kept: asks which stay; None: what is deleted stays until the next one is registered
+    :param intervals: asks what Nova says of intervals; None: nothing
+    """
+
+    register: record.Register
+    kept: sweeping.Kept | None = None
+    intervals: intervals_.Ask | None = None
+
+
 @contextlib.contextmanager
 def running(
     own: Options,
     mount_point: str,
     host: ids.HostId,
     proof: credentials_.Credentials,
-    register: record.Register,
-    kept: sweeping.Kept | None = None,
+    link: Link,
 ) -> Iterator[daemon.Daemon]:
     """Take checkpoints as long as the block lasts.
 
     :param mount_point: where the agent shows mirrors
     :param proof: what this host proves to vaults
-    :param register: registers a checkpoint with the decision service
-    :param kept: asks it which stay; None: what is deleted stays until the next one is registered
     :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
-        made = _made(own, mount_point, host, proof, register, kept, ended)
+        made = _made(own, mount_point, host, proof, link, ended)
         thread = threading.Thread(target=made.run, name="checkpoints")
         thread.start()
         try:
@@ -81,8 +93,7 @@ def _made(
     mount_point: str,
     host: ids.HostId,
     proof: credentials_.Credentials,
-    register: record.Register,
-    kept: sweeping.Kept | None,
+    link: Link,
     ended: threading.Event,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
@@ -106,11 +117,18 @@ def _made(
         known,
         files.image,
         places,
-        register,
+        link.register,
         beneath=bases.beneath,
     )
-    sweep = sweeping.Sweeping(host, known, places, kept).step if kept else _nothing
-    return daemon.Daemon(served, taker, known, own.checkpoint_interval_s, sweep=sweep)
+    sweep = sweeping.Sweeping(host, known, places, link.kept).step if link.kept else _nothing
+    return daemon.Daemon(
+        served,
+        taker,
+        known,
+        own.checkpoint_interval_s,
+        sweep=sweep,
+        ask_intervals=link.intervals,
+    )
 
 
 def _holders(named: Sequence[str]) -> list[ids.HostId]:

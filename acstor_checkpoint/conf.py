@@ -73,8 +73,8 @@ OPTS: list[cfg.Opt] = [
         default=0,
         min=0,
         help="How often a checkpoint is taken of each server of this host, in seconds, from 30 on. "
-        "0: of none, but those whose flavor has the extra spec acstor:checkpoint_interval_s, which "
-        "counts for more than this option (Nova tells of extra specs from 2025.1 on).",
+        "0: of none, but those for which a host aggregate, a flavor or the server itself says "
+        "otherwise by acstor:checkpoint_interval_s, which counts for more than this option.",
     ),
     cfg.IntOpt(
         "checkpoint_copies",

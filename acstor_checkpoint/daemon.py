@@ -14,6 +14,7 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
+from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
@@ -64,6 +65,7 @@ class Daemon:
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
     :param sweep: does some of what can wait, told which instances are here; says whether it did
+    :param ask_intervals: asks the decision service; None: it is not asked
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         sweep: Sweep = lambda _present: False,
+        ask_intervals: intervals_.Ask | None = None,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
+        self._intervals = intervals_.Intervals(ask_intervals, clock)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock = threading.Lock()
         self._woken = threading.Event()
@@ -111,7 +115,7 @@ class Daemon:
         with self._lock:
             is_here = self._cadence.is_here(instance)
         if not is_here:  # maybe not yet: while one is taken nobody looks
-            self._see(self._domains.present())
+            self._see(self._domains.present(), self._intervals.last)
         state = self._states.load(instance)  # first: the turn that this gives it may begin at once
         with self._lock:
             self._cadence.ask(instance, self._clock())
@@ -162,16 +166,16 @@ class Daemon:
             self._faults.say(str(e))
             return
         self._faults.say("")
-        self._see(present)
+        self._see(present, self._intervals.told())
         self._here = here = {server.instance for server in present}
         self._cleared &= here
         for server in present:
             if server.instance not in self._cleared:
                 self._clear(server)
 
-    def _see(self, present: list[servers.Server]) -> None:
+    def _see(self, present: list[servers.Server], told: intervals_.Told) -> None:
         with self._lock:
-            self._cadence.see(present, self._clock(), self._age_s)
+            self._cadence.see(present, self._clock(), self._age_s, told)
 
     def _clear(self, server: servers.Server) -> None:
         try:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -20,6 +21,7 @@ import msgspec
 import oslo_messaging
 from oslo_config import cfg
 
+from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import record as record_
 from acstor_common import checkpoint_messages as messages
 from acstor_common import concealing
@@ -39,6 +41,7 @@ ANSWER_S: Final = 60
 SEND_RETRIES: Final = 1
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_Said = TypeVar("_Said", bound=messages.Said)
 
 
 class _Identity(NamedTuple):
@@ -97,7 +100,7 @@ class Registering:
         """
         identity = self._identity()
         told = self._concealed(self._taken(record))
-        answer = self._ask(messages.REGISTER_CHECKPOINT, told, identity)
+        answer = self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.Answer)
         what = f"checkpoint {record.checkpoint_id}"
         if answer.may_pass:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
@@ -113,7 +116,7 @@ class Registering:
         :raises errors.DecisionUnreachable: the service does not say all of it
         """
         asked = messages.Asked(host=self._host, sent_s=self._wall())
-        answer = self._ask(messages.KEPT_CHECKPOINTS, asked, self._identity())
+        answer = self._ask(messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.Answer)
         if answer.why or not answer.is_complete:
             why = answer.why or "it has more checkpoints than it tells"
             raise errors.DecisionUnreachable("the message bus", why)
@@ -121,6 +124,42 @@ class Registering:
         for one in answer.kept:
             kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
         return kept
+
+    def intervals(self) -> intervals_.Told:
+        """Return what Nova says of intervals of this host and its servers.
+
+        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it
+        """
+        asked = messages.Asked(host=self._host, sent_s=self._wall())
+        answer = self._ask(
+            messages.INTERVALS,
+            asked,
+            self._identity(),
+            messages.Intervals,
+            signing.CHECKPOINT_INTERVALS,
+        )
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
+        return intervals_.Told(answer.of_host, of_servers)
+
+    def gone(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
+        """Return which of these hosts are gone for good, and have no checkpoint any more.
+
+        :param owners: MAX_OWNERS at most
+        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it
+        """
+        asked = messages.Owners(host=self._host, owners=tuple(owners), sent_s=self._wall())
+        answer = self._ask(
+            messages.OWNERS, asked, self._identity(), messages.Gone, signing.CHECKPOINT_OWNERS
+        )
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        return set(map(ids.HostId, answer.gone))
 
     def _taken(self, record: record_.Record) -> messages.Taken:
         return messages.Taken(
@@ -165,11 +204,16 @@ class Registering:
         return _Identity(identity.key, identity.certificate.pem)
 
     def _ask(
-        self, method: str, payload: messages.Concealed | messages.Asked, identity: _Identity
-    ) -> messages.Answer:
+        self,
+        method: str,
+        payload: messages.Concealed | messages.Asked | messages.Owners,
+        identity: _Identity,
+        kind: type[_Said],
+        purpose: str = signing.CHECKPOINT_ANSWER,
+    ) -> _Said:
         told = sealed.seal(payload, signing.CHECKPOINT, *identity)
         said = self._call(method, decision_api.encode(told))
-        answer = self._opened(said, signing.CHECKPOINT_ANSWER, messages.Answer)
+        answer = self._opened(said, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
             raise errors.NotAuthentic("the decision service's answer", "it is to another question")
         return answer

@@ -35,6 +35,9 @@ ALL_EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
 """After the decision service has not answered."""
 
+_Known = Mapping[str, tuple[ids.ImageId, states_.State]]
+"""Instances and their states, by the disk that vaults know."""
+
 Kept = Callable[[], Mapping[str, set[str]]]
 """Returns what stays: names of manifests, in hex, by the vault's disk.
 
@@ -114,42 +117,47 @@ class Sweeping:
         try:
             with self._places.client(holder) as client:
                 if disks := client.disks(self._host):
-                    kept = self._kept()
+                    kept, known = self._kept(), self._known()
                     for disk in disks:
-                        self._tidy(client, disk, kept.get(disk, set()) | self._begun(disk))
+                        stay = kept.get(disk, set()) | self._begun(disk, known)
+                        self._tidy(client, disk, stay, known)
         except copies.FAULTS as e:
             LOG.info("%s: %s", holder.host, e)
 
-    def _tidy(self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str]) -> None:
+    def _known(self) -> _Known:
+        """Return what there is of all disks now; each file is read once for a holder."""
+        loaded = ((instance, self._states.load(instance)) for instance in self._states.known())
+        return {state.disk: (instance, state) for instance, state in loaded if state is not None}
+
+    def _tidy(
+        self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str], known: _Known
+    ) -> None:
         """Drop all of a disk, or what its manifests that stay do not name, if they are here."""
         folder = names.Disk(self._host, disk)
         if not stay:
             if gone := client.drop(folder):
                 LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)
             return
-        needed = self._needed(disk, stay)
+        needed = self._needed(disk, stay, known)
         if needed and (gone := client.keep(folder, needed)):
             LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
 
-    def _needed(self, disk: ids.ImageId, stay: set[str]) -> set[bytes]:
+    def _needed(self, disk: ids.ImageId, stay: set[str], known: _Known) -> set[bytes]:
         """Return the names of all that manifests need; nothing if that is not known."""
-        for instance in self._states.known():
-            state = self._states.load(instance)
-            if state is None or state.disk != disk:
-                continue
-            kept = [self._states.manifest(instance, state, name) for name in sorted(stay)]
-            needed = {bytes.fromhex(name) for name in stay}
-            for manifest in filter(None, kept):
-                needed.update(manifest.names())
-            return needed if all(kept) else set()
-        return set()
+        if disk not in known:
+            return set()
+        kept = [self._states.manifest(*known[disk], name) for name in sorted(stay)]
+        needed = {bytes.fromhex(name) for name in stay}
+        for manifest in filter(None, kept):
+            needed.update(manifest.names())
+        return needed if all(kept) else set()
 
-    def _begun(self, disk: ids.ImageId) -> set[str]:
+    def _begun(self, disk: ids.ImageId, known: _Known) -> set[str]:
         """Return the manifest of what is there of a checkpoint that is not whole yet."""
-        states = (self._states.load(instance) for instance in self._present)
-        return {
-            state.manifest for state in states if state and state.disk == disk and state.is_part
-        }
+        if disk not in known:
+            return set()
+        instance, state = known[disk]
+        return {state.manifest} if state.is_part and instance in self._present else set()
 
     def _forget(self) -> None:
         """Forget disks whose servers are gone from here, and of which nothing stays.

@@ -49,6 +49,11 @@ class Turns:
                 raise errors.VaultRefused(disk.owner, "a later connection speaks of this disk")
             yield
 
+    def latest(self, disk: names.Disk) -> int:
+        """Return which connection spoke of a disk last; 0: none did."""
+        turn = self._turns.get(disk)
+        return turn.latest if turn is not None else 0
+
     def forget(self, disk: names.Disk) -> None:
         """Note that nothing is kept of a disk any more."""
         self._turns.pop(disk, None)

@@ -109,6 +109,10 @@ class Vault:
         if self._folder_of(disk).is_dir():
             self._turns.begin(disk, connection)
 
+    def latest(self, disk: names.Disk) -> int:
+        """Return which connection has begun with a disk last; 0: none since the start."""
+        return self._turns.latest(disk)
+
     def missing(self, disk: names.Disk, asked: Iterable[bytes]) -> list[bytes]:
         """Return which of these chunks are not here."""
         folder = self._folder_of(disk)
@@ -199,7 +203,7 @@ class Vault:
         gone = self.keep(disk, names.NameList(b""), connection)
         folder = self._folder_of(disk)
         with self._making:
-            for empty in (*vault_files.parts_of(folder), folder):
+            for empty in (*vault_files.parts_of(folder), folder, folder.parent):
                 with contextlib.suppress(OSError):  # something was put meanwhile
                     empty.rmdir()
             if not folder.is_dir():

@@ -23,6 +23,17 @@ def parse(text: str) -> tuple[str, int]:
     return str(ip), int(match[3])
 
 
+def parse_of_host(text: str) -> tuple[str, int]:
+    """Return the IP address and the port at which a host is, perhaps of another network.
+
+    :raises ValueError: it is none, or no host can be there (:func:`fault_of`)
+    """
+    ip, port = parse(text)
+    if fault := fault_of(ip):
+        raise ValueError(f"no host is at {text[:64]!r}: it is {fault}")
+    return ip, port
+
+
 def is_loopback(ip: str) -> bool:
     """Say whether an address leads to whoever uses it.
 

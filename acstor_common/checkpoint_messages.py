@@ -7,9 +7,13 @@ and in it a :class:`Taken`, which nobody reads on the way, for it has the disk's
 it is concealed says the answer to ``SERVICE_KEY``: a :class:`ServiceKey`, sealed by the service.
 The answer is an :class:`Answer`, sealed by it as well: what it does not say to stay is
 dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an :class:`Asked`, sealed
-likewise, and gets such an answer.  The service calls ``CHECKPOINT_WANTED`` of the daemon of one
-host (server of ``DAEMON_TOPIC``): a :class:`Wanted`, sealed for the purpose ``checkpoint wanted``.
-The answer is a :class:`Heard`, sealed by the host for the purpose ``checkpoint heard``.
+likewise, and gets such an answer; to learn how often checkpoints are wanted ``INTERVALS`` with
+one, and gets an :class:`Intervals`, sealed for the purpose ``checkpoint intervals``.  To learn who
+is gone that it keeps checkpoints for a host calls ``OWNERS`` with an :class:`Owners`, and gets a
+:class:`Gone`, sealed for the purpose ``checkpoint owners``.  The service calls
+``CHECKPOINT_WANTED`` of the daemon of one host (server of ``DAEMON_TOPIC``): a :class:`Wanted`,
+sealed for the purpose ``checkpoint wanted``.  The answer is a :class:`Heard`, sealed by the host
+for the purpose ``checkpoint heard``.
 
 The one rule: nothing is used before its signature was checked, and a copy of an old message
 means nothing: it says when it was sent, and by or to which host.
@@ -27,14 +31,20 @@ from acstor_common import ids
 DAEMON_TOPIC: Final = "acstor-checkpoint"
 REGISTER_CHECKPOINT: Final = "register_checkpoint"
 KEPT_CHECKPOINTS: Final = "kept_checkpoints"
+INTERVALS: Final = "checkpoint_intervals"
+OWNERS: Final = "checkpoint_owners"
 SERVICE_KEY: Final = "checkpoint_service_key"
 CHECKPOINT_WANTED: Final = "checkpoint_wanted"
 
 MAX_HOLDERS: Final = 16
 MAX_KEPT: Final = 16_384
+MAX_INTERVALS: Final = 4096
+"""Servers of one host whose metadata says how often."""
+MAX_OWNERS: Final = 1024
 MAX_BOX: Final = 64 * 1024
 MAX_INTERVAL_S: Final = 366 * 86400
 _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Interval = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=decision_api.MAX_NUMBER)]
 
 
@@ -49,7 +59,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
-        addresses.parse(self.address)
+        addresses.parse_of_host(self.address)
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +92,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: decision_api.Bytes
     changed_bytes: decision_api.Bytes
     sent_bytes: decision_api.Bytes
-    interval_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)] = 0
+    interval_s: _Interval = 0
     manifest_name: _Hex
     holders: Annotated[tuple[Holder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)]
     key: _Hex
@@ -131,33 +141,85 @@ class Kept(msgspec.Struct, frozen=True):
     manifest_name: str
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What the service says.
+class Said(msgspec.Struct, frozen=True):
+    """What every answer of the service says.
 
     :param why: it is not registered, or nothing can be told; empty: it is
     :param may_pass: asking again later may help
-    :param kept: the checkpoints that stay: of the instance, or all of a host that asked
-    :param is_complete: there are no others
     :param host: that is answered
     :param sent_s: of the question: it tells that from others of this host; 0: it made no sense
     """
 
     why: str = ""
     may_pass: bool = False
-    kept: Annotated[tuple[Kept, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
-    is_complete: bool = True
     host: str = ""
     sent_s: decision_api.Moment = 0.0
 
 
+class Answer(Said, frozen=True):
+    """What the service says of checkpoints.
+
+    :param kept: those that stay: of the instance, or all of a host that asked
+    :param is_complete: there are no others
+    """
+
+    kept: Annotated[tuple[Kept, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
+    is_complete: bool = True
+
+
+class ServerInterval(msgspec.Struct, frozen=True):
+    """How often checkpoints of a server are taken, in seconds; 0: never."""
+
+    instance_id: str
+    interval_s: _Interval
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.instance_id)
+
+
+class Intervals(Said, frozen=True):
+    """How often checkpoints of a host's servers are wanted.
+
+    :param of_host: seconds, as the host's aggregates say; 0: never; None: they say nothing
+    :param of_servers: those alone whose metadata says something that counts
+    """
+
+    of_host: _Interval | None = None
+    of_servers: Annotated[tuple[ServerInterval, ...], msgspec.Meta(max_length=MAX_INTERVALS)] = ()
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's question which of its checkpoints stay."""
+    """A host's question: which of its checkpoints stay, or how often some are wanted."""
 
     host: str
     sent_s: decision_api.Moment
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
+
+
+_Hosts = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_OWNERS)]
+
+
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's question which hosts, for which it keeps checkpoints, are gone for good."""
+
+    host: str
+    owners: _Hosts
+    sent_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        for host in (self.host, *self.owners):
+            ids.parse_host_id(host)
+
+
+class Gone(Said, frozen=True):
+    """The answer.
+
+    :param gone: those of the hosts that are revoked or forgotten, and have no checkpoint any more
+    """
+
+    gone: _Hosts = ()
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,11 @@ from acstor_common import freshness
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import intervals as intervals_
 from acstor_decision import nova as nova_
 from acstor_decision import trust as trust_
+from acstor_decision.core import enrolment
+from acstor_decision.core import holding
 from acstor_decision.db import checkpoints as checkpoints_
 from acstor_decision.db import database
 from acstor_decision.db import models
@@ -39,6 +42,7 @@ SWEEP_EVERY_S = 300.0
 SWEPT = 200
 """Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
 BETWEEN_S = 0.02
+_GONE = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
 
 
 class Checkpoints:
@@ -48,6 +52,7 @@ class Checkpoints:
     checkpoints of all servers, some seconds ago, where this instance leads.
 
     :param trust: returns whom the service believes now
+    :param intervals: knows how often checkpoints are wanted
     :param kept: newest checkpoints of an instance that stay
     :param kept_after_s: for how long those of one stay that Nova does not know any more
     """
@@ -57,6 +62,7 @@ class Checkpoints:
         store: database.Database,
         nova: nova_.Nova,
         trust: Callable[[], trust_.Trust],
+        intervals: intervals_.Intervals,
         *,
         kept: int,
         kept_after_s: float,
@@ -66,7 +72,7 @@ class Checkpoints:
         self.newest: tuple[checkpoints_.Newest, ...] = ()
         self.registered, self._clock = 0, clock
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
-        self._store, self._nova, self._trust = store, nova, trust
+        self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
         # For each host, so that one that says much keeps no other from being heard.
         self._freshness: dict[str, freshness.Freshness] = {}
@@ -80,6 +86,19 @@ class Checkpoints:
         """Answer a host that asks which of its checkpoints stay."""
         return self._answered(payload, messages.Asked, self._kept_of)
 
+    def intervals(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks how often checkpoints of its servers are wanted."""
+        return self._answered(
+            payload,
+            messages.Asked,
+            lambda asked: self._intervals.of(asked.host),
+            signing.CHECKPOINT_INTERVALS,
+        )
+
+    def owners(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
+        return self._answered(payload, messages.Owners, self._gone_of, signing.CHECKPOINT_OWNERS)
+
     def service_key(self, _payload: object) -> dict[str, Any]:
         """Answer with what a checkpoint is to be concealed with."""
         signer = self._trust().signer
@@ -87,36 +106,40 @@ class Checkpoints:
         return decision_api.encode(sealed.seal(key, signing.CHECKPOINT_KEY, signer))
 
     def _answered(
-        self, payload: object, kind: type[Any], work: Callable[[Any], messages.Answer]
+        self,
+        payload: object,
+        kind: type[Any],
+        work: Callable[[Any], messages.Said],
+        purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> dict[str, Any]:
         """Return the answer, sealed: who trusts another one drops what is to stay."""
         host, sent_s = "", 0.0
 
-        def done() -> messages.Answer:
+        def done() -> messages.Said:
             nonlocal host, sent_s
             told = self._checked(payload, kind)
             host, sent_s = told.host, told.sent_s
             return work(told)
 
         answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
-        made = sealed.seal(answer, signing.CHECKPOINT_ANSWER, self._trust().signer)
+        made = sealed.seal(answer, purpose, self._trust().signer)
         return decision_api.encode(made)
 
-    def _said(self, work: Callable[[], messages.Answer]) -> messages.Answer:
+    def _said(self, work: Callable[[], messages.Said]) -> messages.Said:
         try:
             return work()
         except errors.NotAuthentic as e:
             self.refused["not_authentic"] += 1
             LOG.warning("checkpoints: %s", e)
-            return messages.Answer(str(e))
+            return messages.Said(str(e))
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
-            return messages.Answer(str(e))
+            return messages.Said(str(e))
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
             why = str(e).partition("\n")[0]
-            LOG.warning("a checkpoint is not registered: %s", why)
-            return messages.Answer(why, may_pass=True)
+            LOG.warning("checkpoints: a host is to ask again: %s", why)
+            return messages.Said(why, may_pass=True)
 
     def _checked(self, payload: object, kind: type[Any]) -> Any:
         """Return what a host says, once it has proven who it is, and that this is new."""
@@ -148,9 +171,7 @@ class Checkpoints:
 
     def _register(self, taken: messages.Taken) -> messages.Answer:
         server = self._nova.server(ids.ImageId(taken.instance_id))
-        if server is None or (server.host, server.project_id) != (taken.host, taken.project_id):
-            server = self._nova.server(ids.ImageId(taken.instance_id), now=True)
-        why = _fault_of(taken, server)
+        why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
             LOG.warning("%s: checkpoint %s is refused: %s", taken.host, taken.checkpoint_id, why)
@@ -162,12 +183,23 @@ class Checkpoints:
         self.registered += 1
         return messages.Answer(kept=tuple(map(_kept, stays)))
 
+    def _fault_of_holders(self, taken: messages.Taken) -> str:
+        known = self._store.addresses_of([taken.host, *(one.host for one in taken.holders)])
+        return holding.fault_of(taken.host, taken.holders, known, self._trust().is_enrolled)
+
     def _kept_of(self, asked: messages.Asked) -> messages.Answer:
         rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(
             asked.host, messages.MAX_KEPT + 1
         )
         told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
         return messages.Answer(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+
+    def _gone_of(self, asked: messages.Owners) -> messages.Gone:
+        """Who is not known at all is not said to be gone: this database may be an old one."""
+        hosts = self._trust().hosts
+        left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
+        needed = self._store.checkpointed_hosts(left)
+        return messages.Gone(gone=tuple(one for one in left if one not in needed))
 
     def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
@@ -193,7 +225,7 @@ class Checkpoints:
             for instance_id in found:
                 if stopping.wait(BETWEEN_S):
                     return
-                is_there = self._nova.server(ids.ImageId(instance_id), now=True) is not None
+                is_there = self._nova.server(ids.ImageId(instance_id)) is not None
                 gone = self._store.note_presence(
                     instance_id, is_there, self._wall(), self._kept_after_s
                 )

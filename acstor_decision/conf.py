@@ -101,6 +101,15 @@ OPTS = [
         "recovered from the one before when the newest cannot be had.",
     ),
     cfg.IntOpt(
+        "checkpoint_metadata_least_s",
+        default=0,
+        min=0,
+        help="The shortest interval of checkpoints, in seconds, that users may ask for by the "
+        "metadata acstor:checkpoint_interval_s of their servers; who asks for a shorter one gets "
+        "this. With 0 metadata counts for nothing. Any user can have each of his servers read "
+        "that often, and its changes sent to other hosts: offer what the hosts can bear.",
+    ),
+    cfg.IntOpt(
         "checkpoint_kept_s",
         default=86400,
         min=0,

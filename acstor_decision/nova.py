@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova, asked by the service itself: which host a server is on, and whether it exists.
+"""Nova, asked by the service itself: where servers are, and what they and aggregates say.
 
 The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
+Nothing that it said of a server is remembered: where that was some seconds ago says nothing of
+who may speak for it now.
 """
 
 import copy
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
@@ -20,10 +22,10 @@ from acstor_common import errors
 from acstor_common import ids
 
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
-KNOWN_S = 20.0
-"""For so long what Nova said of a server is believed: hosts register every few minutes."""
-MAX_KNOWN = 4096
 TIMEOUT_S = 15.0
+MAX_PAGES = 16
+"""Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
+_HOST = "OS-EXT-SRV-ATTR:host"
 
 
 class NovaUnreachable(errors.AcstorError):
@@ -42,6 +44,13 @@ class Server(NamedTuple):
 
     host: str
     project_id: str
+
+
+class Aggregate(NamedTuple):
+    """A host aggregate."""
+
+    hosts: Collection[str]
+    metadata: Mapping[str, Any]
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
@@ -74,48 +83,79 @@ class Nova:
     :param conf: with the options of :func:`options`
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, clock: Callable[[], float] = time.monotonic) -> None:
-        self._conf, self._clock = conf, clock
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
         self._lock = threading.Lock()
         self._adapter: Any = None
-        self._known: dict[str, tuple[float, Server]] = {}
 
     @property
     def is_there(self) -> bool:
         """Say whether there is a way to Nova: [nova] says as whom it is asked."""
         return bool(self._conf[GROUP.name].auth_type)
 
-    def server(self, instance_id: ids.ImageId, *, now: bool = False) -> Server | None:
-        """Return what Nova says of a server; None if it knows none.
+    def server(self, instance_id: ids.ImageId) -> Server | None:
+        """Return what Nova says of a server now; None if it knows none.
 
-        :param now: whatever it said some seconds ago
         :raises NovaUnreachable: it cannot be known
         """
-        with self._lock:
-            known = self._known.get(instance_id)
-        if not now and known is not None and self._clock() - known[0] < KNOWN_S:
-            return known[1]
-        found = self._ask(instance_id)
-        with self._lock:
-            self._known.pop(instance_id, None)
-            if found is not None:
-                if len(self._known) >= MAX_KNOWN:
-                    del self._known[next(iter(self._known))]
-                self._known[instance_id] = (self._clock(), found)
+        answer = self._get(f"/servers/{instance_id}")
+        if answer is None:
+            return None
+        try:
+            server = answer["server"]
+            return Server(_host_of(server), str(server["tenant_id"]))
+        except _ODD as e:
+            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+
+    def aggregates(self) -> list[Aggregate]:
+        """Return all host aggregates.
+
+        :raises NovaUnreachable: they cannot be known
+        """
+        answer = self._get("/os-aggregates") or {}
+        try:
+            return [
+                Aggregate(frozenset(one["hosts"]), dict(one["metadata"]))
+                for one in answer["aggregates"]
+            ]
+        except _ODD as e:
+            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+
+    def metadata_on(self, host: str) -> dict[str, Mapping[str, Any]]:
+        """Return the metadata of all servers that are on a host, by their ids.
+
+        :raises NovaUnreachable: it cannot be known
+        """
+        found: dict[str, Mapping[str, Any]] = {}
+        wanted = {"host": host, "all_tenants": "1"}
+        for _ in range(MAX_PAGES):
+            answer = self._get("/servers/detail", **wanted) or {}
+            try:
+                page = answer["servers"]
+                its = {
+                    str(one["id"]): dict(one["metadata"]) for one in page if _host_of(one) == host
+                }
+            except _ODD as e:
+                raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+            found |= its
+            if not answer.get("servers_links"):
+                break
+            wanted["marker"] = str(page[-1]["id"])
         return found
 
-    def _ask(self, instance_id: ids.ImageId) -> Server | None:
+    def _get(self, path: str, **query: str) -> dict[str, Any] | None:
+        """Return what Nova answers; None if there is no such thing.
+
+        :raises NovaUnreachable: it is no answer
+        """
         try:
-            answer = self._opened().get(f"/servers/{instance_id}", raise_exc=False)
+            answer = self._opened().get(path, params=query, raise_exc=False)
             if answer.status_code == 404:
                 return None
             if answer.status_code != 200:
                 raise NovaUnreachable(f"HTTP {answer.status_code}")
-            server = answer.json()["server"]
-            if "OS-EXT-SRV-ATTR:host" not in server:
-                raise NovaUnreachable("[nova] is a user to whom Nova does not tell hosts")
-            return Server(str(server["OS-EXT-SRV-ATTR:host"] or ""), str(server["tenant_id"]))
-        except (exceptions.ClientException, ValueError, KeyError, TypeError) as e:
+            return dict(answer.json())
+        except (exceptions.ClientException, *_ODD) as e:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
 
     def _opened(self) -> Any:
@@ -131,3 +171,17 @@ class Nova:
                     self._conf, GROUP.name, session=session, auth=auth
                 )
             return self._adapter
+
+
+_ODD = (ValueError, LookupError, TypeError, AttributeError)
+"""What comes of an answer that is not what Nova gives."""
+
+
+def _host_of(server: dict[str, Any]) -> str:
+    """Return which host a server is on; empty: on none.
+
+    :raises NovaUnreachable: it is not told
+    """
+    if _HOST not in server:
+        raise NovaUnreachable("[nova] is a user to whom Nova does not tell hosts")
+    return str(server[_HOST] or "")

@@ -4,7 +4,8 @@
 # functions below.  Everything here may be run twice: stack.sh after a failed stack.sh.
 
 _acstor_services() {
-    echo acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway
+    echo acstor-agent acstor-checkpointd acstor-glance-listener acstor-decision acstor-api \
+        acstor-gateway
 }
 
 _acstor_commands() {
@@ -27,6 +28,7 @@ _acstor_sign_in() {
 acstor_install() {
     local extras=()
     is_service_enabled acstor-agent && extras+=(agent nova)
+    is_service_enabled acstor-checkpointd && extras+=(checkpoint)
     is_service_enabled acstor-glance-listener && extras+=(glance)
     is_service_enabled acstor-decision acstor-api && extras+=(decision)
     is_service_enabled acstor-gateway && extras+=(gateway)
@@ -101,6 +103,23 @@ acstor_configure_agent() {
     fi
 }
 
+# It runs as root, as the agent does, and shows others what the agent has enrolled with.
+acstor_configure_checkpointd() {
+    local conf=$ACSTOR_CONF_DIR/acstor-checkpoint.conf
+    _acstor_secret_file "$conf"
+    iniset_rpc_backend acstor "$conf"
+    iniset "$conf" acstor mount_point "$ACSTOR_MOUNT_POINT"
+    iniset "$conf" acstor_checkpoint host "$LOCAL_HOSTNAME"
+    iniset "$conf" acstor_checkpoint identity_dir "$ACSTOR_STATE_DIR/state/identity"
+    iniset "$conf" acstor_checkpoint agent_state_dir "$ACSTOR_STATE_DIR/state"
+    iniset "$conf" acstor_checkpoint state_dir "$ACSTOR_STATE_DIR/checkpoint"
+    iniset "$conf" acstor_checkpoint vault_dir "$ACSTOR_STATE_DIR/vault"
+    iniset "$conf" acstor_checkpoint vault_listen "$ACSTOR_PEER_ADDRESS:$ACSTOR_VAULT_PORT"
+    iniset "$conf" acstor_checkpoint vault_port "$ACSTOR_VAULT_PORT"
+    iniset "$conf" acstor_checkpoint vault_limit_bytes "$ACSTOR_VAULT_LIMIT_BYTES"
+    iniset "$conf" acstor_checkpoint checkpoint_interval_s "$ACSTOR_CHECKPOINT_INTERVAL_S"
+}
+
 acstor_configure_glance() {
     local conf=$ACSTOR_CONF_DIR/acstor-glance.conf file
     _acstor_secret_file "$conf"
@@ -134,6 +153,11 @@ acstor_configure_decision() {
     iniset "$conf" acstor_decision coordination_url "file://$ACSTOR_STATE_DIR/coordination"
     _acstor_sign_in "$conf" keystone_authtoken
     iniset "$conf" keystone_authtoken www_authenticate_uri "$KEYSTONE_SERVICE_URI"
+    if is_service_enabled n-api; then  # only who may see all servers can say where they are
+        _acstor_sign_in "$conf" nova nova
+        iniset "$conf" nova project_name "$SERVICE_PROJECT_NAME"
+        iniset "$conf" nova region_name "$REGION_NAME"
+    fi
 }
 
 # nova-cpu.conf is made of nova.conf when nova-compute starts, so nova.conf is the one to change;
@@ -146,6 +170,9 @@ acstor_configure_nova() {
     if is_service_enabled acstor-gateway; then
         iniset "$NOVA_CONF" acstor gateway_url "http://$SERVICE_HOST:$ACSTOR_GATEWAY_PORT"
     fi
+    if is_service_enabled acstor-checkpointd; then
+        iniset "$NOVA_CONF" acstor decision_url "http://$SERVICE_HOST:$ACSTOR_API_PORT"
+    fi
 }
 
 acstor_make_folders() {
@@ -153,7 +180,7 @@ acstor_make_folders() {
     sudo install -d -m 750 -o "$STACK_USER" "$ACSTOR_CONF_DIR"
     sudo install -d -m 711 -o "$STACK_USER" "$ACSTOR_STATE_DIR"  # QEMU gets to the mirror
     sudo install -d -o "$STACK_USER" "$(dirname "$ACSTOR_CONTROL_SOCKET")"
-    for folder in state cache glance coordination; do
+    for folder in state cache glance coordination checkpoint vault; do
         install -d -m 700 "$ACSTOR_STATE_DIR/$folder"
     done
 }
@@ -162,6 +189,7 @@ acstor_configure() {
     acstor_make_folders
     acstor_make_accounts
     is_service_enabled acstor-agent && acstor_configure_agent
+    is_service_enabled acstor-checkpointd && acstor_configure_checkpointd
     is_service_enabled acstor-glance-listener && acstor_configure_glance
     is_service_enabled acstor-decision acstor-api && acstor_configure_decision
     is_service_enabled acstor-gateway && acstor_configure_gateway
@@ -193,6 +221,8 @@ acstor_start() {
         recreate_database acstor
         "$bin/acstor-decision-manage" --config-file "$ACSTOR_CONF_DIR/acstor-decision.conf" db-sync
     fi
+    run_process acstor-checkpointd \
+        "$bin/acstor-checkpointd --config-file $ACSTOR_CONF_DIR/acstor-checkpoint.conf" root root
     run_process acstor-decision \
         "$bin/acstor-decision --config-file $ACSTOR_CONF_DIR/acstor-decision.conf"
     run_process acstor-api "$(_acstor_uwsgi) --http-socket :$ACSTOR_API_PORT \

@@ -15,10 +15,12 @@ from prometheus_client import registry
 from acstor_checkpoint import agent_files
 from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
+from acstor_checkpoint import forgetting
 from acstor_checkpoint import keeping
 from acstor_checkpoint import metrics
 from acstor_checkpoint import record
 from acstor_checkpoint import registering
+from acstor_checkpoint import vault as vault_
 from acstor_common import conf as common_conf
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -72,10 +74,11 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
 
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
-            running = capturing.running(own, mount_point, host, proof, register)
+            link = capturing.Link(register)
+            running = capturing.running(own, mount_point, host, proof, link)
             shown.append(metrics.TakingCollector(stack.enter_context(running)))
         elif conf.transport_url:
-            shown.append(metrics.TakingCollector(_taken(conf, proof, stack)))
+            shown.append(metrics.TakingCollector(_taken(conf, proof, vault, stack)))
         if shown and own.metrics_listen:
             stack.callback(metrics.serve(own.metrics_listen, *shown))
         ended.wait()
@@ -83,10 +86,14 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
 
 
 def _taken(
-    conf: cfg.ConfigOpts, proof: credentials_.Credentials, stack: contextlib.ExitStack
+    conf: cfg.ConfigOpts,
+    proof: credentials_.Credentials,
+    vault: vault_.Vault | None,
+    stack: contextlib.ExitStack,
 ) -> metrics.Takes:
     """Take checkpoints until the stack is closed, and register them over the message bus.
 
+    :param vault: of this host, which drops what gone hosts have left behind
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
     """
     from acstor_checkpoint import capturing
@@ -101,7 +108,10 @@ def _taken(
         lambda instance: taking.promised_s(instance),
     )
     stack.callback(link.stop)
-    running = capturing.running(own, conf.acstor.mount_point, host, proof, link.register, link.kept)
+    if vault is not None:
+        stack.enter_context(forgetting.running(vault, link.gone))
+    asked = capturing.Link(link.register, link.kept, link.intervals)
+    running = capturing.running(own, conf.acstor.mount_point, host, proof, asked)
     taking = stack.enter_context(running)
     link.listen(taking.ask)
     return taking

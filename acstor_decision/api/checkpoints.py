@@ -162,7 +162,7 @@ def create(call: operation.Call) -> AskedCheckpoint:
     instance_id = ids.ImageId(operation.server_id(call.body.instance_id))
     if call.nova is None:
         raise nova.NovaUnreachable("nobody is asked here")
-    server = call.nova.server(instance_id, now=True)
+    server = call.nova.server(instance_id)
     if server is None:
         raise operation.not_found(f"server {instance_id}")
     if not server.host:

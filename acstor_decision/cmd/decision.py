@@ -20,6 +20,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
+from acstor_decision import intervals
 from acstor_decision import leadership
 from acstor_decision import metrics
 from acstor_decision import nova
@@ -65,10 +66,12 @@ def run(conf: cfg.ConfigOpts) -> int:
         send_to=lambda host, table: bus.send(host, table),
         give_to=lambda host, task: bus.give(host, task),
     )
+    asked = nova.Nova(conf)
     kept = checkpoints.Checkpoints(
         store,
-        nova.Nova(conf),
+        asked,
         made.trust,
+        intervals.Intervals(asked, own.checkpoint_metadata_least_s),
         kept=own.checkpoint_keep,
         kept_after_s=float(own.checkpoint_kept_s),
     )
@@ -77,6 +80,8 @@ def run(conf: cfg.ConfigOpts) -> int:
     answers = {
         checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
         checkpoint_messages.KEPT_CHECKPOINTS: kept.kept,
+        checkpoint_messages.INTERVALS: kept.intervals,
+        checkpoint_messages.OWNERS: kept.owners,
         checkpoint_messages.SERVICE_KEY: kept.service_key,
     }
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, answers)

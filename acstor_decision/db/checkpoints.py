@@ -5,6 +5,7 @@ The one rule: newer is what was registered later.  The moments that hosts tell a
 their clocks may be wrong, and a wrong one must not hide what was taken since.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -64,6 +65,12 @@ def of_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoi
     """Return the checkpoints that a host took."""
     wanted = sa.select(ROW).where(ROW.host == host).order_by(ROW.checkpoint_id).limit(limit)
     return list(session.execute(wanted).scalars())
+
+
+def of_hosts(session: orm.Session, hosts: Collection[str]) -> set[str]:
+    """Return those of these hosts that took a checkpoint which is there still."""
+    wanted = sa.select(ROW.host).distinct().where(ROW.host.in_(hosts))
+    return set(session.execute(wanted).scalars())
 
 
 def every(

@@ -9,6 +9,7 @@ comes second with it gets :class:`EpochTaken`.
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -208,6 +209,12 @@ class Database:
         """Return one host."""
         return self._read(lambda session: session.get(models.Host, host))
 
+    def addresses_of(self, hosts: Collection[str]) -> dict[str, str]:
+        """Return where the agents of these hosts are, of those that told it."""
+        row = models.Host
+        wanted = sa.select(row.host, row.address).where(row.host.in_(hosts), row.address != "")
+        return self._read(lambda session: {host: at for host, at in session.execute(wanted)})
+
     def drained(self) -> frozenset[str]:
         """Return the hosts that must not be home of anything."""
         wanted = sa.select(models.Host.host).where(models.Host.is_drained.is_(True))
@@ -291,6 +298,10 @@ class Database:
     def checkpoints_of_host(self, host: str, limit: int) -> list[models.Checkpoint]:
         """Return the checkpoints that a host took."""
         return self._read(lambda session: checkpoints_.of_host(session, host, limit))
+
+    def checkpointed_hosts(self, hosts: Collection[str]) -> set[str]:
+        """Return those of these hosts that took a checkpoint which is there still."""
+        return self._read(lambda session: checkpoints_.of_hosts(session, hosts))
 
     def checkpointed_instances(self, after: str, limit: int) -> list[str]:
         """Return instances that have checkpoints, in the order of their ids, behind ``after``."""

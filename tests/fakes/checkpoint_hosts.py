@@ -5,8 +5,11 @@ from typing import Any
 
 import msgspec
 
+from acstor_checkpoint import record as record_
+from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_messages as messages
 from acstor_common import decision_api
+from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import nova
@@ -16,11 +19,35 @@ NOW_S = 1_800_000_000.0
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 OTHER_SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+DISK = "6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"
 PROJECT = "4b1f4c3b0e5a4d3f8a0c"
 
 
 def checkpoint_id(number: int) -> str:
     return f"0b9d4a5e-3c1f-4f0e-8d57-{number:012}"
+
+
+def record() -> record_.Record:
+    """Return a checkpoint of SERVER as its own host h1 knows it."""
+    return record_.Record(
+        checkpoint_id=checkpoint_id(1),
+        instance_id=ids.ImageId(SERVER),
+        project=PROJECT,
+        image_id=ids.ImageId(IMAGE),
+        owner=ids.HostId("h1"),
+        vault_disk=ids.ImageId(DISK),
+        taken_ms=int(NOW_S * 1000),
+        consistency=checkpoint_manifest.Consistency.FILESYSTEM,
+        number=1,
+        disk_bytes=1 << 30,
+        changed_bytes=1 << 20,
+        read_bytes=1 << 20,
+        sent_bytes=1 << 19,
+        whole_because="",
+        manifest_name="ab" * 32,
+        holders=(record_.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
+        key="cd" * 32,
+    )
 
 
 def taken(number: int, **changed: Any) -> messages.Taken:
@@ -30,7 +57,7 @@ def taken(number: int, **changed: Any) -> messages.Taken:
         "host": "h1",
         "instance_id": SERVER,
         "project_id": PROJECT,
-        "vault_disk": "6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21",
+        "vault_disk": DISK,
         "image_id": IMAGE,
         "taken_ms": int(NOW_S * 1000) + number,
         "consistency": "crash",
@@ -55,13 +82,25 @@ class Nova:
     def __init__(self) -> None:
         self.servers = {SERVER: nova.Server("h1", PROJECT)}
         self.failure: Exception | None = None
-        self.asked: list[tuple[str, bool]] = []
+        self.groups: list[nova.Aggregate] = []
+        self.metadata: dict[str, dict[str, dict[str, str]]] = {}
+        """Of the servers of each host."""
 
-    def server(self, instance_id: str, *, now: bool = False) -> nova.Server | None:
-        self.asked.append((instance_id, now))
+    def server(self, instance_id: str) -> nova.Server | None:
+        self._fail()
+        return self.servers.get(instance_id)
+
+    def aggregates(self) -> list[nova.Aggregate]:
+        self._fail()
+        return self.groups
+
+    def metadata_on(self, host: str) -> dict[str, dict[str, str]]:
+        self._fail()
+        return self.metadata.get(host, {})
+
+    def _fail(self) -> None:
         if self.failure:
             raise self.failure
-        return self.servers.get(instance_id)
 
 
 class Daemons:

@@ -13,9 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from oslo_config import cfg
 
+from acstor_common import checkpoint_intervals
+from acstor_common import checkpoint_messages as messages
 from acstor_common import geometry
 from acstor_common import identity_files
+from acstor_decision import intervals
+from acstor_decision import nova as decision_nova
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
@@ -26,6 +31,7 @@ from tests.lab import runs
 from tests.lab.openstack import acstor_checkpoint
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import daemon
+from tests.lab.openstack import ini
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -210,3 +216,35 @@ def test_server_outlives_its_host_with_its_last_checkpoint(cluster, checkpoints)
         checkpoints.delete(*[row["ID"] for row in rows])
         checkpoints.until(lambda: checkpoints.keeps_nothing_for(first.name), "empty vaults")
         assert kept.is_on(second)
+
+
+@contextlib.contextmanager
+def aggregate(host: nova_hosts.Host, client: Any, **metadata: str) -> Iterator[None]:
+    """Have a host aggregate with one host for a block."""
+    made = client.create_aggregate(name=f"aggregate-{time.monotonic_ns()}")
+    try:
+        client.add_host_to_aggregate(made, host.name)
+        client.set_aggregate_metadata(made, **metadata)
+        yield
+    finally:
+        client.remove_host_from_aggregate(made, host.name)
+        client.delete_aggregate(made)
+
+
+def test_nova_says_how_often_checkpoints_are_wanted(cluster, tmp_path):
+    ini.write(tmp_path / "nova.conf", {"nova": nova_hosts.service_user(cluster.lab)})
+    conf = cfg.ConfigOpts()
+    decision_nova.register_opts(conf)
+    conf(["--config-file", str(tmp_path / "nova.conf")])
+    first, second = cluster.hosts
+    asked = intervals.Intervals(decision_nova.Nova(conf), 300)
+    said = {checkpoint_intervals.NAME: "60"}
+    with (
+        aggregate(first, cluster.client, **said),
+        cluster.server(cluster.images.new(), first) as server,
+    ):
+        cluster.client.set_server_metadata(server.id, **said)
+        found = asked.of(first.name)
+        assert found.of_host == 60
+        assert [*found.of_servers] == [messages.ServerInterval(server.id, 300)]
+        assert asked.of(second.name) == messages.Intervals()

@@ -13,10 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import prometheus_client
 import pytest
 import yaml
 
 from acstor_checkpoint import metrics as checkpoint_metrics
+from acstor_checkpoint import room
+from acstor_checkpoint import vault
 from acstor_common import ids
 from acstor_glance import counters as glance_counters
 from acstor_glance.gateway import counters as gateway_counters
@@ -107,6 +110,16 @@ def names_of_the_gateway() -> set[str]:
     return {sample.name for family in told.registry.collect() for sample in family.samples}
 
 
+def names_of_a_vault(folder: pathlib.Path) -> set[str]:
+    """What a checkpoint daemon tells of its vault from the start."""
+    folder.mkdir()
+    kept = vault.Vault(folder, room.Limits(0, 0, 0), ids.HostId("h1"))
+    told = prometheus_client.CollectorRegistry()
+    told.register(checkpoint_metrics.VaultCollector(kept))
+    kept.close()
+    return {sample.name for family in told.collect() for sample in family.samples}
+
+
 def test_each_alert_is_raised_by_its_trouble_and_by_nothing_else() -> None:
     runs.tool(["promtool", "test", "rules", ROOT / "tests/functional/alerts.yaml"])
 
@@ -170,6 +183,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     assert len(names) > 25
     names -= {family.name for family in glance_counters.Counters().registry.collect()}
     names -= names_of_the_gateway() | names_of_checkpoints()
+    names -= names_of_a_vault(tmp_path / "vault")
     names.remove("acstor_trouble_since_seconds")  # there is none while all works
     names -= {  # no server has a checkpoint
         "acstor_decision_checkpoint_interval_seconds",

@@ -17,14 +17,16 @@ import pytest
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
+from acstor_checkpoint import conf as checkpoint_conf
 from acstor_decision import conf as decision_conf
 from acstor_decision.api import conf as api_conf
 from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
 
 DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
-SERVICES = "acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway".split()
-ALL = " ".join((*SERVICES, "n-cpu", "tempest"))
+BY_DEFAULT = ["acstor-agent", "acstor-glance-listener", "acstor-decision", "acstor-api"]
+SERVICES = [*BY_DEFAULT, "acstor-checkpointd", "acstor-gateway"]
+ALL = " ".join((*SERVICES, "n-api", "n-cpu", "tempest"))
 # Options of others that acstor sets; everything else has to be one of acstor's own.
 FOREIGN = {
     ("DEFAULT", "config_source"),
@@ -65,7 +67,7 @@ LIBVIRT_GROUP=libvirt ACSTOR_LINKS_DIR=${ACSTOR_LINKS_DIR:-$FOLDER/links}
 mkdir -p "$ACSTOR_LINKS_DIR"
 DEST=$FOLDER/dest DATA_DIR=$FOLDER/data HOST_IP=192.0.2.7 SERVICE_HOST=192.0.2.7
 REGION_NAME=RegionOne KEYSTONE_SERVICE_URI=http://192.0.2.7/identity
-SERVICE_PASSWORD=secret SERVICE_DOMAIN_NAME=Default
+SERVICE_PASSWORD=secret SERVICE_PROJECT_NAME=service SERVICE_DOMAIN_NAME=Default
 STACK_USER=root LOCAL_HOSTNAME=compute1 NOVA_CONF=nova.conf GLANCE_API_CONF=glance-api.conf
 GLANCE_IMAGE_IMPORT_CONF=glance-image-import.conf TEMPEST_CONFIG=tempest.conf
 GLANCE_CONF_DIR=$FOLDER/etc/glance ACSTOR_DIR=$DEVSTACK/.. ACSTOR_CONF_DIR=$FOLDER/etc/acstor
@@ -115,13 +117,13 @@ def known_options() -> set[tuple[str, str]]:
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     lists = (agent_conf.list_opts(), glance_conf.list_opts(), nova_conf.list_opts())
-    lists = (*lists, decision_conf.list_opts(), api_conf.list_opts())
+    lists = (*lists, decision_conf.list_opts(), api_conf.list_opts(), checkpoint_conf.list_opts())
     return {(group.name, opt.dest) for one in lists for group, options in one for opt in options}
 
 
 def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> None:
     written = {(group, name) for _, group, name, *_ in calls(play(*STACK), "iniset")}
-    signs_in = {"source_glance", "acstor_glance", "keystone_authtoken"}
+    signs_in = {"source_glance", "acstor_glance", "keystone_authtoken", "nova"}
     own = {
         (group, name)
         for group, name in written - FOREIGN
@@ -135,7 +137,8 @@ def test_each_service_is_started_once_with_its_own_file(play: Play) -> None:
     started = {name: command for name, *command in calls(play(*STACK), "run_process")}
     assert sorted(started) == sorted(SERVICES)
     assert len(calls(play(*STACK), "run_process")) == len(started)
-    assert started["acstor-agent"][-2:] == ["root", "root"]
+    for name in ("acstor-agent", "acstor-checkpointd"):
+        assert started[name][-2:] == ["root", "root"]
 
 
 def test_agent_is_there_before_nova_compute_and_the_tables_before_the_service(play: Play) -> None:
@@ -221,13 +224,15 @@ def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:
     files = sorted((tmp_path / "etc/acstor").iterdir())
     assert [file.name for file in files] == [
         "acstor-agent.conf",
+        "acstor-checkpoint.conf",
         "acstor-decision.conf",
         "acstor-gateway.conf",
         "acstor-glance.conf",
     ]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     folders = {tmp_path / "etc/acstor": 0o750, tmp_path / "data/acstor": 0o711}
-    for name in ("state", "cache", "glance", "coordination", "gateway-metrics"):
+    own = ("state", "cache", "glance", "coordination", "checkpoint", "vault", "gateway-metrics")
+    for name in own:
         folders[tmp_path / "data/acstor" / name] = 0o700
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in folders} == folders
 
@@ -284,7 +289,7 @@ def test_gateway_reads_glances_configuration_and_is_in_the_catalog(
 ) -> None:
     """It is no service that runs without being asked for."""
     [by_default] = calls(play("stack install"), "enable_service")
-    assert by_default == [name for name in SERVICES if name != "acstor-gateway"]
+    assert by_default == BY_DEFAULT
     made = play(*STACK)
     [command] = [words for name, *words in calls(made, "run_process") if name == "acstor-gateway"]
     own = tmp_path / "etc/acstor/acstor-gateway.conf"
@@ -295,3 +300,15 @@ def test_gateway_reads_glances_configuration_and_is_in_the_catalog(
     without = play(*STACK, enabled=ALL.replace("acstor-gateway", ""))
     files = {pathlib.Path(file).name for file, *_ in calls(without, "iniset")}
     assert "acstor-gateway.conf" not in files
+
+
+def test_checkpoints_are_taken_and_given_back_where_that_is_wanted(play: Play) -> None:
+    written = [words[1:] for words in calls(play(*STACK), "iniset")]
+    assert ["acstor_checkpoint", "vault_listen", "192.0.2.7:7202"] in written
+    assert ["acstor_checkpoint", "checkpoint_interval_s", "3600"] in written
+    assert ["acstor", "decision_url", "http://192.0.2.7:9710"] in written
+    assert ["nova", "project_name", "service"] in written
+    made = play(*STACK, enabled=ALL.replace("acstor-checkpointd", "").replace("n-api", ""))
+    written = [words[1:] for words in calls(made, "iniset")]
+    assert not {"acstor_checkpoint", "nova"} & {group for group, *_ in written}
+    assert "decision_url" not in {name for _, name, *_ in written}

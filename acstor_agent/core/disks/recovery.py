@@ -94,7 +94,7 @@ def made(**told: Any) -> Recovery:
 
 
 def _holder(host: str, address: str) -> Holder:
-    addresses.parse(address)
+    addresses.parse_of_host(address)
     return Holder(ids.parse_host_id(host), address)
 
 

@@ -19,6 +19,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import scope
 from tests.fakes import fake_glance
 from tests.fakes import http_server
 from tests.fakes import reading_source
@@ -69,10 +70,10 @@ class FolderSource(reading_source.ReadingSource):
 class Host:
     """What answers for images, with nothing attached but what a test says."""
 
-    def __init__(self, images, nursery):
+    def __init__(self, images, nursery, **how):
         self.source = FolderSource(images)
         self.attached = lambda image_id, offset, length: None
-        self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time)
+        self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time, **how)
         self.naming = naming.Naming(self, self.others, lambda image_id: None)
         self.rights = rights.Rights(HERE, self.naming, identity.ByContent())
 
@@ -185,6 +186,24 @@ async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, 
     images.add(DATA, NOWHERE)
     await trio.sleep(unattached.LOOK_SOON_S)
     assert (await host.ask(NOWHERE)).cid == CIDS[0]
+
+
+async def test_private_image_is_not_given_where_that_is_wanted_and_its_map_not_read(
+    images, nursery, autojump_clock
+):
+    host, key = Host(images, nursery, gives_private=False), ids.ScopeKey(bytes(range(32)))
+    private = images.add(DATA, naming=scope.Naming(key))
+    for _ in range(20):
+        with pytest.raises(errors.ChunkMissing):
+            await host.ask(private)
+    asked = host.source.asked.copy()
+    assert asked.count((base.BlobKind.CHUNK_MAP, 0)) == 1 and len(asked) == 5
+    await trio.sleep(unattached.LOOK_AGAIN_S / 2)
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(private)
+    assert host.source.asked == asked
+    assert host.rights.refused == 0 and not host.others.counts["map_bytes"]
+    assert (await host.ask(images.add(DATA))).cid == CIDS[0]  # public ones are given
 
 
 async def test_image_that_this_host_may_not_read_is_not_called_missing(

@@ -5,11 +5,12 @@ import types
 
 import pytest
 
-from acstor_checkpoint import cadence
 from acstor_checkpoint import daemon
+from acstor_checkpoint import intervals
 from acstor_checkpoint import patience
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
+from acstor_common import checkpoint_intervals
 from acstor_common import errors
 from acstor_common import ids
 
@@ -257,7 +258,35 @@ def test_daemon_goes_on_whatever_becomes_of_what_can_wait(host):
     assert not it.daemon.sweep()
 
 
-def test_interval_is_taken_from_words():
-    for text, wanted in {"": 7, "-5": 7, "1e3": 7, "9" * 40: 7, "²": 7}.items():
-        assert cadence.interval_s({cadence.SPEC: text}, 7) == max(wanted, cadence.MIN_INTERVAL_S)
-    assert cadence.interval_s({cadence.SPEC: "99999999999"}, 7) == cadence.MAX_INTERVAL_S
+@pytest.mark.parametrize("words", ["", "-5", "1e3", "9" * 40, "²", "\u0663"])
+def test_words_that_are_no_number_of_seconds_say_nothing(words):
+    assert checkpoint_intervals.parse(words) is None
+
+
+def test_server_that_had_no_checkpoints_till_now_has_not_waited_for_them(host):
+    it = host(server(0, checkpoint_interval_s="0"), server(1))
+    it.run(500)
+    it.here[0] = server(0, checkpoint_interval_s="600")
+    it.now_s += 150  # the other one waits for its turn since then
+    assert it.run(10) == [1, 0]
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises_nothing(host):
+    it = host(server(0))
+    assert it.run(5) == [0] and it.daemon.promised_s(IDS[0]) == 600
+    it.here[0], it.fails[0] = server(0, checkpoint_interval_s="0"), OSError("full")
+    assert it.run(590) == []
+    assert it.run(100) == [] and it.daemon.promised_s(IDS[0]) == 0
+    it.fails.clear()
+    assert it.run(600) == [0]
+    assert it.run(3000) == []
+
+
+def test_service_says_how_often_from_the_first_turn_on(host):
+    it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
+    told = intervals.Told(0, {IDS[1]: 200})
+    it.daemon = daemon.Daemon(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=lambda: told
+    )
+    assert it.run(395) == [1, 1] and it.daemon.promised_s(IDS[1]) == 200

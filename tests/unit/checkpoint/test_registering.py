@@ -10,10 +10,9 @@ import oslo_messaging
 import pytest
 from oslo_config import cfg
 
-from acstor_checkpoint import record
+from acstor_checkpoint import intervals
 from acstor_checkpoint import registering
 from acstor_common import certificates
-from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_messages as messages
 from acstor_common import concealing
 from acstor_common import decision_api
@@ -24,31 +23,12 @@ from acstor_common import message_bus
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import rpc
+from tests.fakes import checkpoint_hosts
 from tests.lab import identities
 
 HOST, OTHER = ids.HostId("h1"), ids.HostId("h2")
-DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-RECORD = record.Record(
-    checkpoint_id="0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21",
-    instance_id=INSTANCE,
-    project="a-project",
-    image_id=IMAGE,
-    owner=HOST,
-    vault_disk=DISK,
-    taken_ms=1_800_000_000_000,
-    consistency=checkpoint_manifest.Consistency.FILESYSTEM,
-    number=3,
-    disk_bytes=1 << 30,
-    changed_bytes=1 << 20,
-    read_bytes=1 << 20,
-    sent_bytes=1 << 19,
-    whole_because="",
-    manifest_name="ab" * 32,
-    holders=(record.Holder(OTHER, "10.0.0.2:7202"),),
-    key="cd" * 32,
-)
+DISK, INSTANCE, IMAGE = checkpoint_hosts.DISK, checkpoint_hosts.SERVER, checkpoint_hosts.IMAGE
+RECORD = checkpoint_hosts.record()
 
 
 class Service:
@@ -62,6 +42,7 @@ class Service:
         endpoint = message_bus.Endpoint({}, time.monotonic)
         endpoint.register_checkpoint = self.register
         endpoint.kept_checkpoints = self.kept
+        endpoint.checkpoint_intervals = self.intervals
         endpoint.checkpoint_service_key = self.service_key
         self.served = message_bus.serve(transport, target, endpoint, threading.Event())
 
@@ -79,6 +60,12 @@ class Service:
         return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
 
     def kept(self, _context, payload):
+        return self.asked(payload, signing.CHECKPOINT_ANSWER)
+
+    def intervals(self, _context, payload):
+        return self.asked(payload, signing.CHECKPOINT_INTERVALS)
+
+    def asked(self, payload, purpose):
         signed = decision_api.decode(payload, decision_api.Signed)
         ca = identities.authority().certificate_pem
         sender, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
@@ -87,7 +74,7 @@ class Service:
             raise self.answer
         binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
         answer = msgspec.structs.replace(self.answer, **binding)
-        return decision_api.encode(sealed.seal(answer, signing.CHECKPOINT_ANSWER, self.signer))
+        return decision_api.encode(sealed.seal(answer, purpose, self.signer))
 
     def service_key(self, _context, payload):
         key = messages.ServiceKey(concealing.public_of(self._key).hex())
@@ -143,6 +130,28 @@ def test_service_says_what_stays_of_all_disks(daemon, service):
     assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
     [(host, told)] = service.told
     assert (host, told.host) == (HOST, HOST)
+
+
+def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
+    service.answer = messages.Intervals(
+        of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
+    )
+    assert daemon.intervals() == intervals.Told(600, {INSTANCE: 0})
+    service.answer = messages.Intervals("Nova is away", may_pass=True)
+    with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
+        daemon.intervals()
+    service.answer = messages.Intervals(
+        of_servers=(messages.ServerInterval(INSTANCE, 600),) * (messages.MAX_INTERVALS + 1)
+    )
+    with pytest.raises(errors.RemoteProtocolError, match="length"):
+        daemon.intervals()
+
+
+def test_what_answers_one_question_answers_no_other(daemon, service):
+    asked = service.asked
+    service.asked = lambda payload, _purpose: asked(payload, signing.CHECKPOINT_ANSWER)
+    with pytest.raises(errors.NotAuthentic):
+        daemon.intervals()
 
 
 @pytest.mark.parametrize(

@@ -201,3 +201,14 @@ def test_after_the_first_pass_holders_alone_are_asked_and_all_each_hour(world):
     world.now_s += sweeping.ALL_EVERY_S
     world.sweep()
     assert sorted(world.asked) == ["h2", "h2", "h3", "h3"]
+
+
+def test_state_of_each_disk_is_read_once_for_a_holder(world, monkeypatch):
+    for number in range(3):
+        disk, manifest = world.take(ids.ImageId(f"{HERE[:-1]}{number}"), number)
+        world.stays[disk] = {manifest}
+    world.sweep()
+    load, read = world.states.load, []
+    monkeypatch.setattr(world.states, "load", lambda one: read.append(one) or load(one))
+    world.sweeping._ask(world.others()[0])
+    assert len(read) == 3

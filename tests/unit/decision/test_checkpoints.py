@@ -7,6 +7,7 @@ import threading
 import msgspec
 import pytest
 
+from acstor_common import checkpoint_intervals
 from acstor_common import checkpoint_messages as messages
 from acstor_common import concealing
 from acstor_common import decision_api
@@ -14,9 +15,11 @@ from acstor_common import freshness
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import checkpoints
+from acstor_decision import intervals
 from acstor_decision import nova as nova_
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
+from tests.fakes import decision_databases
 from tests.fakes import enrolled_hosts
 
 NOW_S, SERVER = checkpoint_hosts.NOW_S, checkpoint_hosts.SERVER
@@ -30,12 +33,14 @@ class Hosts:
         self.now_s = NOW_S
         self.nova, self.store = checkpoint_hosts.Nova(), store
         self._hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
-        for host in ("h1", "h2"):
+        for host in ("h1", "h2", "h3"):
             self._hosts.identity(host)
+        self.keeper = self._hosts.keeper
         self.service = checkpoints.Checkpoints(
             store,
             self.nova,
             self._hosts.keeper.trust,
+            intervals.Intervals(self.nova, 300),
             kept=2,
             kept_after_s=100.0,
             wall=lambda: self.now_s,
@@ -64,6 +69,25 @@ class Hosts:
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.kept(asked))
+
+    def tells_where_it_is(self, host):
+        self.store.note_samples({host: (decision_databases.sample(host), 0)})
+
+    def intervals(self, host="h1", **how):
+        asked = self.sealed(messages.Asked(host=host, sent_s=NOW_S), **how)
+        said = self.service.intervals(asked)
+        return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
+
+    def asked_gone(self, **how):
+        self.now_s += 1
+        asked = messages.Owners(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
+        said = self.service.owners(self.sealed(asked, **how))
+        return self.opened(said, signing.CHECKPOINT_OWNERS, messages.Gone)
+
+    def gone(self):
+        answer = self.asked_gone()
+        assert not answer.why
+        return answer.gone
 
     def ids(self):
         return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
@@ -168,16 +192,44 @@ def test_host_registers_for_servers_that_are_on_it_alone(hosts, servers, why):
     assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
 
 
-def test_server_that_has_just_moved_is_asked_for_again(hosts):
-    elsewhere, here = nova_.Server("h2", checkpoint_hosts.PROJECT), hosts.nova.servers[SERVER]
-    hosts.nova.server = lambda instance_id, now=False: here if now else elsewhere
+AT_H2 = {
+    "host": "h2",
+    "checkpoint_id": checkpoint_id(3),
+    "vault_disk": checkpoint_hosts.OTHER_SERVER,
+    "holders": (messages.Holder("h1", "10.0.0.1:7205"),),
+}
+
+
+@pytest.mark.expect_log("is refused")
+def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_moved(hosts):
     assert not hosts.register(taken(1)).why
+    hosts.nova.servers[SERVER] = nova_.Server("h2", checkpoint_hosts.PROJECT)
+    assert "is on h2" in hosts.register(taken(2)).why
+    hosts.now_s += 1
+    assert not hosts.register(taken(1, **AT_H2)).why
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(1)]
+
+
+@pytest.mark.expect_log("is refused")
+def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
+    def registers(number, **where):
+        holders = tuple(messages.Holder(host, at) for host, at in where.items())
+        return hosts.register(taken(number, holders=holders)).why
+
+    assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
+    hosts.tells_where_it_is("h1")
+    assert "would be h1 itself" in registers(2, h2="127.0.0.1:22")
+    assert "would be h1 itself" in registers(3, h2="[::1]:22")
+    hosts.tells_where_it_is("h2")
+    assert "is at 10.0.0.2:7201" in registers(4, h2="10.0.0.7:7202")
+    assert hosts.service.refused["not_its_own"] == 4
+    assert not registers(5, h2="10.0.0.2:7202", h3="10.0.0.3:7202")
 
 
 @pytest.mark.parametrize(
     "failure", [nova_.NovaUnreachable("HTTP 503"), database.DatabaseError("gone")]
 )
-@pytest.mark.expect_log("is not registered")
+@pytest.mark.expect_log("is to ask again")
 def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
     hosts.nova.failure = failure
     assert hosts.register(taken(1)).may_pass and hosts.ids() == []
@@ -236,6 +288,10 @@ def test_nonsense_is_refused(hosts, payload):
         {"holders": []},
         {"holders": [{"host": "h1", "address": "10.0.0.1:1"}]},
         {"holders": [{"host": "h2", "address": "example.org:80"}]},
+        {"holders": [{"host": "h2", "address": "169.254.169.254:80"}]},
+        {"holders": [{"host": "h2", "address": "[::ffff:169.254.169.254]:80"}]},
+        {"holders": [{"host": "h2", "address": "0.0.0.0:7202"}]},
+        {"holders": [{"host": "h2", "address": "[ff02::1]:7202"}]},
         {"checkpoint_id": checkpoint_id(1).upper().replace("0B", "0B")},
         {"manifest_name": "ab"},
         {"number": 0},
@@ -260,6 +316,40 @@ def test_host_is_told_which_of_its_own_stay(hosts):
     hosts.register(other)
     answer = hosts.kept()
     assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)] and answer.is_complete
+
+
+def test_host_is_told_how_often_checkpoints_of_its_own_servers_are_wanted(hosts):
+    said = {checkpoint_intervals.NAME: "600"}
+    hosts.nova.groups = [nova_.Aggregate({"h1"}, said)]
+    hosts.nova.metadata = {"h1": {SERVER: said}, "h2": {checkpoint_hosts.OTHER_SERVER: said}}
+    answer = hosts.intervals()
+    assert (answer.why, answer.of_host, answer.host, answer.sent_s) == ("", 600, "h1", NOW_S)
+    assert answer.of_servers == (messages.ServerInterval(SERVER, 600),)
+
+
+@pytest.mark.expect_log("h2 has signed it")
+@pytest.mark.expect_log("HTTP 403")
+def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(hosts):
+    assert "h2 has signed it" in hosts.intervals(by="h2").why
+    hosts.nova.failure = nova_.NovaUnreachable("HTTP 403")
+    assert hosts.intervals().may_pass
+
+
+def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
+    assert not hosts.register(taken(1)).why
+    assert hosts.gone() == ()
+    hosts.keeper.revoke("h1")
+    hosts.keeper.forget("h3")
+    assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
+    hosts.store.forget_checkpoint(checkpoint_id(1))
+    assert hosts.gone() == ("h1", "h3")
+    hosts.keeper.allow("h1")
+    assert hosts.gone() == ("h3",)
+
+
+@pytest.mark.expect_log("h1 has signed it")
+def test_nobody_asks_in_the_name_of_another_host_who_is_gone(hosts):
+    assert "h1 has signed it" in hosts.asked_gone(by="h1").why
 
 
 def test_checkpoints_go_some_time_after_their_server(hosts):

@@ -6,39 +6,22 @@ import time
 import pytest
 from oslo_config import cfg
 
-from acstor_checkpoint import record
 from acstor_checkpoint import registering
-from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_intervals
 from acstor_common import checkpoint_messages as messages
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import identity_files
 from acstor_common import ids
 from acstor_decision import checkpoints
+from acstor_decision import intervals
+from acstor_decision import nova as nova_
 from acstor_decision import rpc
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 
 HOST = ids.HostId("h1")
-RECORD = record.Record(
-    checkpoint_id=checkpoint_hosts.checkpoint_id(1),
-    instance_id=ids.ImageId(checkpoint_hosts.SERVER),
-    project=checkpoint_hosts.PROJECT,
-    image_id=ids.ImageId(checkpoint_hosts.IMAGE),
-    owner=HOST,
-    vault_disk=ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"),
-    taken_ms=1_800_000_000_000,
-    consistency=checkpoint_manifest.Consistency.CRASH,
-    number=1,
-    disk_bytes=1 << 30,
-    changed_bytes=1 << 20,
-    read_bytes=1 << 20,
-    sent_bytes=1 << 19,
-    whole_because="first",
-    manifest_name="ab" * 32,
-    holders=(record.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
-    key="cd" * 32,
-)
+RECORD = checkpoint_hosts.record()
 
 
 @pytest.fixture
@@ -60,21 +43,28 @@ def daemon(tmp_path, configure, store, nova, bus):
     """Return a host's way to a service that serves."""
     hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
     key, certificate = hosts.identity(HOST)
+    hosts.identity("h2")  # keeps it
     trust = hosts.keeper.trust()
     held = identity_files.Set(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
     transport = registering.open_transport(bus, [])
     made = registering.Registering(HOST, files, transport, lambda instance: 600)
-    kept = checkpoints.Checkpoints(store, nova, hosts.keeper.trust, kept=2, kept_after_s=60.0)
+    asked = intervals.Intervals(nova, 300)
+    kept = checkpoints.Checkpoints(
+        store, nova, hosts.keeper.trust, asked, kept=2, kept_after_s=60.0
+    )
     answers = {
         messages.REGISTER_CHECKPOINT: kept.register,
         messages.KEPT_CHECKPOINTS: kept.kept,
+        messages.INTERVALS: kept.intervals,
+        messages.OWNERS: kept.owners,
         messages.SERVICE_KEY: kept.service_key,
     }
     table = decision_api.RingTable(0, "{}")
     service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()
+    made.keeper = hosts.keeper
     yield made
     made.stop()
     service.stop()
@@ -96,3 +86,15 @@ def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store,
     with pytest.raises(errors.Unusable, match="Nova knows no server"):
         daemon.register(RECORD)
     assert store.checkpoints("", 9, "", "") == []
+
+
+def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
+    said = {checkpoint_intervals.NAME: "60"}
+    nova.groups = [nova_.Aggregate({HOST}, said)]
+    nova.metadata = {HOST: {RECORD.instance_id: said}}
+    assert daemon.intervals() == (60, {RECORD.instance_id: 300})
+
+
+def test_who_is_gone_for_good_is_told_over_the_bus(daemon):
+    daemon.keeper.revoke("h2")
+    assert daemon.gone(["h2", HOST]) == {"h2"}

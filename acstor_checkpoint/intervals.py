@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Nova says of intervals that libvirt does not: the decision service tells it now and then.
+
+The one rule: while the service does not answer, what it said last goes on counting.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Final
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import log_once
+
+LOG = logging.getLogger(__name__)
+
+EVERY_S: Final = 600.0
+AGAIN_S: Final = 120.0
+"""After it has not answered: nobody has his turn while it is waited for, up to a minute."""
+
+
+class Told(NamedTuple):
+    """What the service said.
+
+    :param of_host: seconds, by the aggregates that the host is in; 0: never; None: they say nothing
+    :param of_servers: seconds, of servers whose metadata says something that counts
+    """
+
+    of_host: int | None = None
+    of_servers: Mapping[str, int] = {}
+
+
+Ask = Callable[[], Told]
+"""Asks the decision service.
+
+Raises errors.DecisionUnreachable, or errors.NotAuthentic, if it does not say it."""
+
+
+class Intervals:
+    """What is known of intervals; for one thread, but :attr:`last`.
+
+    :param ask: None: nobody is asked, and nothing is known
+    :param clock: monotonic
+    """
+
+    def __init__(self, ask: Ask | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask, self._clock = ask, clock
+        self._next_s = clock()
+        self.last = Told()
+        """What counted when it was asked for last; may be read by any thread."""
+        self._faults = log_once.LogOnce(LOG)
+
+    def told(self) -> Told:
+        """Return what counts now; ask, if it is time."""
+        if self._ask is None or self._clock() < self._next_s:
+            return self.last
+        try:
+            self.last = self._ask()
+            self._faults.say("")
+            every_s = EVERY_S
+        except errors.AcstorError as e:
+            self._faults.say(f"intervals of checkpoints stay as they are: {e}")
+            every_s = AGAIN_S
+        self._next_s = self._clock() + every_s
+        return self.last
+
+
+def of_server(instance: ids.ImageId, spec_s: int | None, told: Told, default_s: int) -> int:
+    """Return how often a server's checkpoints are taken, in seconds; 0: never.
+
+    >>> it = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> of_server(it, None, Told(), 9), of_server(it, None, Told(8), 9)
+    (9, 8)
+    >>> of_server(it, 7, Told(8), 9), of_server(it, 7, Told(8, {it: 6}), 9)
+    (7, 6)
+
+    :param spec_s: what its flavor says
+    :param default_s: of this host
+    """
+    said = (told.of_servers.get(instance), spec_s, told.of_host)
+    return next((wanted for wanted in said if wanted is not None), default_s)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often checkpoints of a host's servers are wanted, as Nova knows it: aggregates, metadata.
+
+The one rule: who owns a server may ask for no more than the operator offers.  Metadata is the
+tenant's, so it counts only where the operator has said how short an interval may be, and a
+shorter one is that.  What aggregates and flavors say is the operator's own.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from acstor_common import checkpoint_intervals
+from acstor_common import checkpoint_messages as messages
+from acstor_common import ids
+from acstor_decision import nova as nova_
+
+KNOWN_S = 60.0
+"""For so long aggregates are known: one question to Nova tells of those of all hosts."""
+
+
+class Intervals:
+    """What Nova says of intervals; may be asked by many threads.
+
+    :param least_s: the shortest that metadata of servers may ask for; 0: metadata says nothing
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self, nova: nova_.Nova, least_s: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nova, self._least_s, self._clock = nova, least_s, clock
+        self._lock = threading.Lock()
+        self._known_s = -KNOWN_S
+        self._aggregates: list[nova_.Aggregate] = []
+
+    def of(self, host: str) -> messages.Intervals:
+        """Return what counts for a host and its servers.
+
+        :raises nova_.NovaUnreachable: it cannot be known
+        """
+        said = [
+            checkpoint_intervals.parse(one.metadata.get(checkpoint_intervals.NAME))
+            for one in self._all()
+            if host in one.hosts
+        ]
+        of_host = checkpoint_intervals.shortest([wanted for wanted in said if wanted is not None])
+        return messages.Intervals(of_host=of_host, of_servers=self._of_servers(host))
+
+    def _all(self) -> list[nova_.Aggregate]:
+        """Return the aggregates; one thread asks at a time, and others get what it was told."""
+        with self._lock:
+            if self._clock() - self._known_s >= KNOWN_S:
+                self._aggregates = self._nova.aggregates()
+                self._known_s = self._clock()
+            return self._aggregates
+
+    def _of_servers(self, host: str) -> tuple[messages.ServerInterval, ...]:
+        if not self._least_s:
+            return ()
+        found = []
+        for instance_id, metadata in self._nova.metadata_on(host).items():
+            wanted_s = checkpoint_intervals.parse(metadata.get(checkpoint_intervals.NAME))
+            if wanted_s is not None:
+                bounded_s = checkpoint_intervals.bounded(wanted_s, self._least_s)
+                found.append(messages.ServerInterval(ids.parse_image_id(instance_id), bounded_s))
+        return tuple(found[: messages.MAX_INTERVALS])
