@@ -17,7 +17,6 @@ from typing import NamedTuple
 from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import geometry
 from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024
@@ -115,16 +114,17 @@ class AgentClient:
         """
         self._ask(control_wire.CountFallback(reason, times))
 
-    def attach_checkpoint(self, recovery: decision_client.Recovery) -> geometry.Geometry:
-        """Have a disk made of a checkpoint; return how it is cut.
+    def attach_checkpoint(self, recovery: decision_client.Recovery, backing_file: str) -> int:
+        """Have a disk made of a checkpoint; return how large it is, in bytes.
 
+        :param backing_file: path of what has the image, raw
         :raises errors.AgentRefused: it cannot be had, or is not what it should be
         :raises errors.AgentUnreachable: it does not answer in time
         """
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
-        said = self._ask(control_wire.AttachCheckpoint(**fields))
-        return geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
+        said = self._ask(control_wire.AttachCheckpoint(**fields, backing_file=backing_file))
+        return int(said["size_bytes"])
 
     def recovered(self) -> list[dict[str, Any]]:
         """Return the disks that were made of checkpoints.
