@@ -15,7 +15,6 @@ disk of 64 TiB with clusters of 64 KiB, and never more than 32 MiB.
 
 import array
 import itertools
-import os
 import struct
 import sys
 from collections.abc import Callable
@@ -88,7 +87,7 @@ class Plan:
     ) -> None:
         self._virtual_size, self._codec, self._runs = virtual_size, codec, runs
         self._cluster_bytes, self._cluster_bits = cluster_bytes, cluster_bytes.bit_length() - 1
-        self._backing = os.fsencode(backing)
+        self._backing = backing.encode("utf-8", "surrogateescape")
         self._check()
         self._l2_guest_bytes = cluster_bytes // _ENTRY_BYTES * cluster_bytes
         self._l1 = array.array("Q", bytes(-(-virtual_size // self._l2_guest_bytes) * _ENTRY_BYTES))

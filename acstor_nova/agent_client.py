@@ -17,6 +17,7 @@ from typing import NamedTuple
 from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024

@@ -135,8 +135,8 @@ class RecoveringBase:
 def _elsewhere(what: str) -> str:
     return (
         f"its disk lies on checkpoint {mirror_link.checkpoint_in(what)}, which is on the host that "
-        "it was recovered on. acstor-checkpointd copies that into the disk there: minutes for each "
-        "10 GiB, counted from when all of it is there (acstorctl status). Move the server then"
+        "it was recovered on. acstor-checkpointd copies that into the disk there, which takes some "
+        "minutes for each 10 GiB from when acstor-agent-ctl says that all is there. Move it then"
     )
 
 
