@@ -66,7 +66,7 @@ def test_every_answer_has_the_type_that_the_document_promises(known, client, fil
     answer = client.open(path_of(known), method=known.method, json=body)
     assert answer.status_code == known.status, answer.text
     msgspec.json.decode(answer.data, type=known.answer)
-    assert answer.headers["OpenStack-API-Version"] == "acstor 1.7"
+    assert answer.headers["OpenStack-API-Version"] == "acstor 1.8"
 
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
