@@ -122,6 +122,7 @@ def _pulling(own: Options, mount_point: str, ended: threading.Event) -> pulling.
     return pulling.Pulling(
         domains.Domains(own.libvirt_uri, bases.checkpoint_of),
         recovered.Recovered(pathlib.Path(own.agent_state_dir)),
+        bases,
         own.checkpoint_rate_bytes_s,
         ended,
         off_pull.Puller(ended),

@@ -29,6 +29,7 @@ from acstor_common import local_file
 
 COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2
+_LAY_S: Final = 30.0
 _SPARE_BYTES: Final = 1 << 30
 """Stays free: running guests stop where their disks cannot grow."""
 _HELD_S: Final = 1.0
@@ -102,6 +103,32 @@ class Puller:
             tool.kill()
             tool.wait()
             tool.stderr.close()
+
+
+def lay_on(path: str, checkpoint: str) -> None:
+    """Lay a disk that has lost some of a checkpoint on that again; nobody has it open.
+
+    :raises errors.Unusable: somebody has
+    """
+    argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint, path]
+    try:
+        subprocess.run(argv, check=True, capture_output=True, timeout=_LAY_S)
+    except subprocess.CalledProcessError as e:
+        raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise errors.Unusable(path, str(e)) from e
+
+
+def make_safe(path: str) -> None:
+    """Have what the kernel has of a file written to the host's disk.
+
+    :raises OSError: it cannot be
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _check_room(disk: OffDisk) -> None:

@@ -6,8 +6,9 @@ image's mirror.  When all of the checkpoint is on this host, what it has is pull
 the server runs, by qemu-img while it is off.  The disk then lies on the mirror as any other one,
 so the server can move, and has checkpoints.
 
-The one rule: nothing is noted.  What a disk lies on says whether it is done, so who is killed, or
-ended by Nova for a snapshot or a move, begins again.
+The one rule: what a disk lies on, and a mark beside it until its file has all
+(:mod:`acstor_common.recovered_mark`), say how far it is.  So what is killed, or ended by Nova for a
+snapshot or a move, begins again.
 """
 
 import logging
@@ -25,6 +26,7 @@ from acstor_checkpoint import servers
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
+from acstor_common import recovered_mark
 
 LOG = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class _Tried(NamedTuple):
 class Pulling:
     """The loop, for a thread of its own.
 
-    :param domains: of the servers whose disks lie on checkpoints; these stand as what they lie on
+    :param domains: of the servers whose disks lie on checkpoints, or may lack some of one; these
+        stand as what they lie on
     :param rate_bytes_s: of QEMU, for each disk; 0: as fast as it goes
     :param clock: monotonic
     """
@@ -60,12 +63,13 @@ class Pulling:
         self,
         domains: domains_.Domains,
         recovered: recovered_.Recovered,
+        bases: recovered_.Bases,
         rate_bytes_s: int,
         ended: threading.Event,
         pull_off: OffPull,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._domains, self._recovered = domains, recovered
+        self._domains, self._recovered, self._bases = domains, recovered, bases
         self._rate_bytes_s, self._ended = rate_bytes_s, ended
         self._pull_off, self._clock = pull_off, clock
         self._tried: dict[ids.ImageId, _Tried] = {}
@@ -92,7 +96,7 @@ class Pulling:
             del self._tried[instance]
             LOG.info("server %s: its disk lies on no checkpoint any more", instance)
         for server in found:
-            if not self._ended.is_set() and self._is_due(server.instance):
+            if not self._ended.is_set():
                 self._try(server)
 
     def _is_due(self, instance: ids.ImageId) -> bool:
@@ -101,7 +105,9 @@ class Pulling:
 
     def _try(self, server: servers.Server) -> None:
         try:
-            if self._recovered.is_whole(server.disk.base):
+            if not self._bases.lies_on_checkpoint(server.disk.path):
+                self._end(server)
+            elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
                 self._pull(server)
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: its checkpoint is not in its disk: %s", server.instance, e)
@@ -114,9 +120,29 @@ class Pulling:
         if not domain.is_active():
             disk = off_pull.OffDisk(server.disk.path, base, self._recovered.file(checkpoint_id))
             self._pull_off(disk, lambda: not domain.is_active())
-        elif domain.pull(base, self._rate_bytes_s):
+            recovered_mark.remove(server.disk.path)
+            return
+        recovered_mark.write(server.disk.path, checkpoint_id)
+        if domain.pull(base, self._rate_bytes_s):
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)
+
+    def _end(self, server: servers.Server) -> None:
+        """Take the mark away when the file has all; lay a disk that lost some on it again.
+
+        Where QEMU runs and the file lacks something, that comes when the guest flushes.
+        """
+        path, checkpoint_id = server.disk.path, server.disk.base
+        domain = self._domains.domain(server)
+        is_active = domain.is_active()
+        if self._recovered.is_in(path, checkpoint_id):
+            off_pull.make_safe(path)
+            recovered_mark.remove(path)
+            LOG.info(
+                "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
+            )
+        elif not is_active:
+            off_pull.lay_on(path, self._bases.shown(checkpoint_id))
 
     def _pause(self, instance: ids.ImageId) -> None:
         """Let it be for a while, longer each time."""

@@ -8,14 +8,18 @@ The one rule: nothing is read through the agent's mount here, which may not answ
 
 import os
 import pathlib
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from acstor_checkpoint import overlay
+from acstor_common import changes
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import local_file
+from acstor_common import recovered_mark
 
 _MAX_RECOVERY_BYTES: Final = 64 * 1024
 
@@ -59,6 +63,20 @@ class Recovered:
             raise errors.Unusable(what, f"it should lie on {found}, which is not there")
         return found
 
+    def is_in(self, path: str, checkpoint_id: ids.ImageId) -> bool:
+        """Say whether an overlay has all that a checkpoint has, by the tables of its file.
+
+        :raises errors.Unusable: one of both cannot be read
+        """
+        has = _joined(overlay.said(path))
+        own = next(has, None)
+        for start, stop in _joined(overlay.said(str(self.file(checkpoint_id)))):
+            while own is not None and own[1] < stop:
+                own = next(has, None)
+            if own is None or start < own[0]:
+                return False
+        return True
+
     def file(self, checkpoint_id: ids.ImageId) -> pathlib.Path:
         """Return the file that has a checkpoint's bytes."""
         return self._folder / f"{checkpoint_id}.data"
@@ -75,9 +93,41 @@ class Bases:
         self._mirrors, self._disks = f"{shown}/images", f"{shown}/disks"
 
     def image_of(self, path: str) -> ids.ImageId | None:
-        """Return the image whose mirror an overlay lies on; None if it lies on none."""
-        return overlay.base_of(path, self._mirrors)
+        """Return the image whose mirror an overlay lies on; None if it lies on none.
+
+        None as well as long as it may lack some of its checkpoint.
+        """
+        image_id = overlay.base_of(path, self._mirrors)
+        return None if image_id is None or _mark(path) else image_id
 
     def checkpoint_of(self, path: str) -> ids.ImageId | None:
-        """Return the checkpoint whose disk an overlay lies on; None if it lies on none."""
-        return overlay.checkpoint_of(path, self._disks)
+        """Return the checkpoint that an overlay lies on, or may lack some of; None if none."""
+        return overlay.checkpoint_of(path, self._disks) or _mark(path)
+
+    def lies_on_checkpoint(self, path: str) -> bool:
+        """Say whether an overlay lies on the disk of a checkpoint."""
+        return overlay.checkpoint_of(path, self._disks) is not None
+
+    def shown(self, checkpoint_id: ids.ImageId) -> str:
+        """Return the path by which the disk of a checkpoint is shown."""
+        return f"{self._disks}/{checkpoint_id}.qcow2"
+
+
+def _joined(found: Iterable[changes.Change]) -> Iterator[tuple[int, int]]:
+    """Yield beginning and end of what changes cover, where they follow each other as one."""
+    start = stop = 0
+    for at, length, _ in found:
+        if at > stop:
+            if stop:
+                yield start, stop
+            start = at
+        stop = at + length
+    if stop:
+        yield start, stop
+
+
+def _mark(path: str) -> ids.ImageId | None:
+    try:
+        return recovered_mark.read(path)
+    except (OSError, ValueError):
+        return None

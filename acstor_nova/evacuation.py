@@ -32,6 +32,7 @@ from oslo_concurrency import processutils
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import local_file
+from acstor_common import recovered_mark
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -125,11 +126,29 @@ class RecoveringBase:
         """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
+            _lay_again(self.host, self.path)
             base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
                 _wait_for_image(self.host, wait_for(self.host, checkpoint_id, base), base)
                 self._settle(info)  # type: ignore[attr-defined]
         return info
+
+
+def _lay_again(host: imagebackend.Host, path: str) -> None:
+    """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
+
+    :raises Exception: Nova's; it cannot be known, or done
+    """
+    try:
+        checkpoint_id = recovered_mark.read(path)
+        if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
+            return
+        shown = mirror_link.checkpoint_path(host.seams.conf.acstor.mount_point, checkpoint_id)
+        rebase = ("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", shown, path)
+        processutils.execute(*rebase, timeout=CREATE_S)
+    except (processutils.ProcessExecutionError, OSError, ValueError) as e:
+        why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
+        raise host.seams.cannot_start(why) from e
 
 
 def _elsewhere(what: str) -> str:
@@ -288,7 +307,12 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
     except OSError:
         return True
     base = local_file.backing_of(disk)
-    return base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
+    if base is not None and mirror_link.checkpoint_of(base) == checkpoint_id:
+        return True
+    try:
+        return recovered_mark.read(disk) == checkpoint_id
+    except (OSError, ValueError):
+        return True
 
 
 def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:

@@ -214,8 +214,12 @@ def test_server_outlives_its_host_with_its_last_checkpoint(cluster, checkpoints)
             metadata = server.client.get_server(server.id).metadata
             assert metadata["acstor_recovered_from"] == shown["taken_at"]
             checkpoints.until(lambda: is_ordinary(server), "a disk on the image's mirror")
-            assert kept.is_on(second)
             kept.write(40 * MIB, 0x5A)
+            nova_moves.qemu_io(server, "flush")
+            checkpoints.until(
+                lambda: checkpoints.listed(server)[0]["Host"] == second.name, "one of the new host"
+            )
+            assert kept.is_on(second)
             again = checkpoints.acstor("create", server.id, "--wait")
             assert again["host"] == second.name
         assert got_bytes < 1.1 * COPIES * CHANGED_BYTES

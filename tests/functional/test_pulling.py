@@ -65,6 +65,9 @@ def until_ordinary(it):
 def ends_as_it_should(it, more_chunks=0):
     with contextlib.suppress(libvirt.libvirtError):
         it.guest.domain.destroy()
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert not it.is_marked()
     assert it.is_ordinary() and it.content() == it.data
     assert it.own_bytes() <= (len(it.changed) + more_chunks) * CHUNK
     it.shown.unlink()  # nothing lies on it
@@ -81,8 +84,11 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it.write(310 * CHUNK, 3 * CHUNK, 9)
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
-    it.write(0, 512, 13)
     served = domains.Domains(it.pulling._domains._uri, it.bases.image_of)
+    assert not [one for one in served.present() if one.instance == it.guest.instance]
+    it.write(0, 512, 13)  # and flush
+    it.pulling.look()
+    assert not it.is_marked()
     [server] = [one for one in served.present() if one.instance == it.guest.instance]
     assert server.disk.base == it.guest.image
     with served.domain(server).moment("acstor-one", "", tmp_path):
@@ -127,6 +133,30 @@ def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
     it.now_s += pulling.FIRST_PAUSE_S
     it.pulling.look()
     until_ordinary(it)
+    ends_as_it_should(it)
+
+
+@pytest.mark.allow_log("")
+def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(place):
+    it = place()
+    start(it)
+    it.pulling.look()
+    until_ordinary(it)
+    it.guest.kill()
+    assert it.content() != it.data, "QEMU has written its tables: this test sees nothing"
+    assert it.is_marked()
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert it.lies_on() == str(it.shown) and it.content() == it.data
+    start(it)
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    until_ordinary(it)
+    it.write(0, 512, 1)
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert not it.is_marked()
+    it.guest.kill()
     ends_as_it_should(it)
 
 

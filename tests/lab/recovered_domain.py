@@ -17,6 +17,7 @@ from acstor_common import layout
 from acstor_common import local_file
 from acstor_common import qcow2
 from acstor_common import qcow2_writer
+from acstor_common import recovered_mark
 from tests.lab import domain as domain_lab
 from tests.lab import runs
 from tests.lab.openstack import machine
@@ -62,6 +63,7 @@ class RecoveredDomain:
         return pulling.Pulling(
             domains.Domains(uri, self.bases.checkpoint_of),
             recovered.Recovered(folder / "state"),
+            self.bases,
             rate_bytes_s,
             self.ended,
             off_pull.Puller(self.ended),
@@ -99,6 +101,10 @@ class RecoveredDomain:
     def is_ordinary(self) -> bool:
         """Say whether the disk lies on the mirror, as any server's."""
         return self.lies_on() == self.mirror_link
+
+    def is_marked(self) -> bool:
+        """Say whether the disk may lack something."""
+        return recovered_mark.read(str(self.guest.path)) is not None
 
     def content(self) -> bytes:
         """Return what the disk is; nobody has it open."""

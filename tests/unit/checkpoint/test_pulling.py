@@ -6,17 +6,27 @@ import types
 
 import pytest
 
+from acstor_checkpoint import off_pull
 from acstor_checkpoint import pulling
 from acstor_checkpoint import servers
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import recovered_mark
 
 CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
 
-def server(number):
+def server(number, path="/disk"):
     instance = ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e3{number}")
-    return servers.Server(instance, "p", servers.Disk("vda", "/disk", CHECKPOINT), {}, False)
+    return servers.Server(instance, "p", servers.Disk("vda", path, CHECKPOINT), {}, False)
+
+
+@pytest.fixture(autouse=True)
+def marks(monkeypatch):
+    found = []
+    monkeypatch.setattr(recovered_mark, "write", lambda path, _: found.append(path))
+    monkeypatch.setattr(recovered_mark, "remove", found.remove)
+    return found
 
 
 class Host:
@@ -30,8 +40,13 @@ class Host:
         known = types.SimpleNamespace(
             is_whole=lambda _: self.is_whole, base=lambda _: "/base", file=lambda one: one
         )
+        known.is_in = lambda _path, _checkpoint: self.is_in
+        self.is_in, self.lies_on_checkpoint = False, True
+        bases = types.SimpleNamespace(
+            lies_on_checkpoint=lambda _: self.lies_on_checkpoint, shown=lambda one: f"/shown/{one}"
+        )
         self.pulling = pulling.Pulling(
-            self, known, 7, self.ended, self._pull_off, lambda: self.now_s
+            self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
         )
 
     def present(self):
@@ -56,14 +71,39 @@ class Host:
         self.done.append(disk)
 
 
-def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here():
+def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
     host = Host(server(1))
     host.pulling.look()
-    assert host.done == [(server(1).instance, "/base", 7)]
-    host = Host(server(1))
+    assert host.done == [(server(1).instance, "/base", 7)] and marks == ["/disk"]
+    host.now_s += pulling.FIRST_PAUSE_S
     host.is_active = False
     host.pulling.look()
-    assert host.done == [("/disk", "/base", CHECKPOINT)]
+    assert host.done[1:] == [("/disk", "/base", CHECKPOINT)] and marks == []
+
+
+def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
+    path = str(tmp_path / "disk")
+    host = Host(server(1, path))
+    host.pulling.look()
+    host.lies_on_checkpoint = False
+    host.pulling.look()
+    assert marks == [path]
+    (tmp_path / "disk").touch()
+    host.is_in = True
+    host.pulling.look()
+    assert marks == []
+
+
+def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
+    laid = []
+    monkeypatch.setattr(off_pull, "lay_on", lambda *how: laid.append(how))
+    host = Host(server(1))
+    host.lies_on_checkpoint = False
+    host.pulling.look()
+    assert laid == []  # QEMU may have it
+    host.is_active = False
+    host.pulling.look()
+    assert laid == [("/disk", f"/shown/{CHECKPOINT}")]
 
 
 def test_nothing_is_pulled_before_all_of_it_is_here():

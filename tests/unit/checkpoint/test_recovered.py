@@ -11,6 +11,7 @@ from acstor_agent.core.disks import recovery
 from acstor_checkpoint import recovered
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import recovered_mark
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.parse_disk_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
@@ -88,3 +89,46 @@ def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
     ):
         subprocess.run([*CREATE, backing, path, "1M"], check=True)
         assert (bases.image_of(path), bases.checkpoint_of(path)) == (image, checkpoint)
+
+
+def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tmp_path):
+    bases = recovered.Bases("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    subprocess.run([*CREATE, link, path, "1M"], check=True)
+    recovered_mark.write(path, DISK)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (None, DISK)
+    assert not bases.lies_on_checkpoint(path)
+    recovered_mark.remove(path)
+    recovered_mark.remove(path)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted", "is_in"),
+    [
+        ([], [], True),
+        ([(3, 1)], [], True),
+        ([], [(3, 1)], False),
+        ([(3, 1)], [(3, 1)], True),
+        ([(1, 4), (9, 2)], [(2, 1), (4, 1), (9, 2)], True),
+        ([(1, 2), (3, 2)], [(1, 4)], True),
+        ([(1, 2), (4, 2)], [(1, 4)], False),
+        ([(1, 2)], [(0, 2)], False),
+        ([(1, 2)], [(1, 3)], False),
+        ([(0, 2), (6, 3)], [(0, 1), (5, 2)], False),
+        ([(0, 2)], [(0, 1), (5, 2)], False),
+    ],
+)
+def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in):
+    of = keep(tmp_path)
+    path = tmp_path / "disk"
+    subprocess.run([*CREATE, "/", path, "1M"], check=True)
+    for file, runs in ((path, has), (of.file(DISK), wanted)):
+        rebase = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "", file]
+        subprocess.run(rebase, check=True)
+        for at, length in runs:
+            how = f"write {at * 65536} {length * 65536}"
+            subprocess.run(["qemu-io", "-f", "qcow2", "-c", how, file], check=True)
+    assert of.is_in(str(path), DISK) is is_in

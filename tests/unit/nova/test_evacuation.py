@@ -12,6 +12,7 @@ import pytest
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import recovered_mark
 from acstor_nova import agent_client
 from acstor_nova import decision_client
 from acstor_nova import evacuation
@@ -318,6 +319,51 @@ def test_start_makes_the_link_beneath_again(nova, agent):
     agent.answers[control_wire.Ensure] = scripted_agent.failed("ChunkLost", "it is nowhere")
     with pytest.raises(nova_backend.CannotStartError, match="it is nowhere"):
         made.libvirt_info("none")
+
+
+def marked(nova, agent):
+    """Return a disk on the mirror that may lack some of its checkpoint."""
+    made = nova.spawn()
+    recovered_mark.write(made.path, NEW)
+    return made
+
+
+def test_disk_whose_qemu_ended_too_early_starts_on_its_checkpoint_again(nova, agent):
+    made = marked(nova, agent)
+    made.libvirt_info("none")
+    assert base_of(made)[0] == f"{NEW}.qcow2"
+    made.libvirt_info("none")
+    assert base_of(made)[0] == f"{NEW}.qcow2"
+
+
+def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, monkeypatch):
+    made = marked(nova, agent)
+
+    def fail(*args, **more):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(evacuation.processutils, "execute", fail)
+    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+        made.libvirt_info("none")
+
+
+def test_damaged_mark_is_no_licence_to_start(nova, agent):
+    made = nova.spawn()
+    with open(made.path + recovered_mark.ENDING, "w") as file:
+        file.write("?")
+    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+        made.libvirt_info("none")
+    evacuation.drop_unused(nova.host, set())
+    assert not asked(agent, control_wire.DropDisk)
+
+
+def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova, agent):
+    made = marked(nova, agent)
+    evacuation.drop_unused(nova.host, {INSTANCE})
+    assert not asked(agent, control_wire.DropDisk)
+    recovered_mark.remove(made.path)
+    evacuation.drop_unused(nova.host, {INSTANCE})
+    assert asked(agent, control_wire.DropDisk)
 
 
 def test_start_waits_for_the_agent(nova):
