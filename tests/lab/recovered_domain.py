@@ -50,7 +50,7 @@ class RecoveredDomain:
         self.data = bytearray(base.ljust(disk_bytes, b"\0"))
         self.shown = shown / f"{self.checkpoint_id}.qcow2"
         self.shown.write_bytes(self._file(disk_bytes))
-        (self._disks / f"{self.checkpoint_id}.data").symlink_to(self.shown)
+        (self._disks / f"{self.checkpoint_id}.data").hardlink_to(self.shown)
         self.know(key="")
         self._rebase(self.shown)
         self.bases = recovered.Bases(str(folder / "mirror"))
