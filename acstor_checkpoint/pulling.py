@@ -109,7 +109,7 @@ class Pulling:
                 self._end(server)
             elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
                 self._pull(server)
-        except (errors.AcstorError, OSError) as e:
+        except (errors.AcstorError, OSError, ValueError) as e:
             LOG.warning("server %s: its checkpoint is not in its disk: %s", server.instance, e)
             self._pause(server.instance)
 
@@ -122,7 +122,8 @@ class Pulling:
             self._pull_off(disk, lambda: not domain.is_active())
             recovered_mark.remove(server.disk.path)
             return
-        recovered_mark.write(server.disk.path, checkpoint_id)
+        if recovered_mark.read(server.disk.path) != checkpoint_id:
+            recovered_mark.write(server.disk.path, checkpoint_id)
         if domain.pull(base, self._rate_bytes_s):
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)

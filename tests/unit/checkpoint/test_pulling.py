@@ -24,6 +24,7 @@ def server(number, path="/disk"):
 @pytest.fixture(autouse=True)
 def marks(monkeypatch):
     found = []
+    monkeypatch.setattr(recovered_mark, "read", lambda _: CHECKPOINT if found else None)
     monkeypatch.setattr(recovered_mark, "write", lambda path, _: found.append(path))
     monkeypatch.setattr(recovered_mark, "remove", found.remove)
     return found
