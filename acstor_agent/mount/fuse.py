@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mirror as a file system: ``images/<image id>.raw``, read-only; ``disks/<disk id>.raw``.
 
+A disk that was made of a checkpoint is read-only, too, and called ``disks/<disk id>.qcow2``.
+
 A guest's disk outlives the process behind it, so nothing here may depend on
 what a former worker knew: inode numbers and file handles are made from ids, a
 look-up attaches the image by itself, and a write may be done twice.
