@@ -139,6 +139,10 @@ class Disks:
         is_made = recovery_files.exist(self.folder, disk_id)
         return f"{disk_id}{'.qcow2' if is_made else '.raw'}"
 
+    def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:
+        """Say whether there is such a disk, and this is its name."""
+        return self.exists(disk_id) and self.name_of(disk_id) == name
+
     async def make(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
     ) -> disk.Disk:

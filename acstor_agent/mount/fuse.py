@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mirror as a file system: ``images/<image id>.raw``, read-only; ``disks/<disk id>.raw``.
 
-A disk that was made of a checkpoint is read-only, too, and called ``disks/<disk id>.qcow2``.
-
 A guest's disk outlives the process behind it, so nothing here may depend on
 what a former worker knew: inode numbers and file handles are made from ids, a
 look-up attaches the image by itself, and a write may be done twice.
@@ -175,13 +173,11 @@ class MirrorOperations(pyfuse3.Operations):
         if parent_inode not in _FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
         file_id, ending = _split(name)
-        if parent_inode == _IMAGES:
-            if ending != _ENDING:
-                raise pyfuse3.FUSEError(errno.ENOENT)
+        if parent_inode == _IMAGES and ending == _ENDING:
             await self._attach(file_id)
             return await self.getattr(pyfuse3.InodeT(self._inodes.of_image(file_id)), ctx)
         disk_id = disk_header.DiskId(file_id)
-        if not self._disks.exists(disk_id) or self._disks.name_of(disk_id) != file_id + ending:
+        if parent_inode != _DISKS or not self._disks.is_shown(disk_id, file_id + ending):
             raise pyfuse3.FUSEError(errno.ENOENT)
         return await self.getattr(pyfuse3.InodeT(self._inodes.know_disk(disk_id)), ctx)
 
@@ -232,8 +228,7 @@ class MirrorOperations(pyfuse3.Operations):
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
                 raise pyfuse3.FUSEError(errno.EPERM)
-            found = await self._disk(inode)
-            if found.is_fixed and flags & (os.O_WRONLY | os.O_RDWR):
+            if (await self._disk(inode)).is_fixed and flags & (os.O_WRONLY | os.O_RDWR):
                 raise pyfuse3.FUSEError(errno.EROFS)
             return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
@@ -337,8 +332,9 @@ class MirrorOperations(pyfuse3.Operations):
             return [(name, inode) for inode, name in _FOLDERS.items()]
         if folder == _DISKS:
             return list(_named(self._disks.all(), self._inodes.know_disk, self._disks.name_of))
-        images = self._images.attached()
-        return list(_named(images, self._inodes.know_image, lambda image_id: image_id + _ENDING))
+        return list(
+            _named(self._images.attached(), self._inodes.know_image, f"{{}}{_ENDING}".format)
+        )
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -397,9 +393,8 @@ def _split(name: bytes) -> tuple[ids.ImageId, str]:
     """Return the id that a file's name is made of, and how it ends."""
     try:
         stem, dot, ending = name.decode("ascii").rpartition(".")
-        found = ids.parse_image_id(stem)
+        if stem == (found := ids.parse_image_id(stem)):
+            return found, dot + ending
     except ValueError:
-        raise pyfuse3.FUSEError(errno.ENOENT) from None
-    if stem != found:
-        raise pyfuse3.FUSEError(errno.ENOENT)
-    return found, dot + ending
+        pass
+    raise pyfuse3.FUSEError(errno.ENOENT)
