@@ -20,6 +20,8 @@ from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
 from acstor_checkpoint import intervals as intervals_
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import pulling
 from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
@@ -67,14 +69,20 @@ def running(
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
         made = _made(own, mount_point, host, proof, link, ended)
-        thread = threading.Thread(target=made.run, name="checkpoints")
-        thread.start()
+        pulls = _pulling(own, mount_point, ended)
+        threads = [
+            threading.Thread(target=made.run, name="checkpoints"),
+            threading.Thread(target=pulls.run, name="pulling"),
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield made
         finally:
             ended.set()
             made.stop()
-            thread.join(_ENDS_WITHIN_S)
+            for thread in threads:
+                thread.join(_ENDS_WITHIN_S)
 
 
 @contextlib.contextmanager
@@ -97,10 +105,10 @@ def _made(
     ended: threading.Event,
 ) -> daemon.Daemon:
     files = agent_files.AgentFiles.of(own)
-    bases = recovered.Bases(mount_point, pathlib.Path(own.agent_state_dir))
+    bases = recovered.Bases(mount_point)
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
-    served = domains.Domains(own.libvirt_uri, bases.base_of)
+    served = domains.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
     places = ring_places.RingPlaces(host, files.ring, proof, own.vault_port, only)
     taker = checkpointing.Checkpointing(
@@ -118,7 +126,6 @@ def _made(
         files.image,
         places,
         link.register,
-        beneath=bases.beneath,
     )
     sweep = sweeping.Sweeping(host, known, places, link.kept).step if link.kept else _nothing
     return daemon.Daemon(
@@ -128,6 +135,18 @@ def _made(
         own.checkpoint_interval_s,
         sweep=sweep,
         ask_intervals=link.intervals,
+    )
+
+
+def _pulling(own: Options, mount_point: str, ended: threading.Event) -> pulling.Pulling:
+    bases = recovered.Bases(mount_point)
+    return pulling.Pulling(
+        domains.Domains(own.libvirt_uri, bases.checkpoint_of),
+        recovered.Recovered(pathlib.Path(own.agent_state_dir)),
+        bases,
+        own.checkpoint_rate_bytes_s,
+        ended,
+        off_pull.Puller(ended),
     )
 
 

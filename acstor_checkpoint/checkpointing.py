@@ -17,14 +17,12 @@ never been, but that chunks that holders have are not sent again.
 """
 
 import contextlib
-import heapq
 import logging
 import pathlib
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
@@ -101,7 +99,6 @@ class Checkpointing:
 
     :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
-    :param beneath: returns what lies between an overlay and the image, in the order of the disk
     """
 
     def __init__(
@@ -113,9 +110,7 @@ class Checkpointing:
         places: copies_.Places,
         register: record_.Register,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        beneath: Callable[[str], Iterable[tuple[int, int]]] = lambda path: (),
     ) -> None:
-        self._beneath = beneath
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
         self._clock_ms = clock_ms
@@ -301,10 +296,8 @@ class Checkpointing:
         taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace, ends)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
-        path = server.disk.path
-        said = ((change.at, change.length) for change in overlay.said(path))
-        has = heapq.merge(said, self._beneath(path))
-        entries = taking.entries(capture.Seen(shown.before, list(written), has))
+        said = ((change.at, change.length) for change in overlay.said(server.disk.path))
+        entries = taking.entries(capture.Seen(shown.before, list(written), said))
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,

@@ -96,7 +96,8 @@ OPTS: list[cfg.Opt] = [
         default=100 << 20,
         min=0,
         help="How fast disks are read for checkpoints, in bytes a second, all together; 0: as fast "
-        "as it goes. What is sent is less, for it is compressed, times the copies.",
+        "as it goes. What is sent is less, for it is compressed, times the copies. Also how fast "
+        "what a checkpoint has is copied into the disk of a running server that was recovered.",
     ),
     cfg.IntOpt(
         "checkpoint_longest_s",

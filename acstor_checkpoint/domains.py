@@ -163,6 +163,21 @@ class Domain:
                     raise
         return True
 
+    def pull(self, base: str, rate_bytes_s: int) -> bool:
+        """Have QEMU copy into the disk what lies between it and ``base``; it goes on by itself.
+
+        :param rate_bytes_s: 0: as fast as it goes
+        :return: whether that was begun; False: a job of this disk is on already
+        :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
+        """
+        target = self._server.disk.target
+        in_bytes = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
+        with _named(self.name):
+            if self._domain.blockJobInfo(target):
+                return False
+            self._domain.blockRebase(target, base, rate_bytes_s, in_bytes)
+        return True
+
     def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
         """End what somebody began who was killed.
 

@@ -59,7 +59,7 @@ def base_of(path: str, mirrors: str) -> ids.ImageId | None:
     """
     try:
         # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
-        return _shown_in(mirrors, os.readlink(_beneath(path)))
+        return _shown_in(mirrors, os.readlink(_beneath(path)), ".raw")
     except (OSError, ValueError):
         return None
 
@@ -70,7 +70,7 @@ def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
     :param disks: the folder that the agent shows disks in: ``<mount point>/disks``
     """
     try:
-        return _shown_in(disks, _beneath(path))
+        return _shown_in(disks, _beneath(path), ".qcow2")
     except ValueError:
         return None
 
@@ -79,10 +79,10 @@ def _beneath(path: str) -> str:
     return os.path.join(os.path.dirname(path), local_file.backing_of(path) or "")
 
 
-def _shown_in(shown: str, path: str) -> ids.ImageId | None:
+def _shown_in(shown: str, path: str, ending: str) -> ids.ImageId | None:
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
-    return ids.parse_image_id(stem) if folder == shown and suffix == ".raw" else None
+    return ids.parse_image_id(stem) if folder == shown and suffix == ending else None
 
 
 @contextlib.contextmanager

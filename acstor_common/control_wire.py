@@ -160,6 +160,8 @@ class DropDisk(Request, frozen=True, tag="drop-disk"):
 class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     """Make a disk of a checkpoint, which can be read at once; what it lacks comes as it is read.
 
+    It is a qcow2 file that nobody writes to, and lies on what has the image.
+
     :param checkpoint_id: that the decision service gave it; the disk has the same
     :param instance_id: whose disk it was
     :param image_id: that the disk began as
@@ -168,6 +170,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     :param manifest_name: 64 hex digits
     :param holders: names and addresses of hosts that keep it
     :param key: of the disk, 64 hex digits
+    :param backing_file: path of what has the image, raw
     """
 
     checkpoint_id: str
@@ -178,6 +181,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     manifest_name: str
     holders: tuple[tuple[str, str], ...]
     key: str
+    backing_file: str
 
 
 class Recovered(Request, frozen=True, tag="recovered"):

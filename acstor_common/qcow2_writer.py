@@ -2,7 +2,8 @@
 """A qcow2 file as a stream: its length is known before its first byte, and nothing is kept of it.
 
 The runs of a disk are looked at four times: to count them, for the refcounts, for the L2 tables,
-and for their bytes, in the order of the disk.  What no run covers is zeros.
+and for their bytes, in the order of the disk.  What no run covers is the backing file's, or zeros
+where there is none.
 A file has a header, the refcount table and its blocks, the L1 table, L2 tables where there is
 anything, and the data: clusters as they are, and compressed ones, which are carried as they were
 stored elsewhere, one right behind the other.
@@ -24,29 +25,35 @@ from typing import NamedTuple
 from acstor_common import layout
 from acstor_common import qcow2_header
 
-_COPIED, _COMPRESSED = 1 << 63, 1 << 62
+_COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _SECTOR = qcow2_header.SECTOR_BYTES
 _ENTRY_BYTES = 8
 _REFCOUNT_BYTES, _REFCOUNT_ORDER = 2, 4  # log2 of its bits
 _MIN_PACKED_BYTES = 64
 """Room for a compressed cluster: so no more than 32769 share one of 2 MiB, which can be counted."""
 _PIECE_BYTES = 1 << 20
-_HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQIIB7x8x")  # ends with the end of no extensions
+_HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQIIB7x")
+_EXTENSION = struct.Struct(">II")  # what it is, its length
+_BACKING_FORMAT, _RAW = 0xE2792ACA, b"raw"
+_TOLD_BYTES = 24  # of its format and of the end of what is told so
+MAX_BACKING_BYTES = 1023
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Run(NamedTuple):
-    """A run of clusters of the disk: as they are, or one that is compressed.
+    """A run of clusters of the disk: as they are, zeros, or one that is compressed.
 
     :param at: where it begins on the disk
     :param length: of all clusters; the last one may lie behind the end of the disk in part
     :param packed_bytes: of the one cluster as it is stored; 0 if it is not compressed
+    :param is_zero: it has no bytes in the file, and hides those of the backing file
     """
 
     at: int
     length: int
     packed_bytes: int = 0
+    is_zero: bool = False
 
 
 class _Placed(NamedTuple):
@@ -64,8 +71,10 @@ class Plan:
     :param cluster_bytes: of disk and file: a power of two from 512 to 2 MiB
     :param codec: of the runs that are compressed; STORED if there are none
     :param runs: returns the runs in the order of the disk, and each time the same
+    :param backing: path of a raw file that has what no run covers; empty for none
     :raises ValueError: no such file can be written: its L1 table would be larger than QEMU reads
-        (a disk beyond 128 GiB with clusters of 512 bytes, 8 TiB of 4 KiB), or a run is none
+        (a disk beyond 128 GiB with clusters of 512 bytes, 8 TiB of 4 KiB), a run is none, or the
+        backing file cannot be named
     """
 
     def __init__(
@@ -74,9 +83,11 @@ class Plan:
         cluster_bytes: int,
         codec: layout.Codec,
         runs: Callable[[], Iterable[Run]],
+        backing: str = "",
     ) -> None:
         self._virtual_size, self._codec, self._runs = virtual_size, codec, runs
         self._cluster_bytes, self._cluster_bits = cluster_bytes, cluster_bytes.bit_length() - 1
+        self._backing = backing.encode("utf-8", "surrogateescape")
         self._check()
         self._l2_guest_bytes = cluster_bytes // _ENTRY_BYTES * cluster_bytes
         self._l1 = array.array("Q", bytes(-(-virtual_size // self._l2_guest_bytes) * _ENTRY_BYTES))
@@ -84,8 +95,9 @@ class Plan:
         self._l2_tables, self._data_clusters = self._count()
         self._table_clusters, self._block_clusters = self._refcount_clusters()
         self._l2_at = self._l1_at + self._l1_clusters * cluster_bytes
-        self._data_at = self._l2_at + self._l2_tables * cluster_bytes
-        self.file_bytes = self._data_at + self._data_clusters * cluster_bytes
+        self.data_at = self._l2_at + self._l2_tables * cluster_bytes
+        """Where the bytes of the runs begin, in their order: whole clusters."""
+        self.file_bytes = self.data_at + self._data_clusters * cluster_bytes
         """Length of the file: whole clusters."""
 
     def parts(self, read: Callable[[Run], Iterable[Buffer]]) -> Iterator[Buffer]:
@@ -95,9 +107,11 @@ class Plan:
             ``packed_bytes`` of a compressed one
         :raises ValueError: it returned more or less
         """
-        yield from self._tables()
+        yield from self.tables()
         done = 0
         for run, offset, _ in self._placed():
+            if run.is_zero:
+                continue
             yield from zeros(offset - done)
             length = run.packed_bytes or run.length
             for data in read(run):
@@ -118,6 +132,8 @@ class Plan:
         l2_guest_bytes = cluster_bytes // _ENTRY_BYTES * cluster_bytes
         if size > qcow2_header.MAX_L1_BYTES // _ENTRY_BYTES * l2_guest_bytes:
             raise ValueError(f"a disk of {size} bytes in clusters of {cluster_bytes}")
+        if len(self._backing) > min(MAX_BACKING_BYTES, cluster_bytes - _HEADER.size - _TOLD_BYTES):
+            raise ValueError(f"the name of a backing file has {len(self._backing)} bytes")
 
     def _count(self) -> tuple[int, int]:
         """Return how many L2 tables and clusters of data there are, and number those in the L1."""
@@ -153,7 +169,9 @@ class Plan:
         for run in self._runs():
             self._check_run(run, before)
             before = run.at + run.length
-            if run.packed_bytes:
+            if run.is_zero:
+                offset = end
+            elif run.packed_bytes:
                 offset, end = end, end + max(run.packed_bytes, _MIN_PACKED_BYTES)
             else:
                 offset = self._clusters(end) * self._cluster_bytes
@@ -172,11 +190,13 @@ class Plan:
             run.length != cluster_bytes
             or not 0 < packed_bytes <= cluster_bytes
             or self._codec is layout.Codec.STORED
+            or run.is_zero
         ):
             raise ValueError(f"{run} is not a compressed cluster")
 
-    def _tables(self) -> Iterator[bytes]:
-        yield self._header()
+    def tables(self) -> Iterator[bytes]:
+        """Yield what comes before ``data_at``, in parts of at most 2 MiB."""
+        yield self._extended().ljust(self._cluster_bytes, b"\0")
         first_block = (1 + self._table_clusters) * self._cluster_bytes
         blocks = range(first_block, self._l1_at, self._cluster_bytes)
         yield from _pieces(iter(blocks), "Q", self._table_clusters * self._cluster_bytes)
@@ -188,21 +208,32 @@ class Plan:
         yield from _pieces(l1_words, "Q", self._l1_clusters * self._cluster_bytes)
         yield from _pieces(self._l2_words(), "Q", self._l2_tables * self._cluster_bytes)
 
-    def _header(self) -> bytes:
+    def _extended(self) -> bytes:
+        """Return the header, and what the backing file is and how it is called."""
+        told = b""
+        if self._backing:
+            told = _EXTENSION.pack(_BACKING_FORMAT, len(_RAW)) + _RAW.ljust(8, b"\0")
+        told += _EXTENSION.pack(0, 0)
+        return self._header(_HEADER.size + len(told)) + told + self._backing
+
+    def _header(self, backing_at: int) -> bytes:
         has_zstd = self._codec is layout.Codec.ZSTD
         incompatible = qcow2_header.Feature.COMPRESSION if has_zstd else 0
         table = self._cluster_bytes, self._table_clusters
+        named = (backing_at, len(self._backing)) if self._backing else (0, 0)
         return _HEADER.pack(
-            *(qcow2_header.MAGIC, 3, 0, 0, self._cluster_bits),
+            *(qcow2_header.MAGIC, 3, *named, self._cluster_bits),
             *(self._virtual_size, 0, len(self._l1), self._l1_at, *table, 0, 0),
-            *(incompatible, 0, 0, _REFCOUNT_ORDER, _HEADER.size - 8, has_zstd),
-        ).ljust(self._cluster_bytes, b"\0")
+            *(incompatible, 0, 0, _REFCOUNT_ORDER, _HEADER.size, has_zstd),
+        )
 
     def _refcounts(self) -> Iterator[int]:
         """Yield how often each cluster of the file is in use."""
-        yield from itertools.repeat(1, self._data_at // self._cluster_bytes)
+        yield from itertools.repeat(1, self.data_at // self._cluster_bytes)
         shared = count = 0  # a cluster that compressed ones lie in, and how many until now
         for run, offset, stop in self._placed():
+            if run.is_zero:
+                continue
             first, last = offset // self._cluster_bytes, (stop - 1) // self._cluster_bytes
             if count and first != shared:
                 yield count
@@ -227,9 +258,11 @@ class Plan:
                 at = table_at
             yield from itertools.repeat(0, (run.at - at) // self._cluster_bytes)
             at = run.at + run.length
-            place = self._data_at + offset
-            if run.packed_bytes:
-                more_sectors = (self._data_at + stop - 1) // _SECTOR - place // _SECTOR
+            place = self.data_at + offset
+            if run.is_zero:
+                yield from itertools.repeat(_ZERO, run.length // self._cluster_bytes)
+            elif run.packed_bytes:
+                more_sectors = (self.data_at + stop - 1) // _SECTOR - place // _SECTOR
                 yield _COMPRESSED | more_sectors << 62 - (self._cluster_bits - 8) | place
             else:
                 yield from range(_COPIED + place, _COPIED + place + run.length, self._cluster_bytes)

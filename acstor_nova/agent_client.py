@@ -118,16 +118,17 @@ class AgentClient:
         """
         self._ask(control_wire.CountFallback(reason, times))
 
-    def attach_checkpoint(self, recovery: decision_client.Recovery) -> geometry.Geometry:
-        """Have a disk made of a checkpoint; return how it is cut.
+    def attach_checkpoint(self, recovery: decision_client.Recovery, backing_file: str) -> int:
+        """Have a disk made of a checkpoint; return how large it is, in bytes.
 
+        :param backing_file: path of what has the image, raw
         :raises errors.AgentRefused: it cannot be had, or is not what it should be
         :raises errors.AgentUnreachable: it does not answer in time
         """
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
-        said = self._ask(control_wire.AttachCheckpoint(**fields))
-        return geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
+        said = self._ask(control_wire.AttachCheckpoint(**fields, backing_file=backing_file))
+        return int(said["size_bytes"])
 
     def recovered(self) -> list[dict[str, Any]]:
         """Return the disks that were made of checkpoints.

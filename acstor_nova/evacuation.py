@@ -8,9 +8,10 @@ of the call.
 The rule: what a server wrote is not given up in silence.  Where a checkpoint cannot be used the
 server gets an empty disk only if the operator says so (``[acstor] recover = preferred``).
 
-A disk that was made of a checkpoint is a file of the agent, ``disks/<checkpoint id>.raw``, and
-Nova's own disk lies on it as on a mirror.  What a guest wrote is never looked at here to find out
-what format it is of: it is raw.
+A disk that was made of a checkpoint is a qcow2 file of the agent, ``disks/<checkpoint id>.qcow2``.
+Nova's own disk lies on it, and it lies on the image's mirror, as the agent is told.  When all of it
+is on this host ``acstor-checkpointd`` copies what it has into Nova's disk, which then lies on the
+mirror itself: until then the server is not moved.
 """
 
 import contextlib
@@ -28,8 +29,10 @@ from typing import NamedTuple
 
 from oslo_concurrency import processutils
 
+from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import local_file
+from acstor_common import recovered_mark
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -123,18 +126,36 @@ class RecoveringBase:
         """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
+            _lay_again(self.host, self.path)
             base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
-                wait_for(self.host, checkpoint_id, base)
+                _wait_for_image(self.host, wait_for(self.host, checkpoint_id, base), base)
                 self._settle(info)  # type: ignore[attr-defined]
         return info
 
 
+def _lay_again(host: imagebackend.Host, path: str) -> None:
+    """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
+
+    :raises Exception: Nova's; it cannot be known, or done
+    """
+    try:
+        checkpoint_id = recovered_mark.read(path)
+        if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
+            return
+        shown = mirror_link.checkpoint_path(host.seams.conf.acstor.mount_point, checkpoint_id)
+        rebase = ("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", shown, path)
+        processutils.execute(*rebase, timeout=CREATE_S)
+    except (processutils.ProcessExecutionError, OSError, ValueError) as e:
+        why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
+        raise host.seams.cannot_start(why) from e
+
+
 def _elsewhere(what: str) -> str:
     return (
-        f"its disk was made of checkpoint {mirror_link.checkpoint_in(what)}, which is on the host "
-        "that it was recovered on; let the disk depend on nothing there, before it moves "
-        "(virsh blockpull <instance> vda --wait)"
+        f"its disk lies on checkpoint {mirror_link.checkpoint_in(what)}, which is on the host that "
+        "it was recovered on. acstor-checkpointd copies that into the disk there, which takes some "
+        "minutes for each 10 GiB from when acstor-agent-ctl says that all is there. Move it then"
     )
 
 
@@ -150,7 +171,9 @@ def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_b
     failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
     for one in asked.newest(evacuated.instance_id):
         try:
-            _lay(host, asked.recovery(one.checkpoint_id), path, size_bytes)
+            recovery = asked.recovery(one.checkpoint_id)
+            base = _base(host, evacuated.context, recovery.image_id)
+            _lay(host, recovery, base, path, size_bytes)
         except errors.AgentRefused as e:  # this one cannot be had; an older one may be
             LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
             failure = e
@@ -160,18 +183,41 @@ def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_b
     raise failure
 
 
+def _base(host: imagebackend.Host, context: Any, image_id: str) -> str:
+    """Return the path of an image in Nova's image cache; a link to its mirror is made now.
+
+    :raises errors.Unusable: it cannot be
+    """
+    base = host.base_path(image_id)
+    what = f"image {image_id}"
+    if why := host.why_unreadable(base):
+        raise errors.Unusable(what, str(why))
+    if not os.path.exists(base):
+        os.makedirs(os.path.dirname(base), exist_ok=True)
+        try:
+            host.link(context, image_id, base)
+        except imagebackend.NotEligibleError as e:
+            if e.reason is not control_wire.Fallback.NOT_ACTIVE:
+                raise errors.Unusable(what, f"it cannot be mirrored here: {e}") from e
+            # Nobody gets a new server of it; this one had the image when it was active.
+            mirror_link.make(host.mirror_path(image_id), base)
+    return base
+
+
 def _lay(
-    host: imagebackend.Host, recovery: decision_client.Recovery, path: str, size_bytes: int
+    host: imagebackend.Host,
+    recovery: decision_client.Recovery,
+    base: str,
+    path: str,
+    size_bytes: int,
 ) -> None:
     _laying.add(recovery.checkpoint_id)
     try:
-        base = host.agent.attach_checkpoint(recovery)
+        size_bytes = max(size_bytes, host.agent.attach_checkpoint(recovery, base))
         wanted = mirror_link.checkpoint_path(
             host.seams.conf.acstor.mount_point, recovery.checkpoint_id
         )
-        size_bytes = max(size_bytes, base.size_bytes)
-        # The base is not opened for that, and so not taken for what a guest has written there.
-        create = ("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", wanted)
+        create = ("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "qcow2", "-b", wanted)
         try:
             processutils.execute(*create, path, str(size_bytes), timeout=CREATE_S)
         except (processutils.ProcessExecutionError, OSError) as e:
@@ -180,15 +226,15 @@ def _lay(
         _laying.discard(recovery.checkpoint_id)
 
 
-def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> None:
-    """Wait until what a disk lies on can be read.
+def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> str:
+    """Wait until what a disk lies on can be read; return the image that this lies on.
 
     :raises Exception: Nova's; it is not on this host, or the agent does not answer in time
     """
     ends_s = time.monotonic() + imagebackend.AGENT_WAIT_S
     while True:
         try:
-            known = {one["checkpoint_id"] for one in host.agent.recovered()}
+            known = {one["checkpoint_id"]: one for one in host.agent.recovered()}
             if checkpoint_id not in known:
                 raise host.seams.cannot_start(_elsewhere(os.path.basename(path)))
             os.stat(path)
@@ -198,8 +244,25 @@ def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> None:
                 raise host.seams.cannot_start(why) from e
             LOG.info("waiting for the disk of checkpoint %s: %s", checkpoint_id, e)
         else:
-            return
+            return str(known[checkpoint_id]["image_id"])
         time.sleep(imagebackend.ASK_AGAIN_S)
+
+
+def _wait_for_image(host: imagebackend.Host, image_id: str, path: str) -> None:
+    """Wait until the image beneath a checkpoint can be read; a link that is gone is made again.
+
+    :raises Exception: Nova's; it cannot
+    """
+    base = host.base_path(image_id)
+    if not os.path.lexists(base) and local_file.backing_of(path) == base:
+        LOG.info("%s is not there; it is made again", base)
+        os.makedirs(os.path.dirname(base), exist_ok=True)
+        mirror_link.make(host.mirror_path(image_id), base)
+    if mirror_link.image_of(base) == image_id:
+        try:
+            host.wait_for(image_id)
+        except errors.AcstorError as e:
+            raise host.seams.cannot_start(str(e)) from e
 
 
 def drop_unused(host: imagebackend.Host, here: Collection[str]) -> None:
@@ -244,7 +307,12 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
     except OSError:
         return True
     base = local_file.backing_of(disk)
-    return base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
+    if base is not None and mirror_link.checkpoint_of(base) == checkpoint_id:
+        return True
+    try:
+        return recovered_mark.read(disk) == checkpoint_id
+    except (OSError, ValueError):
+        return True
 
 
 def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from acstor_common import ids
 
 HEAD_BYTES = 256 * 1024
 """What Nova's format inspection reads of an image."""
+_CHECKPOINT_ENDING = ".qcow2"
 
 
 def mirror_path(mount_point: str, image_id: str) -> str:
@@ -46,7 +47,7 @@ def image_of(link: str) -> ids.ImageId | None:
 
 def checkpoint_path(mount_point: str, checkpoint_id: str) -> str:
     """Return where the agent shows the disk that was made of a checkpoint."""
-    return os.path.join(mount_point, "disks", f"{checkpoint_id}.raw")
+    return os.path.join(mount_point, "disks", f"{checkpoint_id}{_CHECKPOINT_ENDING}")
 
 
 def checkpoint_of(path: str) -> str:
@@ -63,12 +64,12 @@ def is_shown(base: str) -> bool:
 def checkpoint_in(name: str) -> str:
     """Return the checkpoint whose disk has this name; empty if that is none.
 
-    >>> checkpoint_in("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw")
+    >>> checkpoint_in("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.qcow2")
     '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11'
     """
     stem, ending = os.path.splitext(name)
     with contextlib.suppress(ValueError):
-        return ids.parse_image_id(stem) if ending == ".raw" else ""
+        return ids.parse_image_id(stem) if ending == _CHECKPOINT_ENDING else ""
     return ""
 
 

@@ -19,6 +19,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery
 from acstor_agent.core.images import promise
@@ -235,22 +236,24 @@ class ControlRequests:
     async def _attach_checkpoint(self, request: control_wire.AttachCheckpoint) -> dict[str, Any]:
         what = f"checkpoint {request.checkpoint_id}"
         with trio.move_on_after(self._patience_s):
-            made = await self._recovering.make(recovery.made(**msgspec.structs.asdict(request)))
+            told = msgspec.structs.asdict(request)
+            backing = told.pop("backing_file")
+            made = await self._recovering.make(recovery.made(**told), backing)
+            head = bytes(await made.read(0, checkpoint_file.HEAD_BYTES))
             return {
                 "disk_id": made.header.disk_id,
                 "image_id": made.header.image_id,
-                "size_bytes": made.size_bytes,
-                "chunk_bytes": made.header.cut.chunk_bytes,
+                "size_bytes": checkpoint_file.size_of(head),
                 "lacking_chunks": made.lacking_chunks,
                 "path": self._disk_path(made.header.disk_id),
             }
         raise errors.DeadlineExceeded(what, self._patience_s)
 
     def _disk_path(self, disk_id: disk_header.DiskId) -> str:
-        return f"{self._mount_point}/disks/{disk_id}.raw"
+        return f"{self._mount_point}/disks/{self._disks.name_of(disk_id)}"
 
     async def _drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
-        await self._check_closed(f"disks/{disk_id}.raw", f"disk {disk_id}")
+        await self._check_closed(f"disks/{self._disks.name_of(disk_id)}", f"disk {disk_id}")
         await self._disks.drop(disk_id)
         return {"disk_id": disk_id}
 

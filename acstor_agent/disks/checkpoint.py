@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint that a disk was made of: what it has, and whence that comes.
+"""The chunks of a checkpoint, in the file that it is shown as (``checkpoint_file``).
 
-A disk that was made of a checkpoint begins as its base image, but for the chunks that the
-checkpoint has.  They are the guest's own bytes, so they go the way of those: into the disk's own
-file, never into the public cache, and never to a peer.
+They are the guest's own bytes, so they never go into the public cache, and never to a peer.
 """
 
+from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import recovery as recovery_
 from acstor_agent.disks import holders as holders_
 from acstor_common import checkpoint_manifest
-from acstor_common import ids
 
 
 class Checkpoint:
     """What a checkpoint has.
 
     :param holders: who have its chunks
+    :param clusters: of the file that it is shown as, the data at its end
     """
 
     def __init__(
@@ -23,24 +22,25 @@ class Checkpoint:
         recovery: recovery_.Recovery,
         manifest: checkpoint_manifest.Manifest,
         holders: holders_.Holders,
+        clusters: int,
     ) -> None:
-        self.recovery, self.manifest = recovery, manifest
+        self.recovery, self._manifest = recovery, manifest
         self._holders = holders
+        self._places = checkpoint_file.places(manifest)
+        self._cluster_bytes = checkpoint_file.cluster_bytes(manifest)
+        self.clusters = range(clusters - len(self._places), clusters)
+        """Of the file: those that are data."""
 
-    def __contains__(self, chunk_no: int) -> bool:
-        return self.manifest.find(chunk_no) is not None
-
-    def __len__(self) -> int:
-        return len(self.manifest)
-
-    async def fetch(self, chunk_no: int) -> bytes:
-        """Return the bytes of a chunk that it has; none of one that is zeros.
+    async def fetch(self, cluster: int) -> bytes:
+        """Return the bytes of a cluster of data; those behind the disk's end are not there.
 
         :raises errors.ChunkLost: no holder has it any more
         :raises errors.DeadlineExceeded: nobody gave it in time
         """
-        name = self.manifest.find(chunk_no)
-        if name is None or name == ids.ZERO_CID:
-            return b""
-        length = self.manifest.subject.cut.chunk_length(chunk_no)
-        return await self._holders.chunk(name, length)
+        cut = self._manifest.subject.cut
+        at = self._places[cluster - self.clusters.start] * self._cluster_bytes
+        chunk_no, start = divmod(at, cut.chunk_bytes)
+        name = self._manifest.find(chunk_no)
+        assert name is not None  # places are those of the manifest
+        data = await self._holders.chunk(name, cut.chunk_length(chunk_no))
+        return data[start : start + self._cluster_bytes]

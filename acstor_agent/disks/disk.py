@@ -51,7 +51,8 @@ class Disk:
     :param io: the way to the host's disk; one without a scheduler if not given
     :param reads: where reads wait
     :param writes: where writes wait
-    :param checkpoint: what it was made of, as long as any of that is not in its own file
+    :param checkpoint: what it is made of, as long as any of that is not in its own file
+    :param is_fixed: nobody writes to it
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Disk:
         reads: waiting.Waiting | None = None,
         writes: waiting.Waiting | None = None,
         checkpoint: checkpoint_.Checkpoint | None = None,
+        *,
+        is_fixed: bool = False,
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.is_fixed = checkpoint, is_fixed
         self.header = files.header
         self._guest = inodes.guest_of_disk(files.header.disk_id)
         self._reads = waiting.Waiting() if reads is None else reads
@@ -80,10 +83,8 @@ class Disk:
         self._unsynced = set(files.unsynced)
         self._locks: dict[int, trio.Lock] = {}
         self._bringing: dict[int, trio.Lock] = {}
-        former = checkpoint.manifest if checkpoint else ()
-        # Not ``lacks``: that looks each one up in the manifest, for 20 s in all of a large one.
-        self.lacking_chunks = sum(not disk_plan.is_on_disk(self._states, n) for n, _ in former)
-        """At most: those of the checkpoint that are not in the disk's own file."""
+        self.lacking_chunks = sum(map(self.lacks, checkpoint.clusters if checkpoint else ()))
+        """Those of the checkpoint that are not in the disk's own file."""
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
         if files.has_failed():
@@ -174,9 +175,12 @@ class Disk:
         Bytes of the image that are missing in a chunk which is written in part are fetched first.
         To do the same write again does no harm.
 
-        :raises OSError: EFBIG behind the disk's end; ENOSPC and others of the host's own disk
+        :raises OSError: EFBIG behind the disk's end; ENOSPC and others of the host's own disk;
+            EROFS if nobody writes to it
         :raises errors.AcstorError: what is missing is not to be had; nothing has changed
         """
+        if self.is_fixed:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if offset >= self.size_bytes and data:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         data = data[: self.size_bytes - offset]
@@ -211,9 +215,6 @@ class Disk:
         self._unsynced.update(plan.fresh)
 
     async def _write(self, offset: int, data: bytes, chunks: range) -> None:
-        if self.checkpoint is not None and data:  # of the others nothing is left
-            ends = {*self._lacking(offset, 1), *self._lacking(offset + len(data) - 1, 1)}
-            await self.bring(sorted(ends))
         async with self._alone(chunks):
             if chunks:
                 await self._write_alone(offset, data)
@@ -257,14 +258,13 @@ class Disk:
         """Return the chunks whose bytes are still the image's."""
         header = self.header
         whole = disk_plan.chunks_of(header.cut, 0, header.image_bytes)
-        former = self.checkpoint or ()
-        return [n for n in whole if not disk_plan.is_on_disk(self._states, n) and n not in former]
+        return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
 
     def lacks(self, chunk_no: int) -> bool:
         """Say whether a chunk's bytes are still the checkpoint's."""
         if self.checkpoint is None or disk_plan.is_on_disk(self._states, chunk_no):
             return False
-        return chunk_no in self.checkpoint
+        return chunk_no in self.checkpoint.clusters
 
     def _lacking(self, offset: int, length: int) -> list[int]:
         return [n for n in disk_plan.chunks_of(self.header.cut, offset, length) if self.lacks(n)]

@@ -160,9 +160,15 @@ def _failed_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.P
     return folder / f"{disk_id}{FAILED_ENDING}"
 
 
-def create(folder: pathlib.Path, header: disk_header.DiskHeader, boot_id: bytes) -> None:
+def create(
+    folder: pathlib.Path,
+    header: disk_header.DiskHeader,
+    boot_id: bytes,
+    beginning: Iterable[bytes] = (),
+) -> None:
     """Make the files of a new disk; they are there as a whole or not at all.
 
+    :param beginning: what it has from the first on, in parts: whole chunks in all
     :raises errors.Unusable: there is such a disk, or what a lost one has written
     """
     data, state = data_path(folder, header.disk_id), state_path(folder, header.disk_id)
@@ -175,10 +181,12 @@ def create(folder: pathlib.Path, header: disk_header.DiskHeader, boot_id: bytes)
         )
     try:
         with open(os.open(data, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
+            begun = sum(map(file.write, beginning)) // header.cut.chunk_bytes
+            file.flush()
             file.truncate(header.cut.size_bytes)
             os.fsync(file.fileno())
         with incoming.open("wb") as file:
-            file.write(disk_header.pack(header, boot_id))
+            file.write(disk_header.pack(header, boot_id) + bytes([disk_header.WRITTEN]) * begun)
             file.flush()
             os.posix_fallocate(file.fileno(), 0, header.file_bytes)
             os.fsync(file.fileno())

@@ -11,6 +11,7 @@ import logging
 import pathlib
 import uuid
 from collections.abc import Callable
+from collections.abc import Iterable
 
 import trio
 
@@ -112,13 +113,17 @@ class Disks:
     def _open(self, disk_id: disk_header.DiskId) -> disk.Disk:
         files = disk_files.DiskFiles(self.folder, disk_id, self._boot_id)
         try:
-            former = self._checkpoint(disk_id)
+            former = self._checkpoint(disk_id, files.header.cut.chunk_count)
         except BaseException:
             files.close()
             raise
-        return disk.Disk(files, self._attach, self._io, self._reads, self.writes, former)
+        is_fixed = recovery_files.exist(self.folder, disk_id)
+        ways = self._attach, self._io, self._reads, self.writes
+        return disk.Disk(files, *ways, former, is_fixed=is_fixed)
 
-    def _checkpoint(self, disk_id: disk_header.DiskId) -> checkpoint.Checkpoint | None:
+    def _checkpoint(
+        self, disk_id: disk_header.DiskId, clusters: int
+    ) -> checkpoint.Checkpoint | None:
         """Return the checkpoint that a disk has chunks of which are not in its own file."""
         recovery = recovery_files.read(self.folder, disk_id)
         if recovery is None or recovery.is_whole:
@@ -127,7 +132,16 @@ class Disks:
             raise errors.Unusable(f"disk {disk_id}", "this host has no way to its checkpoint")
         of = holders.Holders(self.link, recovery)
         manifest = of.opened(recovery_files.read_manifest(self.folder, disk_id))
-        return checkpoint.Checkpoint(recovery, manifest, of)
+        return checkpoint.Checkpoint(recovery, manifest, of, clusters)
+
+    def name_of(self, disk_id: disk_header.DiskId) -> str:
+        """Return the name that a disk is shown by."""
+        is_made = recovery_files.exist(self.folder, disk_id)
+        return f"{disk_id}{'.qcow2' if is_made else '.raw'}"
+
+    def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:
+        """Say whether there is such a disk, and this is its name."""
+        return self.exists(disk_id) and self.name_of(disk_id) == name
 
     async def make(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
@@ -149,11 +163,24 @@ class Disks:
             )
         except ValueError as e:
             raise errors.Unusable(f"disk {disk_id}", str(e)) from e
-        async with self._opening:
-            self._claim(disk_id)
-            await trio.to_thread.run_sync(disk_files.create, self.folder, header, self._boot_id)
+        await self.make_of(header)
         LOG.info("disk %s: made from image %s", disk_id, header.image_id)
         return await self.open(disk_id)
+
+    async def make_of(
+        self, header: disk_header.DiskHeader, beginning: Iterable[bytes] = ()
+    ) -> None:
+        """Make a disk.
+
+        :param beginning: what it has from the first on, in parts: whole chunks in all
+        :raises errors.Unusable: there is such a disk already
+        :raises errors.NumberTaken: the kernel would take it for another disk
+        """
+        async with self._opening:
+            self._claim(header.disk_id)
+            await trio.to_thread.run_sync(
+                disk_files.create, self.folder, header, self._boot_id, beginning
+            )
 
     async def drop(self, disk_id: disk_header.DiskId) -> None:
         """Delete a disk that nobody has open, with all that was written to it.

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes disks of checkpoints, and brings here what such disks lack, while no guest waits for it.
 
-A disk can be read as soon as its manifest is here; each chunk of the checkpoint comes when it is
-read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten before all of it
-is safe on this host's disk: not its manifest, and not its key.
+Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk lies on it, and it lies on
+the image's mirror.  It can be read as soon as its manifest is here; each chunk of the checkpoint
+comes when it is read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten
+before all of it is safe on this host's disk: not its manifest, and not its key.
 """
 
 import logging
+import pathlib
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery as recovery_
 from acstor_agent.disks import disk
@@ -26,6 +29,7 @@ from acstor_agent.disks import recovery_files
 from acstor_agent.images import mirror
 from acstor_common import checkpoint_manifest
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
@@ -55,9 +59,10 @@ class Recovering:
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()
 
-    async def make(self, recovery: recovery_.Recovery) -> disk.Disk:
+    async def make(self, recovery: recovery_.Recovery, backing: str) -> disk.Disk:
         """Return the disk that is made of a checkpoint; it is made now if it is not there.
 
+        :param backing: path of what has the image, raw
         :raises errors.Unusable: it cannot be: another one has this id, or the manifest is of
             something else
         :raises errors.ChunkUnavailable: no holder has the manifest
@@ -65,7 +70,7 @@ class Recovering:
         """
         async with self._making:
             if not self._disks.exists(recovery.checkpoint_id):
-                await self._make(recovery)
+                await self._make(recovery, backing)
             found = recovery_files.read(self._disks.folder, recovery.checkpoint_id)
             if found is None or found.manifest_name != recovery.manifest_name:
                 what = f"disk {recovery.checkpoint_id}"
@@ -73,7 +78,7 @@ class Recovering:
             self._wanted.set()
             return await self._disks.open(recovery.checkpoint_id)
 
-    async def _make(self, recovery: recovery_.Recovery) -> None:
+    async def _make(self, recovery: recovery_.Recovery, backing: str) -> None:
         if self._disks.link is None:
             what = f"checkpoint {recovery.checkpoint_id}"
             raise errors.Unusable(what, "this host has no way to the holders")
@@ -83,9 +88,13 @@ class Recovering:
         manifest = await trio.to_thread.run_sync(of.opened, sealed)
         image = await self._attach(recovery.image_id)
         _check(recovery, manifest.subject, image)
+        plan = await trio.to_thread.run_sync(checkpoint_file.plan, manifest, backing)
+        cut = geometry.Geometry(plan.file_bytes, checkpoint_file.cluster_bytes(manifest))
+        header = _header(recovery, cut)
         folder = self._disks.folder
+        await trio.to_thread.run_sync(_remove_left, folder, recovery.checkpoint_id)
         await trio.to_thread.run_sync(recovery_files.write, folder, recovery, sealed)
-        await self._disks.make(recovery.checkpoint_id, image, manifest.subject.cut.size_bytes)
+        await self._disks.make_of(header, plan.tables())
         LOG.info(
             "disk %s: made of the checkpoint of instance %s, which has %d chunks",
             recovery.checkpoint_id,
@@ -103,6 +112,7 @@ class Recovering:
         return {
             "checkpoint_id": recovery.checkpoint_id,
             "instance_id": recovery.instance_id,
+            "image_id": recovery.image_id,
             "is_whole": recovery.is_whole,
             "lacking_chunks": 0 if recovery.is_whole else lacking,
         }
@@ -122,7 +132,7 @@ class Recovering:
         folder = self._disks.folder
         async with self._making:
             for disk_id in recovery_files.of_no_disk(folder, disk_files.STATE_ENDING):
-                recovery_files.remove(folder, disk_id)
+                _remove_left(folder, disk_id)
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
@@ -154,7 +164,7 @@ class Recovering:
         if former is None:
             return
         failures: list[errors.AcstorError | OSError] = []
-        lacking = (chunk_no for chunk_no, _ in former.manifest)
+        lacking = iter(former.clusters)
 
         async def bring() -> None:
             for looked, chunk_no in enumerate(lacking, 1):
@@ -184,6 +194,24 @@ class Recovering:
             await trio.to_thread.run_sync(recovery_files.forget_key, self._disks.folder, recovery)
             one.checkpoint = None
         LOG.info("disk %s: all of its checkpoint is here", recovery.checkpoint_id)
+
+
+def _header(recovery: recovery_.Recovery, cut: geometry.Geometry) -> disk_header.DiskHeader:
+    """Return what such a disk is: nothing of its file is the image's.
+
+    :raises errors.Unusable: it would be too large
+    """
+    try:
+        return disk_header.DiskHeader(recovery.checkpoint_id, recovery.image_id, cut, 0)
+    except ValueError as e:
+        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", str(e)) from e
+
+
+def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
+    """Remove what somebody has left who was killed while he made or dropped a disk."""
+    if recovery_files.exist(folder, disk_id):  # else it is not such a disk's
+        disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
+    recovery_files.remove(folder, disk_id)
 
 
 def _check(

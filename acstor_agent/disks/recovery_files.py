@@ -2,7 +2,7 @@
 """The two files beside a disk that was made of a checkpoint: whence its chunks come, and which.
 
 The one rule: they are there before the disk is, and go after it: a disk without them would show
-its base image where the guest's own bytes belong.  Everything here blocks: call it in a thread.
+zeros where the guest's own bytes belong.  Everything here blocks: call it in a thread.
 """
 
 import contextlib
@@ -36,6 +36,11 @@ def write(folder: pathlib.Path, recovery: recovery_.Recovery, sealed: bytes) -> 
 def _write_recovery(folder: pathlib.Path, recovery: recovery_.Recovery) -> None:
     with whole_file.written(_recovery_path(folder, recovery.checkpoint_id), 0o600) as file:
         file.write(recovery_.pack(recovery))
+
+
+def exist(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
+    """Say whether a disk was made of a checkpoint."""
+    return _recovery_path(folder, disk_id).exists()
 
 
 def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> recovery_.Recovery | None:

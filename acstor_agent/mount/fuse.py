@@ -172,12 +172,12 @@ class MirrorOperations(pyfuse3.Operations):
                     return fuse_attributes.of_folder(inode, self._gid)
         if parent_inode not in _FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
-        file_id = _id_in(name)
-        if parent_inode == _IMAGES:
+        file_id, ending = _split(name)
+        if parent_inode == _IMAGES and ending == _ENDING:
             await self._attach(file_id)
             return await self.getattr(pyfuse3.InodeT(self._inodes.of_image(file_id)), ctx)
         disk_id = disk_header.DiskId(file_id)
-        if not self._disks.exists(disk_id):
+        if parent_inode != _DISKS or not self._disks.is_shown(disk_id, file_id + ending):
             raise pyfuse3.FUSEError(errno.ENOENT)
         return await self.getattr(pyfuse3.InodeT(self._inodes.know_disk(disk_id)), ctx)
 
@@ -228,16 +228,17 @@ class MirrorOperations(pyfuse3.Operations):
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
                 raise pyfuse3.FUSEError(errno.EPERM)
-            await self._disk(inode)
+            if (await self._disk(inode)).is_fixed and flags & (os.O_WRONLY | os.O_RDWR):
+                raise pyfuse3.FUSEError(errno.EROFS)
             return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
-        found = await self._mirror(inode)
-        found.boots.begin()
+        image = await self._mirror(inode)
+        image.boots.begin()
         tag = dying.tag_of_opener(ctx.pid, self._inodes.tag)
-        handle = self._inodes.open(inode, self._open_recording(found), tag)
-        self._uses.opened(found.map.image_id)
-        self._timelines.opened(found, self._inodes.guest(handle), ctx.pid)
+        handle = self._inodes.open(inode, self._open_recording(image), tag)
+        self._uses.opened(image.map.image_id)
+        self._timelines.opened(image, self._inodes.guest(handle), ctx.pid)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     @_answers_errors
@@ -330,8 +331,10 @@ class MirrorOperations(pyfuse3.Operations):
         if folder == pyfuse3.ROOT_INODE:
             return [(name, inode) for inode, name in _FOLDERS.items()]
         if folder == _DISKS:
-            return list(_named(self._disks.all(), self._inodes.know_disk))
-        return list(_named(self._images.attached(), self._inodes.know_image))
+            return list(_named(self._disks.all(), self._inodes.know_disk, self._disks.name_of))
+        return list(
+            _named(self._images.attached(), self._inodes.know_image, f"{{}}{_ENDING}".format)
+        )
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -376,23 +379,22 @@ class MirrorOperations(pyfuse3.Operations):
 
 
 def _named(
-    found: Iterable[FileId], know: Callable[[FileId], int]
+    found: Iterable[FileId], know: Callable[[FileId], int], name_of: Callable[[FileId], str]
 ) -> Iterator[tuple[bytes, pyfuse3.InodeT]]:
     """Yield the files that a folder lists; who is refused a number is left out."""
     for file_id in found:
         try:
-            yield f"{file_id}{_ENDING}".encode(), pyfuse3.InodeT(know(file_id))
+            yield name_of(file_id).encode(), pyfuse3.InodeT(know(file_id))
         except errors.NumberTaken as e:
             LOG.error("%s", e)
 
 
-def _id_in(name: bytes) -> ids.ImageId:
-    """Return the id that a file's name is made of."""
+def _split(name: bytes) -> tuple[ids.ImageId, str]:
+    """Return the id that a file's name is made of, and how it ends."""
     try:
         stem, dot, ending = name.decode("ascii").rpartition(".")
-        found = ids.parse_image_id(stem)
+        if stem == (found := ids.parse_image_id(stem)):
+            return found, dot + ending
     except ValueError:
-        raise pyfuse3.FUSEError(errno.ENOENT) from None
-    if dot + ending != _ENDING or stem != found:
-        raise pyfuse3.FUSEError(errno.ENOENT)
-    return found
+        pass
+    raise pyfuse3.FUSEError(errno.ENOENT)

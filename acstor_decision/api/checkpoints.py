@@ -42,6 +42,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     :param interval_s: how often one was promised; 0: not at all
     :param holders: hosts that keep it
     :param forgotten_from: since when Nova does not know the server; null: it does
+    :param recovered_at: when it was given out for a recovery that may not be over; null: it was not
     """
 
     checkpoint_id: str
@@ -59,6 +60,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: int
     holders: list[str]
     forgotten_from: datetime.datetime | None
+    recovered_at: datetime.datetime | None
 
 
 class Checkpoints(msgspec.Struct, frozen=True):
@@ -121,6 +123,15 @@ class AskedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     after: int
 
 
+class Deletion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a checkpoint is deleted.
+
+    :param force: even while a host may be recovering its server from it
+    """
+
+    force: bool = False
+
+
 class ForgottenCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was deleted; its host takes the copies away when it asks next."""
 
@@ -142,8 +153,9 @@ def one(call: operation.Call) -> Checkpoint:
 
 
 def recovery(call: operation.Call) -> CheckpointRecovery:
-    """Answer with what recovery needs, the key too."""
+    """Answer with what recovery needs, the key too; it stays as long as that may take."""
     row = _row(call)
+    call.store.note_recovery(row.checkpoint_id, call.wall())
     return CheckpointRecovery(
         checkpoint_id=row.checkpoint_id,
         instance_id=row.instance_id,
@@ -206,8 +218,17 @@ def _heard(
 
 
 def delete(call: operation.Call) -> ForgottenCheckpoint:
-    """Forget a checkpoint."""
-    row = _row(call)
+    """Forget a checkpoint that no host may be recovering its server from."""
+    row, now_s = _row(call), call.wall()
+    if not call.body.force and checkpoints.is_recovered(row, now_s):
+        assert row.recovered_s is not None
+        why = (
+            f"checkpoint {row.checkpoint_id} was given out for recovery at "
+            f"{_moment(row.recovered_s)}, and the host that recovers may lack some of it. It can "
+            f"be deleted when the server has a checkpoint of that host, and from "
+            f"{_moment(row.recovered_s + checkpoints.RECOVERY_S)} on; --force deletes it now"
+        )
+        raise operation.Refused(http.HTTPStatus.CONFLICT, why)
     call.store.forget_checkpoint(row.checkpoint_id)
     return ForgottenCheckpoint(row.checkpoint_id)
 
@@ -237,6 +258,7 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         interval_s=row.interval_s,
         holders=[holder.host for holder in checkpoints.holders_of(row)],
         forgotten_from=None if row.gone_s is None else _moment(row.gone_s),
+        recovered_at=None if row.recovered_s is None else _moment(row.recovered_s),
     )
 
 
@@ -279,6 +301,7 @@ OPERATIONS = (
         ForgottenCheckpoint,
         delete,
         operation.ADMIN,
+        body=Deletion,
     ),
     operation.Operation(
         "checkpoint:recovery",

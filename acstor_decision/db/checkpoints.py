@@ -17,6 +17,8 @@ from acstor_decision.db import models
 
 ROW = models.Checkpoint
 MAX_PICTURED = 10_000
+RECOVERY_S = 3 * 86400.0
+"""How long a checkpoint that was given out for recovery stays at most because of that."""
 
 
 class Newest(NamedTuple):
@@ -33,6 +35,9 @@ def note(
 ) -> list[models.Checkpoint] | None:
     """Note a checkpoint, and forget those of the instance beyond the ``kept`` newest.
 
+    Those that a host may still fetch stay as well.  Who registers one of an instance that another
+    host took the former ones of has all of what it was recovered from.
+
     :returns: those of the instance that stay; None if one like it, or a later one, is there
     """
     fields = msgspec.structs.asdict(taken)
@@ -48,11 +53,27 @@ def note(
     newest = sa.select(sa.func.max(ROW.number)).where(*its_own)
     if (session.execute(newest).scalar() or 0) >= taken.number:
         return None
-    session.execute(sa.insert(ROW).values(**fields))
+    session.execute(sa.insert(ROW).values(**fields, recovered_s=None))
+    of_others = ROW.instance_id == taken.instance_id, ROW.host != taken.host
+    session.execute(sa.update(ROW).where(*of_others).values(recovered_s=None))
     found = of_instance(session, taken.instance_id)
-    if old := [row.checkpoint_id for row in found[kept:]]:
-        session.execute(sa.delete(ROW).where(ROW.checkpoint_id.in_(old)))
-    return found[:kept]
+    old = [row for row in found[kept:] if not is_recovered(row, told_s)]
+    if old:
+        gone = [row.checkpoint_id for row in old]
+        session.execute(sa.delete(ROW).where(ROW.checkpoint_id.in_(gone)))
+    return [row for row in found if row not in old]
+
+
+def note_recovery(session: orm.Session, checkpoint_id: str, now_s: float) -> None:
+    """Note that a host is given what it needs to recover an instance from a checkpoint."""
+    session.execute(
+        sa.update(ROW).where(ROW.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
+    )
+
+
+def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
+    """Say whether a host may still fetch a checkpoint, to recover its instance."""
+    return row.recovered_s is not None and now_s - row.recovered_s < RECOVERY_S
 
 
 def of_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:

@@ -96,7 +96,8 @@ class Boot(Base):
 class Checkpoint(Base):
     """A checkpoint of a server's disk that hosts keep (``checkpoint_messages.Taken``).
 
-    ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server.
+    ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server;
+    ``recovered_s`` when it was last given out for a recovery that is not known to be over.
     ``disk_key`` opens what the holders have of the disk.
     """
 
@@ -126,6 +127,7 @@ class Checkpoint(Base):
     holders: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
     disk_key: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     gone_s: orm.Mapped[float | None]
+    recovered_s: orm.Mapped[float | None]
 
 
 class GivenTask(Base):

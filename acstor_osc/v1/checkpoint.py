@@ -97,6 +97,11 @@ class DeleteCheckpoint(command.Command):
         parser.add_argument(
             "checkpoints", metavar="<checkpoint>", nargs="+", help="id of the checkpoint"
         )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="also those that a host may be recovering a server from, which then lacks chunks",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -105,9 +110,10 @@ class DeleteCheckpoint(command.Command):
         :raises exceptions.CommandError: some could not be; says which, and why
         """
         api, failed = client.of(self), []
+        body = {"force": True} if parsed_args.force else {}
         for checkpoint in parsed_args.checkpoints:
             try:
-                api.post(f"/v1/checkpoints/{_id(checkpoint)}/delete")
+                api.post(f"/v1/checkpoints/{_id(checkpoint)}/delete", body)
             except exceptions.CommandError as e:
                 failed.append(f"{checkpoint}: {e}")
         if failed:

@@ -2,8 +2,11 @@
 """Disks of checkpoints on a real mount, their chunks from real vaults: read, killed, lied to."""
 
 import contextlib
+import os
 import pathlib
 import stat
+import subprocess
+import tempfile
 import uuid
 
 import pytest
@@ -15,6 +18,8 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import local_file
+from acstor_common import qcow2
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -34,6 +39,14 @@ DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 OWNER = "h9"
 """The host that is dead."""
+
+
+def content(path: pathlib.Path) -> bytes:
+    """Return the disk as QEMU reads it, from what is shown and what that lies on."""
+    with tempfile.NamedTemporaryFile() as raw:
+        convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", path, raw.name]
+        subprocess.run(convert, check=True, timeout=60.0)
+        return pathlib.Path(raw.name).read_bytes()
 
 
 def truth() -> bytes:
@@ -82,10 +95,13 @@ class Kept:
             "holders": [(one.name, f"127.0.0.1:{one.port}") for one in self.vaults],
             "key": KEY.hex(),
         }
+        self.mirror = pathlib.Path()
 
     def attach(self, agent: agents.Agent) -> pathlib.Path:
-        """Have a disk made of it."""
-        made = agents.request(agent.control_socket, "attach-checkpoint", **self.told)
+        """Have a disk made of it, on the image's mirror."""
+        self.mirror = agent.mount_point / "images" / f"{self.told['image_id']}.raw"
+        told = {**self.told, "backing_file": str(self.mirror)}
+        made = agents.request(agent.control_socket, "attach-checkpoint", **told)
         assert made["size_bytes"] == CUT.size_bytes
         return pathlib.Path(made["path"])
 
@@ -119,14 +135,15 @@ def running(folder, images, **options):
 def test_disk_is_read_at_once_and_all_of_it_comes(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         path = kept.attach(agent)
-        assert path.read_bytes() == truth()
+        subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", path], check=True, timeout=60.0)
+        assert content(path) == truth()
         hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint")
         for vault in kept.vaults:
             vault.kill()
         agent.stop()
         agent.start()
         agent.wait_ready()
-        assert path.read_bytes() == truth()
+        assert content(path) == truth()
         for file in (tmp_path / "agent").rglob("*.acrecovery"):
             assert KEY.hex() not in file.read_text()
 
@@ -141,7 +158,7 @@ def test_agent_that_is_killed_goes_on_with_one_holder_left(tmp_path, images, kep
         hosts.kill_agent(agent)
         agent.start()
         agent.wait_ready()
-        assert path.read_bytes() == truth()
+        assert content(path) == truth()
         hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint", 30.0)
 
 
@@ -152,7 +169,7 @@ def test_holders_that_are_away_are_waited_for(tmp_path, images, kept):
         path = kept.attach(agent)
         first.kill()
         first.start()
-        assert path.read_bytes() == truth()
+        assert content(path) == truth()
 
 
 def test_what_no_holder_has_cannot_be_attached(tmp_path, images, kept):
@@ -172,3 +189,38 @@ def test_disk_is_dropped_when_nobody_has_it_open(tmp_path, images, kept):
         agents.request(agent.control_socket, "drop-disk", **drop)
         assert not path.exists()
         assert not list((tmp_path / "agent").rglob(f"{kept.told['checkpoint_id']}*"))
+
+
+def test_what_is_shown_is_nobodys_to_write(tmp_path, images, kept):
+    with running(tmp_path, images) as agent:
+        path = kept.attach(agent)
+        assert path.name.endswith(".qcow2") and os.listdir(path.parent) == [path.name]
+        with pytest.raises(OSError, match="Read-only"):
+            path.open("r+b")
+        assert not path.with_suffix(".raw").exists()
+
+
+@pytest.mark.parametrize("backing", ["mirror.raw", "/a\nb", "/" + "x" * 1023, "json:{}"])
+def test_what_no_disk_can_lie_on_is_refused(tmp_path, images, kept, backing):
+    with running(tmp_path, images) as agent:
+        told = {**kept.told, "backing_file": backing}
+        with pytest.raises(errors.Unusable, match=r"no absolute path|name of a backing file"):
+            agents.request(agent.control_socket, "attach-checkpoint", **told)
+        assert agents.request(agent.control_socket, "recovered")["disks"] == []
+
+
+def test_only_what_the_checkpoint_has_is_copied_off_it(tmp_path, images, kept):
+    """What QEMU's tools do with a server's disk that lies on it."""
+    with running(tmp_path, images) as agent:
+        path, disk = kept.attach(agent), tmp_path / "disk"
+        create = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "qcow2", "-b", path]
+        subprocess.run([*create, disk, str(CUT.size_bytes)], check=True)
+        rebase = ["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", kept.mirror, disk]
+        subprocess.run(rebase, check=True, timeout=60.0)
+        assert content(disk) == truth()
+        with disk.open("rb") as file:
+            local = local_file.LocalFile(file.fileno(), "disk")
+            has = list(qcow2.Qcow2(local, may_have_backing=True).changes())
+        assert sum(length for _, length, _ in has) <= len(CHANGED) * CHUNK
+        agents.request(agent.control_socket, "drop-disk", disk_id=kept.told["checkpoint_id"])
+        assert content(disk) == truth()

@@ -169,6 +169,14 @@ def checkpoints(
         yield made
 
 
+def is_ordinary(server: nova_hosts.Server) -> bool:
+    """Say whether a server's disk lies on its image in Nova's image cache."""
+    disk = server.disk()
+    info = json.loads(server.host.run("qemu-img", "info", "-U", "--output=json", disk))
+    name = server.host.base(server.image_id).name
+    return bool(info["backing-filename"] == str(disk.parents[1] / "_base" / name))
+
+
 def evacuate(server: nova_hosts.Server, host: nova_hosts.Host) -> float:
     """Have a server built anew on a host, where it runs again; return how long that took, in s."""
     began_s = time.monotonic()
@@ -211,11 +219,22 @@ def test_server_outlives_its_host_with_its_last_checkpoint(cluster, checkpoints)
             assert kept.is_on(second)
             metadata = server.client.get_server(server.id).metadata
             assert metadata["acstor_recovered_from"] == shown["taken_at"]
+            checkpoints.until(lambda: is_ordinary(server), "a disk on the image's mirror")
+            kept.write(40 * MIB, 0x5A)
+            nova_moves.qemu_io(server, "flush")
+            checkpoints.until(
+                lambda: checkpoints.listed(server)[0]["Host"] == second.name, "one of the new host"
+            )
+            assert kept.is_on(second)
+            again = checkpoints.acstor("create", server.id, "--wait")
+            assert again["host"] == second.name
         assert got_bytes < 1.1 * COPIES * CHANGED_BYTES
         checkpoints.daemons[first.name].start()
         checkpoints.delete(*[row["ID"] for row in rows])
         checkpoints.until(lambda: checkpoints.keeps_nothing_for(first.name), "empty vaults")
         assert kept.is_on(second)
+        nova_moves.migrate(server)
+        assert kept.is_on(first)
 
 
 @contextlib.contextmanager

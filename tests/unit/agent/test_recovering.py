@@ -11,6 +11,7 @@ import trio
 
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery as recovery_
+from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
 from acstor_agent.disks import recovering
@@ -20,19 +21,22 @@ from acstor_common import errors
 from acstor_common import geometry
 from tests.fakes import kept_checkpoints
 from tests.fakes import one_host
+from tests.fakes import shown_checkpoints
 
 CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(6 * CHUNK) + bytes(CHUNK) + one_host.image_bytes(777, seed=2)
-SIZE = 10 * CHUNK + 123
+SIZE = 10 * CHUNK + 512
 CUT = geometry.Geometry(SIZE, CHUNK)
 CHANGED = {
     1: one_host.image_bytes(CHUNK, seed=3),
     3: bytes(CHUNK),  # the guest has deleted it
     7: one_host.image_bytes(CHUNK, seed=4),  # begins before the image's end
-    10: one_host.image_bytes(123, seed=5),
+    10: one_host.image_bytes(512, seed=5),
 }
 DISK = disk_header.parse_disk_id(str(uuid.UUID(int=7)))
 ONE, TWO = "10.0.0.2:7205", "10.0.0.3:7205"
+MIRROR = "/instances/_base/link"
+"""What the agent is told that the disk lies on: here nobody reads that."""
 AWAY = errors.SourceUnreachable("it", "h2", "silent")
 
 
@@ -43,16 +47,27 @@ def truth() -> bytes:
     return bytes(data)
 
 
-async def content(one) -> bytes:
+async def file_of(one) -> bytes:
     parts = [bytes(await one.read(at, CHUNK)) for at in range(0, one.size_bytes, CHUNK)]
     return b"".join(parts)
+
+
+async def content(one) -> bytes:
+    """Return the disk: what its file has, over the image."""
+    return shown_checkpoints.over(await file_of(one), DATA)
+
+
+def cluster_of(one, chunk_no) -> int:
+    """Return where the file has a chunk of the checkpoint that is not zeros."""
+    own = [n for n, plain in CHANGED.items() if any(plain)]
+    return one.size_bytes // CHUNK - len(own) + own.index(chunk_no)
 
 
 class Worker:
     """What a worker has of disks; another one finds what this one has left."""
 
     def __init__(self, host, folder, kept, boot=0) -> None:
-        self.link = kept_checkpoints.Link(kept)
+        self.kept, self.link = kept, kept_checkpoints.Link(kept)
         self.disks = disks.Disks(
             folder / "disks", host.opened, lambda: bytes([boot] * 16), link=self.link
         )
@@ -91,36 +106,50 @@ async def until_whole(worker):
 
 
 async def test_disk_is_the_checkpoint_over_its_image(worker, kept):
-    one = await worker.recovering.make(kept.recovery())
-    assert (one.header.disk_id, one.size_bytes, one.lacking_chunks) == (DISK, SIZE, 4)
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    assert (one.header.disk_id, one.lacking_chunks) == (DISK, 3)  # the fourth one is zeros
     assert await content(one) == truth()
     assert one.lacking_chunks == 0
 
 
 async def test_chunks_come_when_they_are_read_and_once(worker, kept):
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     assert len(worker.link.asked) == 1  # for the manifest
     await one.read(0, CHUNK)
     assert len(worker.link.asked) == 1
     async with trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(one.read, CHUNK + 5, 100)
+            nursery.start_soon(one.read, cluster_of(one, 1) * CHUNK + 5, 100)
     assert len(worker.link.asked) == 2 and one._bringing == {}
 
 
-async def test_write_that_finds_no_place_to_wait_keeps_what_is_beside_it(worker, kept, monkeypatch):
-    one = await worker.recovering.make(kept.recovery())
-    monkeypatch.setattr(one._writes, "has_room", lambda _length: False)
-    wanted = bytearray(truth())
-    for at in (CHUNK + 10, 10 * CHUNK + 50):  # one behind the image's end
-        wanted[at : at + 7] = b"written"
-        await one.write(at, b"written")
-    assert await content(one) == wanted
+async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path):
+    one = await worker.recovering.make(kept.recovery(), str(tmp_path / "mirror"))
+    (tmp_path / "mirror").write_bytes(DATA)
+    (tmp_path / "shown").write_bytes(await file_of(one))
+    await trio.run_process(["qemu-img", "check", "-q", "-f", "qcow2", tmp_path / "shown"])
+    convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
+    await trio.run_process([*convert, tmp_path / "shown", tmp_path / "raw"])
+    assert (tmp_path / "raw").read_bytes() == truth()
+
+
+@pytest.mark.parametrize("backing", ["", "relative", "/a\0b", "/a\nb", "/" + "x" * 1023])
+async def test_what_cannot_be_lain_on_is_refused(worker, kept, backing):
+    with pytest.raises(errors.Unusable):
+        await worker.recovering.make(kept.recovery(), backing)
+    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
+
+
+async def test_disk_that_is_of_no_whole_sectors_is_refused(host, tmp_path):
+    cut = geometry.Geometry(SIZE + 1, CHUNK)
+    worker = Worker(host, tmp_path, kept_checkpoints.Kept(one_host.IMAGE, cut, {}))
+    with pytest.raises(errors.Unusable, match="not of whole sectors"):
+        await worker.recovering.make(worker.kept.recovery(), MIRROR)
 
 
 async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_path):
     async with running(worker):
-        one = await worker.recovering.make(kept.recovery())
+        one = await worker.recovering.make(kept.recovery(), MIRROR)
         path = tmp_path / f"disks/{DISK}.acrecovery"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         await until_whole(worker)
@@ -132,6 +161,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
         {
             "checkpoint_id": DISK,
             "instance_id": kept_checkpoints.INSTANCE,
+            "image_id": one_host.IMAGE,
             "is_whole": True,
             "lacking_chunks": 0,
         }
@@ -139,10 +169,11 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
 
 
 async def test_next_worker_goes_on(host, worker, kept, tmp_path):
-    await (await worker.recovering.make(kept.recovery())).read(CHUNK, 10)
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    await one.read(cluster_of(one, 1) * CHUNK, 10)
     following = Worker(host, tmp_path, kept)
     one = await following.disks.open(DISK)
-    assert one.lacking_chunks == 3 and await content(one) == truth()
+    assert one.lacking_chunks == 2 and await content(one) == truth()
     async with running(following):
         await until_whole(following)
     assert await content(await Worker(host, tmp_path, kept).disks.open(DISK)) == truth()
@@ -152,9 +183,9 @@ async def test_next_worker_goes_on(host, worker, kept, tmp_path):
 async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
     host, worker, kept, tmp_path
 ):
-    await content(await worker.recovering.make(kept.recovery()))
+    await content(await worker.recovering.make(kept.recovery(), MIRROR))
     one = await Worker(host, tmp_path, kept, boot=1).disks.open(DISK)
-    assert one.lacking_chunks == 4 and await content(one) == truth()
+    assert one.lacking_chunks == 3 and await content(one) == truth()
 
 
 @pytest.mark.parametrize(
@@ -162,27 +193,27 @@ async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
 )
 async def test_holder_that_fails_or_lies_is_passed_over(worker, kept, fault):
     worker.link.faults[ONE] = fault
-    assert await content(await worker.recovering.make(kept.recovery())) == truth()
+    assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
     asked = [address for address, _ in worker.link.asked]
     assert asked.count(ONE) == 2  # for the manifest, and for the first chunk: then it is asked last
 
 
 async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kept):
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     worker.link.faults = dict.fromkeys((ONE, TWO), errors.ChunkMissing("it", "a holder"))
     with pytest.raises(errors.ChunkLost):
-        await one.read(CHUNK, 10)
-    assert bytes(await one.read(0, CHUNK)) == DATA[:CHUNK]
+        await one.read(cluster_of(one, 1) * CHUNK, 10)
+    assert bytes(await one.read(0, 4)) == b"QFI\xfb"  # the tables are here
 
 
 async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock):
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with trio.open_nursery() as nursery:
         got = []
 
         async def read():
-            got.append(bytes(await one.read(CHUNK, 10)))
+            got.append(bytes(await one.read(cluster_of(one, 1) * CHUNK, 10)))
 
         nursery.start_soon(read)
         await trio.sleep(2)
@@ -191,17 +222,17 @@ async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock
 
 
 async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autojump_clock):
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     with pytest.raises(errors.DeadlineExceeded, match="silent"):
-        await one.read(CHUNK, 10)
+        await one.read(cluster_of(one, 1) * CHUNK, 10)
 
 
 @pytest.mark.expect_log("not all of its checkpoint is here")
 async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, caplog):
     monkeypatch.setattr(recovering, "AGAIN_S", 0.05)
     worker.link.deadline_s = 0.05
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with running(worker):
         with trio.fail_after(5):
@@ -213,18 +244,18 @@ async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, 
     assert await content(one) == truth()
 
 
-async def test_write_to_a_part_of_a_chunk_keeps_the_rest_of_the_checkpoints(worker, kept):
-    one = await worker.recovering.make(kept.recovery())
-    await one.write(CHUNK + 5, b"abc")
-    await one.write(7 * CHUNK, b"z" * CHUNK)
-    expected = bytearray(truth())
-    expected[CHUNK + 5 : CHUNK + 8] = b"abc"
-    expected[7 * CHUNK : 8 * CHUNK] = b"z" * CHUNK
-    assert await content(one) == expected
+async def test_nobody_writes_to_it(host, worker, kept, tmp_path):
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    following = await Worker(host, tmp_path, kept).disks.open(DISK)
+    for each in (one, following):
+        for at in (0, each.size_bytes - 512):
+            with pytest.raises(OSError, match="Read-only"):
+                await each.write(at, b"x" * 512)
+    assert await content(one) == truth()
 
 
 async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, kept):
-    one = await worker.recovering.make(kept.recovery())
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
     image = await host.mirrors.attach(one_host.IMAGE)
 
     async def report(done_bytes, total_bytes):
@@ -235,8 +266,8 @@ async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, 
 
 
 async def test_making_it_twice_makes_one(worker, kept):
-    first = await worker.recovering.make(kept.recovery())
-    assert await worker.recovering.make(kept.recovery()) is first
+    first = await worker.recovering.make(kept.recovery(), MIRROR)
+    assert await worker.recovering.make(kept.recovery(), MIRROR) is first
 
 
 @pytest.mark.parametrize(
@@ -249,7 +280,7 @@ async def test_making_it_twice_makes_one(worker, kept):
 async def test_manifest_of_something_else_is_refused(host, worker, kept, changed, why):
     host.add(DATA, one_host.OTHER)
     with pytest.raises(errors.Unusable, match=why):
-        await worker.recovering.make(kept.recovery(**changed))
+        await worker.recovering.make(kept.recovery(**changed), MIRROR)
     assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
 
 
@@ -261,50 +292,61 @@ async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
     host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
     kept = kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
     with pytest.raises(errors.Unusable, match="not what it was then"):
-        await Worker(host, tmp_path, kept).recovering.make(kept.recovery())
+        await Worker(host, tmp_path, kept).recovering.make(kept.recovery(), MIRROR)
 
 
 async def test_chunks_of_another_size_are_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
     kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
     with pytest.raises(errors.Unusable, match="its image has others"):
-        await Worker(host, tmp_path, kept).recovering.make(kept.recovery())
+        await Worker(host, tmp_path, kept).recovering.make(kept.recovery(), MIRROR)
 
 
 async def test_wrong_key_is_refused(worker, kept):
     with pytest.raises(errors.NotAuthentic):
-        await worker.recovering.make(kept.recovery(key="ab" * 32))
+        await worker.recovering.make(kept.recovery(key="ab" * 32), MIRROR)
 
 
 async def test_manifest_that_no_holder_has_is_refused(worker, kept):
     with pytest.raises(errors.ChunkLost):
-        await worker.recovering.make(kept.recovery(manifest_name="ab" * 32))
+        await worker.recovering.make(kept.recovery(manifest_name="ab" * 32), MIRROR)
 
 
 async def test_other_disk_of_that_name_is_left_alone(host, worker, kept):
     image = await host.mirrors.attach(one_host.IMAGE)
     await worker.disks.make(DISK, image, SIZE)
     with pytest.raises(errors.Unusable, match="was not made of this checkpoint"):
-        await worker.recovering.make(kept.recovery())
-    assert await content(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
+        await worker.recovering.make(kept.recovery(), MIRROR)
+    assert await file_of(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
 
 
 async def test_dropped_disk_leaves_nothing(worker, kept):
-    await worker.recovering.make(kept.recovery())
+    await worker.recovering.make(kept.recovery(), MIRROR)
     await worker.disks.drop(DISK)
     assert list(worker.disks.folder.iterdir()) == []
 
 
-async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, kept):
+def leave(worker, kept):
+    """Leave what a kill leaves while the disk is made."""
     recovery_files.write(worker.disks.folder, kept.recovery(), kept.manifest)
+    disk_files.data_path(worker.disks.folder, DISK).write_bytes(b"half of its tables")
+
+
+async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, kept):
+    leave(worker, kept)
     async with running(worker):
         with trio.fail_after(5):
             while list(worker.disks.folder.iterdir()):  # noqa: ASYNC110 - as whoever waits looks
                 await trio.sleep(0.01)
 
 
+async def test_what_a_kill_has_left_is_in_nobodys_way(worker, kept):
+    leave(worker, kept)
+    assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
+
+
 async def test_disk_without_its_manifest_is_not_served_as_its_image(host, worker, kept, tmp_path):
-    await worker.recovering.make(kept.recovery())
+    await worker.recovering.make(kept.recovery(), MIRROR)
     (tmp_path / f"disks/{DISK}.acmanifest").unlink()
     with pytest.raises(errors.FormatError, match="manifest is missing"):
         await Worker(host, tmp_path, kept).disks.open(DISK)

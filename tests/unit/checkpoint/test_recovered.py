@@ -10,15 +10,15 @@ from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery
 from acstor_checkpoint import recovered
 from acstor_common import errors
-from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import recovered_mark
 
-CHUNK = geometry.DEFAULT_CHUNK_BYTES
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.parse_disk_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+CREATE = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"]
 
 
-def keep(folder, key=b"", marks=(2, 3, 9)):
+def keep(folder, key=b"", backing="/"):
     """Write down what an agent does of a disk."""
     disks = folder / "disks"
     disks.mkdir(exist_ok=True)
@@ -33,54 +33,102 @@ def keep(folder, key=b"", marks=(2, 3, 9)):
         key=key.hex(),
     )
     (disks / f"{DISK}.acrecovery").write_bytes(recovery.pack(of))
-    header = disk_header.DiskHeader(DISK, IMAGE, geometry.Geometry(10 * CHUNK, CHUNK), CHUNK)
-    raw = bytearray(disk_header.pack(header, bytes(16)) + bytes(10))
-    for chunk_no in marks:
-        raw[disk_header.AT_MARKS + chunk_no] = disk_header.WRITTEN
-    (disks / f"{DISK}.acdisk").write_bytes(raw)
-    return recovered.Recovered(folder)
+    made = recovered.Recovered(folder)
+    subprocess.run([*CREATE, str(backing), made.file(DISK), "1M"], check=True)
+    return made
 
 
-def test_disk_has_what_is_marked(tmp_path):
+def test_disk_lacks_something_as_long_as_its_key_is_there(tmp_path):
+    assert not keep(tmp_path, key=b"k" * 32).is_whole(DISK)
+    assert keep(tmp_path).is_whole(DISK)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b'{"version": 1}'])
+def test_damaged_file_is_refused(tmp_path, damage):
     of = keep(tmp_path)
-    assert of.image_of(DISK) == IMAGE
-    assert list(of.ranges(DISK)) == [(n * CHUNK, CHUNK) for n in (2, 3, 9)]
-
-
-def test_disk_that_lacks_chunks_gives_no_checkpoint(tmp_path):
-    of = keep(tmp_path, key=b"k" * 32)
-    assert of.image_of(DISK) == IMAGE
-    with pytest.raises(errors.Unusable, match="not all of that checkpoint"):
-        list(of.ranges(DISK))
-
-
-@pytest.mark.parametrize("ending", ["acdisk", "acrecovery"])
-@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}"])
-def test_damaged_files_are_refused(tmp_path, ending, damage):
-    of = keep(tmp_path)
-    (tmp_path / f"disks/{DISK}.{ending}").write_bytes(damage)
+    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(damage)
     with pytest.raises(errors.Unusable):
-        list(of.ranges(DISK))
+        of.is_whole(DISK)
 
 
-def test_disk_that_is_not_there_is_of_no_image(tmp_path):
+def test_unknown_version_is_not_whole(tmp_path):
+    of = keep(tmp_path)
+    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(b'{"version": 2, "key": ""}')
+    assert not of.is_whole(DISK)
+
+
+def test_disk_that_is_not_there_is_refused(tmp_path):
     of = recovered.Recovered(tmp_path)
-    assert of.image_of(DISK) is None
-    with pytest.raises(errors.Unusable):
-        list(of.ranges(DISK))
+    for ask in (of.is_whole, of.base):
+        with pytest.raises(errors.Unusable):
+            ask(DISK)
 
 
-def test_overlay_of_a_recovered_server_is_one_of_its_image(tmp_path):
-    keep(tmp_path)
-    bases = recovered.Bases("/mirror", tmp_path)
+def test_disk_says_what_it_lies_on(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("/mirror/that/may/not/answer")
+    assert keep(tmp_path, backing=link).base(DISK) == str(link)
+
+
+@pytest.mark.parametrize("backing", ["/none", "relative"])
+def test_what_it_cannot_lie_on_is_refused(tmp_path, backing):
+    with pytest.raises(errors.Unusable, match="should lie on"):
+        keep(tmp_path, backing=backing).base(DISK)
+
+
+def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
+    bases = recovered.Bases("/mirror/")
     path = str(tmp_path / "disk")
-    create = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"]
-    for backing, image, ranges in (
-        (f"/mirror/disks/{DISK}.raw", IMAGE, 3),
-        (f"/mirror/disks/{IMAGE}.raw", None, None),
-        (f"/elsewhere/disks/{DISK}.raw", None, 0),
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    for backing, image, checkpoint in (
+        (link, IMAGE, None),
+        (f"/mirror/disks/{DISK}.qcow2", None, DISK),
+        (f"/mirror/disks/{DISK}.raw", None, None),
+        (f"/elsewhere/disks/{DISK}.qcow2", None, None),
     ):
-        subprocess.run([*create, backing, path, "1M"], check=True)
-        assert bases.base_of(path) == image
-        if ranges is not None:
-            assert len(list(bases.beneath(path))) == ranges
+        subprocess.run([*CREATE, backing, path, "1M"], check=True)
+        assert (bases.image_of(path), bases.checkpoint_of(path)) == (image, checkpoint)
+
+
+def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tmp_path):
+    bases = recovered.Bases("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    subprocess.run([*CREATE, link, path, "1M"], check=True)
+    recovered_mark.write(path, DISK)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (None, DISK)
+    assert not bases.lies_on_checkpoint(path)
+    recovered_mark.remove(path)
+    recovered_mark.remove(path)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted", "is_in"),
+    [
+        ([], [], True),
+        ([(3, 1)], [], True),
+        ([], [(3, 1)], False),
+        ([(3, 1)], [(3, 1)], True),
+        ([(1, 4), (9, 2)], [(2, 1), (4, 1), (9, 2)], True),
+        ([(1, 2), (3, 2)], [(1, 4)], True),
+        ([(1, 2), (4, 2)], [(1, 4)], False),
+        ([(1, 2)], [(0, 2)], False),
+        ([(1, 2)], [(1, 3)], False),
+        ([(0, 2), (6, 3)], [(0, 1), (5, 2)], False),
+        ([(0, 2)], [(0, 1), (5, 2)], False),
+    ],
+)
+def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in):
+    base = tmp_path / "base"
+    base.write_bytes(bytes(1 << 20))
+    of = keep(tmp_path, backing=base)
+    path = tmp_path / "disk"
+    subprocess.run([*CREATE, base, path, "1M"], check=True)
+    for file, runs in ((path, has), (of.file(DISK), wanted)):
+        for at, length in runs:
+            how = f"write {at * 65536} {length * 65536}"
+            subprocess.run(["qemu-io", "-f", "qcow2", "-c", how, file], check=True)
+    assert of.is_in(str(path), DISK) is is_in

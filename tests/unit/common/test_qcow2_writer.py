@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A qcow2 file that is written as a stream is as long as was said, and is read as it was meant."""
 
+import json
+import random
 import struct
+import subprocess
 import tracemalloc
 from collections.abc import Iterator
 
@@ -9,6 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from acstor_common import changes
 from acstor_common import codecs
 from acstor_common import layout
 from acstor_common import qcow2
@@ -18,6 +22,7 @@ from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 
 STORED, DEFLATE, ZSTD = layout.Codec.STORED, layout.Codec.DEFLATE, layout.Codec.ZSTD
+KIB64 = 64 * 1024
 PACK = {DEFLATE: qcow2_files.deflated, ZSTD: qcow2_files.zstandard_of}
 
 
@@ -186,3 +191,51 @@ def test_run_that_has_other_bytes_than_it_said_ends_the_file(length: int) -> Non
 
     with pytest.raises(ValueError, match="1 bytes too few or too many at 0"):
         list(plan.parts(read_wrong))
+
+
+def overlay(backing: str, *runs: Run) -> qcow2_writer.Plan:
+    return qcow2_writer.Plan(20 * KIB64 - 512, KIB64, STORED, lambda: runs, backing)
+
+
+def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
+    base = random.Random(1).randbytes(9 * KIB64 - 1024)
+    (tmp_path / "base").write_bytes(base)
+    runs = (
+        Run(0, KIB64, is_zero=True),
+        Run(2 * KIB64, 2 * KIB64),
+        Run(4 * KIB64, KIB64, is_zero=True),
+        Run(19 * KIB64, KIB64),  # its end is behind the disk's
+    )
+    data = {run.at: random.Random(run.at).randbytes(run.length) for run in runs if not run.is_zero}
+    plan = overlay(str(tmp_path / "base"), *runs)
+    raw = b"".join(plan.parts(lambda run: [data[run.at]]))
+    assert len(raw) == plan.file_bytes == plan.data_at + 3 * KIB64
+    (tmp_path / "disk").write_bytes(raw)
+    expected = bytearray(base.ljust(20 * KIB64, b"\0"))
+    for run in runs:
+        expected[run.at : run.at + run.length] = data.get(run.at, bytes(run.length))
+    subprocess.run(["qemu-img", "check", "-q", tmp_path / "disk"], check=True)
+    told = subprocess.run(
+        ["qemu-img", "info", "--output=json", tmp_path / "disk"], check=True, capture_output=True
+    )
+    info = json.loads(told.stdout)
+    assert info["backing-filename"] == str(tmp_path / "base")
+    assert info["backing-filename-format"] == "raw"
+    convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
+    subprocess.run([*convert, tmp_path / "disk", tmp_path / "raw"], check=True)
+    assert (tmp_path / "raw").read_bytes() == expected[:-512]
+    kinds = [change.kind for change in qcow2.Qcow2(Bytes(raw), may_have_backing=True).changes()]
+    assert kinds == [changes.Kind.ZERO, changes.Kind.DATA, changes.Kind.ZERO, changes.Kind.DATA]
+
+
+def test_backing_file_with_a_long_name_is_refused() -> None:
+    assert overlay("/" + "x" * 1022).file_bytes
+    with pytest.raises(ValueError, match="1024 bytes"):
+        overlay("/" + "x" * 1023)
+    with pytest.raises(ValueError, match="backing file has 400"):
+        qcow2_writer.Plan(512, 512, STORED, lambda: (), "/" + "x" * 399)
+
+
+def test_zeros_that_are_compressed_are_refused() -> None:
+    with pytest.raises(ValueError, match="not a compressed cluster"):
+        qcow2_writer.Plan(KIB64, KIB64, ZSTD, lambda: [Run(0, KIB64, 5, is_zero=True)])

@@ -17,6 +17,7 @@ from acstor_common import signing
 from acstor_decision import checkpoints
 from acstor_decision import intervals
 from acstor_decision import nova as nova_
+from acstor_decision.db import checkpoints as db_checkpoints
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
 from tests.fakes import decision_databases
@@ -106,6 +107,32 @@ def test_newest_checkpoints_of_a_server_stay(hosts):
     assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(3), checkpoint_id(2)]
     assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
     assert hosts.service.registered == 3
+
+
+def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(hosts):
+    hosts.register(taken(1))
+    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    for number in (2, 3, 4):  # the old host was not dead, and Nova believes it now and then
+        hosts.now_s += 1
+        answer = hosts.register(taken(number))
+    kept = [checkpoint_id(4), checkpoint_id(3), checkpoint_id(1)]
+    assert [one.checkpoint_id for one in answer.kept] == hosts.ids() == kept
+    hosts.nova.servers[checkpoint_hosts.SERVER] = nova_.Server("h2", checkpoint_hosts.PROJECT)
+    hosts.now_s += 1
+    its_own = {"host": "h2", "vault_disk": checkpoint_hosts.OTHER_SERVER}
+    its_own["holders"] = (messages.Holder("h3", "10.0.0.3:1"),)
+    assert not hosts.register(taken(5, **its_own)).why
+    assert hosts.ids() == [checkpoint_id(5), checkpoint_id(4)]
+
+
+def test_one_that_a_server_is_recovered_from_does_not_stay_for_ever(hosts):
+    hosts.register(taken(1))
+    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    hosts.now_s += db_checkpoints.RECOVERY_S
+    for number in (2, 3):
+        hosts.now_s += 1
+        hosts.register(taken(number, sent_s=hosts.now_s))
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
 
 
 def test_newer_is_what_was_registered_later_whatever_the_hosts_clock_says(hosts):

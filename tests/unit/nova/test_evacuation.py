@@ -12,6 +12,7 @@ import pytest
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import recovered_mark
 from acstor_nova import agent_client
 from acstor_nova import decision_client
 from acstor_nova import evacuation
@@ -29,7 +30,7 @@ LISTED = {
         {"checkpoint_id": OLD, "taken_at": "2026-11-23T14:00:00Z"},
     ]
 }
-ATTACHED = scripted_agent.done({"size_bytes": SIZE, "chunk_bytes": 65536, "path": "unused"})
+ATTACHED = scripted_agent.done({"size_bytes": SIZE, "path": "unused"})
 
 
 def recovery_of(checkpoint_id):
@@ -95,13 +96,13 @@ def nova(tmp_path, monkeypatch, api):
     disks = tmp_path / "mirror" / "disks"
     disks.mkdir()
     for one in (NEW, OLD):
-        (disks / f"{one}.raw").write_bytes(bytes(SIZE))
+        (disks / f"{one}.qcow2").write_bytes(bytes(SIZE))
     return made
 
 
 @pytest.fixture
 def agent(nova):
-    told = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "is_whole": False, "lacking_chunks": 1}]
+    told = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "image_id": nova_backend.IMAGE}]
     nova.answers[control_wire.Recovered] = scripted_agent.done({"disks": told})
     nova.answers[control_wire.DropDisk] = scripted_agent.done({})
     with scripted_agent.running(nova.socket, nova.answers) as running:
@@ -127,11 +128,12 @@ def asked(agent, kind):
 
 def test_disk_of_an_evacuated_server_lies_on_its_newest_checkpoint(nova, agent, api):
     made = evacuate(nova)
-    assert base_of(made) == (f"{NEW}.raw", SIZE)
-    assert not nova.base.exists()  # nothing was downloaded, and no mirror linked
+    assert base_of(made) == (f"{NEW}.qcow2", SIZE)
+    assert os.readlink(nova.base) == str(nova.mirror)  # nothing was downloaded
     [request] = asked(agent, control_wire.AttachCheckpoint)
     assert (request.checkpoint_id, request.holders) == (NEW, (("h2", "10.0.0.2:7205"),))
     assert {token for _, token in api.asked} == {"a-token"}
+    assert request.backing_file == str(nova.base)
     assert made._instance.metadata == {"acstor_recovered_from": "2026-11-23T15:00:00Z"}
 
 
@@ -179,7 +181,39 @@ def test_older_checkpoint_is_taken_where_the_newest_cannot_be_had(nova, agent):
         return ATTACHED(request)
 
     agent.answers[control_wire.AttachCheckpoint] = answer
-    assert base_of(evacuate(nova))[0] == f"{OLD}.raw"
+    assert base_of(evacuate(nova))[0] == f"{OLD}.qcow2"
+
+
+@pytest.mark.parametrize("disk_format", ["aki", "raw"])
+def test_image_that_cannot_be_mirrored_is_an_error_in_words(nova, agent, disk_format):
+    nova.image["disk_format"] = disk_format
+    if disk_format == "raw":
+        nova.conf.set_override("verify_glance_signatures", True, group="glance")
+    with pytest.raises(nova_backend.CannotStartError, match="cannot be mirrored here"):
+        evacuate(nova)
+    assert not os.path.lexists(nova.base) and not asked(agent, control_wire.AttachCheckpoint)
+
+
+def test_image_that_is_deactivated_by_now_is_the_servers_still(nova, agent):
+    nova.image["status"] = "deactivated"
+    assert base_of(evacuate(nova))[0] == f"{NEW}.qcow2"
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+def test_image_that_was_downloaded_is_lain_on_as_it_is(nova, agent):
+    nova.base.parent.mkdir()
+    nova.base.write_bytes(bytes(SIZE))
+    evacuate(nova)
+    [request] = asked(agent, control_wire.AttachCheckpoint)
+    assert request.backing_file == str(nova.base) and not nova.base.is_symlink()
+
+
+def test_mirror_that_was_lost_is_an_error_in_words(nova, agent):
+    nova.base.parent.mkdir()
+    nova.base.symlink_to(nova.mirror)
+    agent.answers[control_wire.Ensure] = scripted_agent.failed("ChunkLost", "it cannot be had")
+    with pytest.raises(nova_backend.CannotStartError, match="it cannot be had"):
+        evacuate(nova)
 
 
 def away(nova, api):
@@ -249,15 +283,15 @@ def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch)
 
 
 def test_live_migration_of_what_lies_on_a_checkpoint_is_refused(nova, agent):
-    with pytest.raises(nova_backend.CannotStartError, match="virsh blockpull"):
-        nova.spawn(filename=f"{NEW}.raw")
+    with pytest.raises(nova_backend.CannotStartError, match="Move it then"):
+        nova.spawn(filename=f"{NEW}.qcow2")
 
 
 def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
     made = evacuate(nova)
     del agent.asked[:], api.asked[:]
-    nova.spawn(filename=f"{NEW}.raw")
-    assert base_of(made)[0] == f"{NEW}.raw" and agent.asked == api.asked == []
+    nova.spawn(filename=f"{NEW}.qcow2")
+    assert base_of(made)[0] == f"{NEW}.qcow2" and agent.asked == api.asked == []
 
 
 def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
@@ -272,6 +306,64 @@ def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):
     agent.answers[control_wire.Recovered] = scripted_agent.done({"disks": []})
     with pytest.raises(nova_backend.CannotStartError, match="on the host that it was recovered on"):
         made.libvirt_info("none")
+
+
+def test_start_makes_the_link_beneath_again(nova, agent):
+    made = evacuate(nova)
+    shown = nova.folder / "mirror" / "disks" / f"{NEW}.qcow2"
+    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", nova.base]
+    subprocess.run([*create, shown, str(SIZE)], check=True)
+    nova.base.unlink()
+    made.libvirt_info("none")
+    assert os.readlink(nova.base) == str(nova.mirror)
+    agent.answers[control_wire.Ensure] = scripted_agent.failed("ChunkLost", "it is nowhere")
+    with pytest.raises(nova_backend.CannotStartError, match="it is nowhere"):
+        made.libvirt_info("none")
+
+
+def marked(nova, agent):
+    """Return a disk on the mirror that may lack some of its checkpoint."""
+    made = nova.spawn()
+    recovered_mark.write(made.path, NEW)
+    return made
+
+
+def test_disk_whose_qemu_ended_too_early_starts_on_its_checkpoint_again(nova, agent):
+    made = marked(nova, agent)
+    made.libvirt_info("none")
+    assert base_of(made)[0] == f"{NEW}.qcow2"
+    made.libvirt_info("none")
+    assert base_of(made)[0] == f"{NEW}.qcow2"
+
+
+def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, monkeypatch):
+    made = marked(nova, agent)
+
+    def fail(*args, **more):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(evacuation.processutils, "execute", fail)
+    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+        made.libvirt_info("none")
+
+
+def test_damaged_mark_is_no_licence_to_start(nova, agent):
+    made = nova.spawn()
+    with open(made.path + recovered_mark.ENDING, "w") as file:
+        file.write("?")
+    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+        made.libvirt_info("none")
+    evacuation.drop_unused(nova.host, set())
+    assert not asked(agent, control_wire.DropDisk)
+
+
+def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova, agent):
+    made = marked(nova, agent)
+    evacuation.drop_unused(nova.host, {INSTANCE})
+    assert not asked(agent, control_wire.DropDisk)
+    recovered_mark.remove(made.path)
+    evacuation.drop_unused(nova.host, {INSTANCE})
+    assert asked(agent, control_wire.DropDisk)
 
 
 def test_start_waits_for_the_agent(nova):

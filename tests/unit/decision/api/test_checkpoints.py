@@ -9,6 +9,7 @@ from acstor_common import signing
 from acstor_decision import nova as nova_
 from acstor_decision import rpc
 from acstor_decision.api import app
+from acstor_decision.db import checkpoints
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 from tests.unit.decision.api import conftest
@@ -110,6 +111,24 @@ def test_deleted_one_is_gone(client, three):
     assert client.post(f"{ONE}/delete").json == {"checkpoint_id": checkpoint_id(1)}
     assert client.get(ONE).status_code == client.post(f"{ONE}/delete").status_code == 404
     assert checkpoint_id(1) not in listed(client)
+
+
+def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client, three):
+    assert client.get(ONE).json["recovered_at"] is None
+    client.get(f"{ONE}/recovery")
+    assert client.get(ONE).json["recovered_at"]
+    answer = client.post(f"{ONE}/delete")
+    assert answer.status_code == 409
+    assert "was given out for recovery at" in answer.json["error"]["message"]
+    assert client.get(ONE).status_code == 200
+    assert client.post(f"{ONE}/delete", json={"force": True}).status_code == 200
+    assert client.get(ONE).status_code == 404
+
+
+def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
+    for ago_s, status in ((checkpoints.RECOVERY_S - 60, 409), (checkpoints.RECOVERY_S + 60, 200)):
+        store.note_recovery(checkpoint_id(1), time.time() - ago_s)
+        assert client.post(f"{ONE}/delete").status_code == status
 
 
 def test_one_is_asked_of_the_servers_host(client, bus, three):

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The qcow2 file that a checkpoint is shown as: its tables are computed, its data are its chunks.
+
+A cluster is a chunk, so that each cluster of data is one chunk of the checkpoint, whole and by
+itself.  What the checkpoint has not is the backing file's, which is raw and the image's mirror.
+
+The one rule: a guest's bytes stand only where the tables lead, so they are never taken for
+anything but bytes.
+"""
+
+import array
+from collections.abc import Iterator
+from typing import Final
+
+from acstor_common import checkpoint_manifest
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import layout
+from acstor_common import qcow2_header
+from acstor_common import qcow2_writer
+
+MAX_CLUSTER_BYTES: Final = 1 << qcow2_header.MAX_CLUSTER_BITS
+HEAD_BYTES: Final = 32
+_AT_SIZE: Final = 24
+
+
+def cluster_bytes(manifest: checkpoint_manifest.Manifest) -> int:
+    """Return the size of a cluster: a chunk, or half of one that is larger than clusters can be."""
+    return min(manifest.subject.cut.chunk_bytes, MAX_CLUSTER_BYTES)
+
+
+def places(manifest: checkpoint_manifest.Manifest) -> "array.array[int]":
+    """Return which cluster of the disk each cluster of the file's data is."""
+    found = array.array("Q")
+    size = cluster_bytes(manifest)
+    for run in _runs(manifest):
+        if not run.is_zero:
+            found.extend(range(run.at // size, (run.at + run.length) // size))
+    return found
+
+
+def plan(manifest: checkpoint_manifest.Manifest, backing: str) -> qcow2_writer.Plan:
+    """Return how the file is laid out.
+
+    :param backing: path of what has the image
+    :raises errors.Unusable: there can be no such file
+    """
+    what = "the disk of a checkpoint"
+    if not backing.startswith("/") or {"\0", "\n"} & set(backing):
+        raise errors.Unusable(what, f"{backing[:80]!r} is no absolute path to lie on")
+    try:
+        return qcow2_writer.Plan(
+            manifest.subject.cut.size_bytes,
+            cluster_bytes(manifest),
+            layout.Codec.STORED,
+            lambda: _runs(manifest),
+            backing,
+        )
+    except ValueError as e:
+        raise errors.Unusable(what, str(e)) from e
+
+
+def size_of(head: bytes) -> int:
+    """Return the size of the disk that a file with this beginning is of."""
+    return int.from_bytes(head[_AT_SIZE:HEAD_BYTES])
+
+
+def _runs(manifest: checkpoint_manifest.Manifest) -> Iterator[qcow2_writer.Run]:
+    cut, size = manifest.subject.cut, cluster_bytes(manifest)
+    for chunk_no, name in manifest:
+        length = -(-cut.chunk_length(chunk_no) // size) * size
+        is_zero = name == ids.ZERO_CID
+        yield qcow2_writer.Run(cut.chunk_offset(chunk_no), length, is_zero=is_zero)

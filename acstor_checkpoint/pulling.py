@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes ordinary servers of recovered ones: what a checkpoint has is copied into the server's disk.
+
+The disk of a recovered server lies on what the agent shows of a checkpoint, which lies on the
+image's mirror.  When all of the checkpoint is on this host, what it has is pulled: by QEMU while
+the server runs, by qemu-img while it is off.  The disk then lies on the mirror as any other one,
+so the server can move, and has checkpoints.
+
+The one rule: what a disk lies on, and a mark beside it until its file has all
+(:mod:`acstor_common.recovered_mark`), say how far it is.  So what is killed, or ended by Nova for a
+snapshot or a move, begins again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_checkpoint import domains as domains_
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import recovered as recovered_
+from acstor_checkpoint import servers
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import log_once
+from acstor_common import recovered_mark
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 10.0
+FIRST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_S: Final = 1800.0
+
+
+class OffPull(Protocol):
+    """Pulls into a disk that nobody has open."""
+
+    def __call__(self, disk: off_pull.OffDisk, is_off: Callable[[], bool]) -> None:
+        """Pull all of it.
+
+        :raises errors.Unusable: it was not done: the server was started, or there is no room
+        """
+
+
+class _Tried(NamedTuple):
+    again_s: float
+    pause_s: float
+
+
+class Pulling:
+    """The loop, for a thread of its own.
+
+    :param domains: of the servers whose disks lie on checkpoints, or may lack some of one; these
+        stand as what they lie on
+    :param rate_bytes_s: of QEMU, for each disk; 0: as fast as it goes
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self,
+        domains: domains_.Domains,
+        recovered: recovered_.Recovered,
+        bases: recovered_.Bases,
+        rate_bytes_s: int,
+        ended: threading.Event,
+        pull_off: OffPull,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domains, self._recovered, self._bases = domains, recovered, bases
+        self._rate_bytes_s, self._ended = rate_bytes_s, ended
+        self._pull_off, self._clock = pull_off, clock
+        self._tried: dict[ids.ImageId, _Tried] = {}
+        self._faults = log_once.LogOnce(LOG)
+
+    def run(self) -> None:
+        """Look and pull until the end."""
+        while not self._ended.wait(LOOK_EVERY_S):
+            try:
+                self.look()
+            except Exception:
+                LOG.exception("disks of recovered servers are not looked at")
+
+    def look(self) -> None:
+        """Begin what is to be pulled and is not; return when those that are off are done."""
+        try:
+            found = self._domains.present()
+        except errors.AcstorError as e:
+            self._faults.say(str(e))
+            return
+        self._faults.say("")
+        here = {server.instance for server in found}
+        for instance in self._tried.keys() - here:
+            del self._tried[instance]
+            LOG.info("server %s: its disk lies on no checkpoint any more", instance)
+        for server in found:
+            if not self._ended.is_set():
+                self._try(server)
+
+    def _is_due(self, instance: ids.ImageId) -> bool:
+        tried = self._tried.get(instance)
+        return tried is None or self._clock() >= tried.again_s
+
+    def _try(self, server: servers.Server) -> None:
+        try:
+            if not self._bases.lies_on_checkpoint(server.disk.path):
+                self._end(server)
+            elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
+                self._pull(server)
+        except (errors.AcstorError, OSError, ValueError) as e:
+            LOG.warning("server %s: its checkpoint is not in its disk: %s", server.instance, e)
+            self._pause(server.instance)
+
+    def _pull(self, server: servers.Server) -> None:
+        checkpoint_id = server.disk.base
+        base = self._recovered.base(checkpoint_id)
+        domain = self._domains.domain(server)
+        if not domain.is_active():
+            disk = off_pull.OffDisk(server.disk.path, base, self._recovered.file(checkpoint_id))
+            self._pull_off(disk, lambda: not domain.is_active())
+            recovered_mark.remove(server.disk.path)
+            return
+        if recovered_mark.read(server.disk.path) != checkpoint_id:
+            recovered_mark.write(server.disk.path, checkpoint_id)
+        if domain.pull(base, self._rate_bytes_s):
+            LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
+            self._pause(server.instance)
+
+    def _end(self, server: servers.Server) -> None:
+        """Take the mark away when the file has all; lay a disk that lost some on it again.
+
+        Where QEMU runs and the file lacks something, that comes when the guest flushes.
+        """
+        path, checkpoint_id = server.disk.path, server.disk.base
+        domain = self._domains.domain(server)
+        is_active = domain.is_active()
+        if self._recovered.is_in(path, checkpoint_id):
+            off_pull.make_safe(path)
+            recovered_mark.remove(path)
+            LOG.info(
+                "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
+            )
+        elif not is_active:
+            off_pull.lay_on(path, self._bases.shown(checkpoint_id))
+
+    def _pause(self, instance: ids.ImageId) -> None:
+        """Let it be for a while, longer each time."""
+        former = self._tried.get(instance)
+        pause_s = min(2 * former.pause_s, LONGEST_PAUSE_S) if former else FIRST_PAUSE_S
+        self._tried[instance] = _Tried(self._clock() + pause_s, pause_s)

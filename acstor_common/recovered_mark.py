@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file beside a server's disk that says that it may lack what its checkpoint has.
+
+QEMU changes what a disk lies on as soon as it has copied the last cluster, and writes the tables
+that lead to such clusters later, at the latest when the guest flushes.  Who kills it in between
+leaves a disk that lies on the image's mirror and has not all that the checkpoint had.  So the mark
+is there before QEMU begins to copy, and goes when the file has all of it.
+
+The one rule: as long as it is there the checkpoint's disk stays, the server starts on that, and
+no checkpoint is made of what the tables say.  It goes with the server's folder.
+"""
+
+import pathlib
+
+from acstor_common import ids
+from acstor_common import whole_file
+
+ENDING = ".acstor-recovered"
+_MAX_BYTES = 64
+
+
+def read(disk: str) -> ids.ImageId | None:
+    """Return the checkpoint that a disk may lack something of; None if it lacks nothing.
+
+    :raises OSError: nobody can tell
+    :raises ValueError: the mark is damaged
+    """
+    try:
+        with _path(disk).open(encoding="ascii") as file:
+            return ids.parse_image_id(file.read(_MAX_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def write(disk: str, checkpoint_id: ids.ImageId) -> None:
+    """Put it beside a disk, safe.
+
+    :raises OSError: it cannot be
+    """
+    with whole_file.written(_path(disk)) as file:
+        file.write(checkpoint_id.encode("ascii"))
+
+
+def remove(disk: str) -> None:
+    """Take it away: the disk has all.
+
+    :raises OSError: it cannot be
+    """
+    _path(disk).unlink(missing_ok=True)
+
+
+def _path(disk: str) -> pathlib.Path:
+    return pathlib.Path(disk + ENDING)

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a disk has whose file an agent has made of a checkpoint, by the library alone."""
+
+from acstor_common import changes
+from acstor_common import qcow2
+from tests.fakes import qcow2_files
+
+
+def over(raw: bytes, image: bytes) -> bytes:
+    """Return the disk that a qcow2 file is, over the image that it lies on."""
+    file = qcow2.Qcow2(qcow2_files.Bytes(raw), may_have_backing=True)
+    disk = bytearray(image.ljust(file.virtual_size, b"\0"))
+    for at, length, kind in file.changes():
+        part = bytearray(length)
+        if kind is changes.Kind.DATA:
+            file.read_into(memoryview(part), at)
+        disk[at : at + length] = part
+    return bytes(disk)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovered servers on a real libvirt become ordinary ones, whatever happens meanwhile."""
+
+import contextlib
+import os
+import random
+import time
+
+import pytest
+
+pytest.importorskip("libvirt")
+
+import libvirt
+
+from acstor_checkpoint import domains
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import overlay
+from acstor_checkpoint import pulling
+from acstor_common import errors
+from acstor_common import geometry
+from tests.lab import domain as domain_lab
+from tests.lab import recovered_domain
+from tests.lab import runs
+
+MIB, CHUNK = geometry.MIB, geometry.DEFAULT_CHUNK_BYTES
+DISK_BYTES = 96 * MIB
+BASE = random.Random(18).randbytes(40 * MIB)
+CHANGED = [0, 1, 3, 5, 100, *range(300, 320), 639, 640, 1000, DISK_BYTES // CHUNK - 1]
+SLOW_BYTES_S = MIB // 2
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def host():
+    with domain_lab.libvirt_host() as running:
+        yield running
+
+
+@pytest.fixture
+def place(host, tmp_path):
+    made = []
+
+    def make(changed=CHANGED, rate_bytes_s=0):
+        it = recovered_domain.RecoveredDomain(
+            host, tmp_path, BASE, DISK_BYTES, list(changed), rate_bytes_s
+        )
+        made.append(it)
+        return it
+
+    yield make
+    for it in made:
+        it.ended.set()
+        it.guest.close()
+
+
+def start(it):
+    it.guest.domain.create()
+    time.sleep(2.0)  # the firmware has found its disk
+
+
+def until_ordinary(it):
+    runs.wait_for(it.is_ordinary, DEADLINE_S, "the disk on the mirror", str)
+
+
+def ends_as_it_should(it, more_chunks=0):
+    with contextlib.suppress(libvirt.libvirtError):
+        it.guest.domain.destroy()
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert not it.is_marked()
+    assert it.is_ordinary() and it.content() == it.data
+    assert it.own_bytes() <= (len(it.changed) + more_chunks) * CHUNK
+    it.shown.unlink()  # nothing lies on it
+    assert it.content() == it.data
+    runs.tool(["qemu-img", "check", "-q", it.guest.path])
+    assert os.listdir(it.guest.path.parent).count(f"disk{off_pull.COPY_ENDING}") == 0
+
+
+def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, tmp_path):
+    it = place()
+    start(it)
+    it.write(3 * CHUNK + 512, 1024, 7)
+    it.pulling.look()
+    it.write(310 * CHUNK, 3 * CHUNK, 9)
+    it.write(700 * CHUNK, CHUNK, 11)
+    until_ordinary(it)
+    served = domains.Domains(it.pulling._domains._uri, it.bases.image_of)
+    assert not [one for one in served.present() if one.instance == it.guest.instance]
+    it.write(0, 512, 13)  # and flush
+    it.pulling.look()
+    assert not it.is_marked()
+    [server] = [one for one in served.present() if one.instance == it.guest.instance]
+    assert server.disk.base == it.guest.image
+    with served.domain(server).moment("acstor-one", "", tmp_path):
+        assert "acstor-one" in it.guest.bitmaps()  # it has checkpoints as ever
+    ends_as_it_should(it, more_chunks=1)
+
+
+def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
+    it = place()
+    start(it)
+    it.know(key="ab" * 32)
+    it.pulling.look()
+    assert it.guest.domain.blockJobInfo("vda") == {}
+    it.know(key="")
+    it.pulling.look()
+    until_ordinary(it)
+    ends_as_it_should(it)
+
+
+@pytest.mark.parametrize("end", ["killed", "aborted", "stopped"])
+@pytest.mark.allow_log("")
+def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
+    it = place(range(100, 164), SLOW_BYTES_S)
+    start(it)
+    it.pulling.look()
+    runs.wait_for(
+        lambda: it.guest.domain.blockJobInfo("vda").get("cur", 0) > 102 * CHUNK,
+        DEADLINE_S,
+        "some of it",
+        str,
+    )
+    it.write(150 * CHUNK + 512, 512, 5)
+    if end == "aborted":  # as Nova does before it takes a snapshot
+        it.guest.domain.blockJobAbort("vda")
+    else:
+        it.guest.kill() if end == "killed" else it.guest.domain.destroy()
+        start(it)
+    assert not it.is_ordinary()
+    it.pulling.look()
+    assert it.guest.domain.blockJobInfo("vda") == {}  # it waits first
+    it.pulling._rate_bytes_s = 0
+    it.now_s += pulling.FIRST_PAUSE_S
+    it.pulling.look()
+    until_ordinary(it)
+    ends_as_it_should(it)
+
+
+@pytest.mark.allow_log("")
+def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(place):
+    it = place()
+    start(it)
+    it.pulling.look()
+    until_ordinary(it)
+    it.guest.kill()
+    assert it.content() != it.data, "QEMU has written its tables: this test sees nothing"
+    assert it.is_marked()
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert it.lies_on() == str(it.shown) and it.content() == it.data
+    start(it)
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    until_ordinary(it)
+    it.write(0, 512, 1)
+    it.now_s += pulling.LONGEST_PAUSE_S
+    it.pulling.look()
+    assert not it.is_marked()
+    it.guest.kill()
+    ends_as_it_should(it)
+
+
+def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(place):
+    it = place()
+    start(it)
+    it.write(3 * CHUNK + 512, 1024, 7)
+    it.guest.domain.destroy()
+    it.guest.path.chmod(0o640)
+    it.pulling.look()
+    assert it.is_ordinary() and it.guest.path.stat().st_mode & 0o777 == 0o640
+    start(it)
+    it.write(5 * CHUNK, 512, 3)
+    ends_as_it_should(it)
+
+
+def meanwhile(monkeypatch, it, what):
+    """Do something when the copy is made."""
+    done = off_pull.Puller._run
+
+    def run(self, argv, is_off):
+        if argv[0] == "sync":
+            what()
+        done(self, argv, is_off)
+
+    monkeypatch.setattr(off_pull.Puller, "_run", run)
+    it.pulling.look()
+    monkeypatch.undo()
+    assert not it.is_ordinary()
+    assert not it.guest.path.with_name(f"disk{off_pull.COPY_ENDING}").exists()
+
+
+@pytest.mark.expect_log("is not in its disk")
+def test_server_that_is_started_meanwhile_keeps_its_disk(place, monkeypatch):
+    it = place()
+    meanwhile(monkeypatch, it, lambda: start(it))
+    it.write(5 * CHUNK, 512, 3)
+    it.now_s += pulling.FIRST_PAUSE_S
+    it.pulling.look()
+    until_ordinary(it)
+    ends_as_it_should(it)
+
+
+@pytest.mark.expect_log("is not in its disk")
+def test_what_was_written_meanwhile_is_not_lost(place, monkeypatch):
+    it = place()
+
+    def write():
+        command = f"write -P 9 {7 * CHUNK} {CHUNK}"
+        runs.tool(["qemu-io", "-f", "qcow2", "-c", command, it.guest.path])
+        it.data[7 * CHUNK : 8 * CHUNK] = bytes([9]) * CHUNK
+
+    meanwhile(monkeypatch, it, write)
+    it.now_s += pulling.FIRST_PAUSE_S
+    it.pulling.look()
+    ends_as_it_should(it, more_chunks=1)
+
+
+def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
+    it = place()
+    with off_pull._locked(str(it.guest.path)):
+        with pytest.raises(libvirt.libvirtError, match="lock"):
+            it.guest.domain.create()
+    start(it)
+    with pytest.raises(errors.Unusable, match="somebody uses it"):
+        with off_pull._locked(str(it.guest.path)):
+            pass
+
+
+@pytest.mark.expect_log("are to stay free")
+def test_copy_that_has_no_room_is_not_made(place, monkeypatch):
+    it = place()
+    monkeypatch.setattr(off_pull, "_SPARE_BYTES", 1 << 60)
+    before = overlay.stamp(str(it.guest.path))
+    it.pulling.look()
+    assert not it.is_ordinary() and overlay.stamp(str(it.guest.path)) == before
+
+
+@pytest.mark.expect_log("No such file|not open|not there")
+def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
+    it = place()
+    folder = it.guest.path.parent
+    moved = folder.with_name(f"{folder.name}_resize")
+    meanwhile_moved = lambda: os.rename(folder, moved)  # noqa: E731
+    done = off_pull.Puller._run
+
+    def run(self, argv, is_off):
+        if argv[0] == "qemu-img":
+            meanwhile_moved()
+        done(self, argv, is_off)
+
+    monkeypatch.setattr(off_pull.Puller, "_run", run)
+    it.pulling.look()
+    os.rename(moved, folder)
+    assert not it.is_ordinary()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A domain as a recovered server has it: overlay, a checkpoint's file, and the image's mirror."""
+
+import pathlib
+import random
+import threading
+import uuid
+
+import msgspec
+
+from acstor_checkpoint import domains
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import pulling
+from acstor_checkpoint import recovered
+from acstor_common import ids
+from acstor_common import layout
+from acstor_common import local_file
+from acstor_common import qcow2
+from acstor_common import qcow2_writer
+from acstor_common import recovered_mark
+from tests.lab import domain as domain_lab
+from tests.lab import runs
+from tests.lab.openstack import machine
+
+CHUNK = 64 * domain_lab.KIB
+
+
+class RecoveredDomain:
+    """The domain, off, and what would pull on its host.
+
+    :param changed: chunks that the checkpoint has; every fifth one is zeros
+    """
+
+    def __init__(
+        self,
+        host: machine.Machine,
+        folder: pathlib.Path,
+        base: bytes,
+        disk_bytes: int,
+        changed: list[int],
+        rate_bytes_s: int = 0,
+    ) -> None:
+        self.guest = domain_lab.Domain(host, folder, base, disk_bytes)
+        self.base, self.changed = base, changed
+        self.mirror_link = local_file.backing_of(str(self.guest.path))
+        self.checkpoint_id = ids.parse_image_id(str(uuid.uuid4()))
+        self._disks, shown = folder / "state" / "disks", folder / "mirror" / "disks"
+        self._disks.mkdir(parents=True)
+        shown.mkdir()
+        self.data = bytearray(base.ljust(disk_bytes, b"\0"))
+        self.shown = shown / f"{self.checkpoint_id}.qcow2"
+        self.shown.write_bytes(self._file(disk_bytes))
+        (self._disks / f"{self.checkpoint_id}.data").hardlink_to(self.shown)
+        self.know(key="")
+        self._rebase(self.shown)
+        self.bases = recovered.Bases(str(folder / "mirror"))
+        self.now_s = 0.0
+        self.pulling = self.made_pulling(domain_lab.uri(host), folder, rate_bytes_s)
+
+    def made_pulling(self, uri: str, folder: pathlib.Path, rate_bytes_s: int) -> pulling.Pulling:
+        """Return what pulls, begun anew."""
+        self.ended = threading.Event()
+        return pulling.Pulling(
+            domains.Domains(uri, self.bases.checkpoint_of),
+            recovered.Recovered(folder / "state"),
+            self.bases,
+            rate_bytes_s,
+            self.ended,
+            off_pull.Puller(self.ended),
+            lambda: self.now_s,
+        )
+
+    def know(self, key: str) -> None:
+        """Let the agent have written down what is missing: with a key, something is."""
+        path = self._disks / f"{self.checkpoint_id}.acrecovery"
+        path.write_bytes(msgspec.json.encode({"version": 1, "key": key}))
+
+    def _file(self, disk_bytes: int) -> bytes:
+        runs_ = [qcow2_writer.Run(n * CHUNK, CHUNK, is_zero=not n % 5) for n in self.changed]
+        plan = qcow2_writer.Plan(
+            disk_bytes, CHUNK, layout.Codec.STORED, lambda: runs_, self.mirror_link or ""
+        )
+        for run in runs_:
+            part = bytes(CHUNK) if run.is_zero else random.Random(run.at).randbytes(CHUNK)
+            self.data[run.at : run.at + CHUNK] = part
+        return b"".join(plan.parts(lambda run: [self.data[run.at : run.at + run.length]]))
+
+    def _rebase(self, path: pathlib.Path) -> None:
+        command = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", path]
+        runs.tool([*command, self.guest.path])
+
+    def write(self, at: int, length: int, byte: int) -> None:
+        """Write as the guest does, which the disk has to have from now on."""
+        self.guest.write(at, length, byte)
+        self.data[at : at + length] = bytes([byte]) * length
+
+    def lies_on(self) -> str | None:
+        """Return what the disk lies on."""
+        return local_file.backing_of(str(self.guest.path))
+
+    def is_ordinary(self) -> bool:
+        """Say whether the disk lies on the mirror, as any server's."""
+        return self.lies_on() == self.mirror_link
+
+    def is_marked(self) -> bool:
+        """Say whether the disk may lack something."""
+        return recovered_mark.read(str(self.guest.path)) is not None
+
+    def content(self) -> bytes:
+        """Return what the disk is; nobody has it open."""
+        raw = self.guest.path.with_suffix(".content")
+        convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
+        runs.tool([*convert, self.guest.path, raw])
+        try:
+            return raw.read_bytes()
+        finally:
+            raw.unlink()
+
+    def own_bytes(self) -> int:
+        """Return how much of the disk is its own."""
+        with self.guest.path.open("rb") as file:
+            local = local_file.LocalFile(file.fileno(), "disk")
+            table = qcow2.Qcow2(local, may_have_backing=True)
+            return sum(length for _, length, _ in table.changes())

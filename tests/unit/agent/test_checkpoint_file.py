@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a checkpoint's chunks are in the file that it is shown as."""
+
+import random
+import types
+
+import pytest
+
+from acstor_agent.core.disks import checkpoint_file
+from acstor_agent.disks import checkpoint
+from acstor_common import checkpoint_manifest as manifest
+from acstor_common import checkpoint_sealing as sealing
+from acstor_common import geometry
+from tests.fakes import kept_checkpoints
+from tests.fakes import one_host
+
+MIB = geometry.MIB
+SEAL = sealing.Seal(kept_checkpoints.KEY)
+
+
+def made(chunk_bytes, size_bytes, chunks):
+    """Return the manifest of a disk with these chunks."""
+    cut = geometry.Geometry(size_bytes, chunk_bytes)
+    kept = kept_checkpoints.Kept(one_host.IMAGE, cut, chunks)
+    plain = SEAL.open_manifest(kept.manifest, manifest.MAX_BYTES)
+    return manifest.Manifest.parse(plain, "it")
+
+
+def test_cluster_is_a_chunk():
+    chunks = {1: b"x" * 65536, 3: bytes(65536), 9: b"y" * 512}
+    of = made(65536, 9 * 65536 + 512, chunks)
+    assert checkpoint_file.cluster_bytes(of) == 65536
+    assert list(checkpoint_file.places(of)) == [1, 9]
+    plan = checkpoint_file.plan(of, "/base")
+    assert plan.file_bytes - plan.data_at == 2 * 65536
+    head = next(iter(plan.tables()))
+    assert checkpoint_file.size_of(head) == 9 * 65536 + 512
+
+
+async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
+    data = random.Random(1).randbytes(4 * MIB)
+    of = made(4 * MIB, 9 * MIB, {0: data, 1: bytes(4 * MIB), 2: data[:MIB]})
+    assert list(checkpoint_file.places(of)) == [0, 1, 4]
+    plan = checkpoint_file.plan(of, "/base")
+    clusters = plan.file_bytes // (2 * MIB)
+
+    async def chunk(name, length):
+        assert name == SEAL.name(data[:length])
+        return data[:length]
+
+    shown = checkpoint.Checkpoint(None, of, types.SimpleNamespace(chunk=chunk), clusters)
+    assert shown.clusters == range(clusters - 3, clusters)
+    got = [await shown.fetch(cluster) for cluster in shown.clusters]
+    assert got == [data[: 2 * MIB], data[2 * MIB :], data[:MIB]]
+
+
+@pytest.mark.parametrize("backing", ["", "a", "./a", "nbd://a", "/a\0", "/a\n"])
+def test_path_that_is_none_is_refused(backing):
+    with pytest.raises(checkpoint_file.errors.Unusable, match="no absolute path"):
+        checkpoint_file.plan(made(65536, 65536, {}), backing)

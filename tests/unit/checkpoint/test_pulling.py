@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which disks of recovered servers are pulled, when, and how often it is tried."""
+
+import threading
+import types
+
+import pytest
+
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import pulling
+from acstor_checkpoint import servers
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import recovered_mark
+
+CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+
+
+def server(number, path="/disk"):
+    instance = ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e3{number}")
+    return servers.Server(instance, "p", servers.Disk("vda", path, CHECKPOINT), {}, False)
+
+
+@pytest.fixture(autouse=True)
+def marks(monkeypatch):
+    found = []
+    monkeypatch.setattr(recovered_mark, "read", lambda _: CHECKPOINT if found else None)
+    monkeypatch.setattr(recovered_mark, "write", lambda path, _: found.append(path))
+    monkeypatch.setattr(recovered_mark, "remove", found.remove)
+    return found
+
+
+class Host:
+    """Servers on checkpoints, and what is done with them."""
+
+    def __init__(self, *found):
+        self.found, self.done, self.now_s = list(found), [], 0.0
+        self.is_active = self.is_whole = True
+        self.fault = None
+        self.ended = threading.Event()
+        known = types.SimpleNamespace(
+            is_whole=lambda _: self.is_whole, base=lambda _: "/base", file=lambda one: one
+        )
+        known.is_in = lambda _path, _checkpoint: self.is_in
+        self.is_in, self.lies_on_checkpoint = False, True
+        bases = types.SimpleNamespace(
+            lies_on_checkpoint=lambda _: self.lies_on_checkpoint, shown=lambda one: f"/shown/{one}"
+        )
+        self.pulling = pulling.Pulling(
+            self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
+        )
+
+    def present(self):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def domain(self, one):
+        pull = lambda base, rate: self._pull(one, base, rate)  # noqa: E731
+        return types.SimpleNamespace(is_active=lambda: self.is_active, pull=pull)
+
+    def _pull(self, one, base, rate_bytes_s):
+        if self.fault:
+            raise self.fault
+        self.done.append((one.instance, base, rate_bytes_s))
+        return True
+
+    def _pull_off(self, disk, is_off):
+        assert is_off()
+        if self.fault:
+            raise self.fault
+        self.done.append(disk)
+
+
+def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
+    host = Host(server(1))
+    host.pulling.look()
+    assert host.done == [(server(1).instance, "/base", 7)] and marks == ["/disk"]
+    host.now_s += pulling.FIRST_PAUSE_S
+    host.is_active = False
+    host.pulling.look()
+    assert host.done[1:] == [("/disk", "/base", CHECKPOINT)] and marks == []
+
+
+def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
+    path = str(tmp_path / "disk")
+    host = Host(server(1, path))
+    host.pulling.look()
+    host.lies_on_checkpoint = False
+    host.pulling.look()
+    assert marks == [path]
+    (tmp_path / "disk").touch()
+    host.is_in = True
+    host.pulling.look()
+    assert marks == []
+
+
+def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
+    laid = []
+    monkeypatch.setattr(off_pull, "lay_on", lambda *how: laid.append(how))
+    host = Host(server(1))
+    host.lies_on_checkpoint = False
+    host.pulling.look()
+    assert laid == []  # QEMU may have it
+    host.is_active = False
+    host.pulling.look()
+    assert laid == [("/disk", f"/shown/{CHECKPOINT}")]
+
+
+def test_nothing_is_pulled_before_all_of_it_is_here():
+    host = Host(server(1))
+    host.is_whole = False
+    host.pulling.look()
+    assert host.done == []
+
+
+@pytest.mark.expect_log("is not in its disk: it: busy")
+def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
+    host = Host(server(1))
+    host.fault = errors.Unusable("it", "busy")
+    tried = []
+    for _ in range(10):
+        host.pulling.look()
+        tried.append(host.pulling._tried[server(1).instance].pause_s)
+        host.now_s += tried[-1]
+    assert tried[:3] == [30, 60, 120] and tried[-1] == pulling.LONGEST_PAUSE_S
+    host.now_s -= 1
+    host.fault, host.found = None, [server(1), server(2)]
+    host.pulling.look()
+    assert [one[0] for one in host.done] == [server(2).instance]
+
+
+def test_server_that_is_done_or_gone_is_forgotten():
+    host = Host(server(1))
+    host.pulling.look()
+    host.found = []
+    host.pulling.look()
+    assert host.pulling._tried == {}
+
+
+@pytest.mark.expect_log("libvirt: away")
+def test_libvirt_that_is_away_is_said_once():
+    host = Host()
+    host.found = errors.Unusable("libvirt", "away")
+    host.pulling.look()
+    host.pulling.look()
+
+
+@pytest.mark.expect_log("are not looked at")
+def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
+    host = Host(server(1))
+    monkeypatch.setattr(pulling, "LOOK_EVERY_S", 0.0)
+
+    def fail():
+        host.ended.set()
+        raise RuntimeError("never")
+
+    host.present = fail
+    host.pulling.run()
+
+
+def test_nothing_begins_when_the_daemon_ends():
+    host = Host(server(1))
+    host.ended.set()
+    host.pulling.look()
+    assert host.done == []
