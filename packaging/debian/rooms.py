@@ -47,16 +47,16 @@ def place(room: str, package: str, version: str, project: dict) -> None:
     """Put a room into the folder of its package."""
     usr = pathlib.Path("debian", package, "usr")
     [built] = BUILT.glob(f"lib/python3*/dist-packages/{room}")
-    shutil.copytree(built, usr / LIBRARIES / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (usr / LIBRARIES).mkdir(parents=True)
+    shutil.move(built, usr / LIBRARIES / room)
     name = "acstor" if room == "acstor_common" else room
     told = usr / LIBRARIES / f"{name}-{version}.dist-info"
     told.mkdir()
     (told / "METADATA").write_text(metadata(room, version))
     (told / "entry_points.txt").write_text(entry_points(room, project["entry-points"]))
-    scripts = of_room(room, project["scripts"])
-    for script in scripts:
+    for script in of_room(room, project["scripts"]):
         (usr / "bin").mkdir(exist_ok=True)
-        shutil.copy2(BUILT / "bin" / script, usr / "bin" / script)
+        shutil.move(BUILT / "bin" / script, usr / "bin" / script)
 
 
 if __name__ == "__main__":
