@@ -34,6 +34,8 @@ cd /root/packages/acstor-*/
 sed -i '1s/-1)/-2)/' debian/changelog
 printf '\n# New in revision 2.\n' >>etc/acstor/acstor-agent.conf
 DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1:+$1,}nodoc"
+mkdir ../next
+mv ../*-2_* ../next
 """
 
 
