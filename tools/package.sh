@@ -52,7 +52,7 @@ tar --extract --gzip --file "$archive" --directory "$folder"
 cp --recursive "$source/packaging/debian" "$source/debian"
 changelog "$version" "$revision" >"$source/debian/changelog"
 profiles=()
-/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 13))' || profiles=(--build-profiles=pkg.acstor.venv,nodoc)
+/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 13))' || profiles=("--build-profiles=pkg.acstor.venv,nodoc")
 say "building acstor $version-$revision in $folder"
 cd "$source"
 dpkg-buildpackage --no-sign "${profiles[@]}" "$@"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributes what was built over the packages: to each its room, its commands and its entry points.
+"""Gives each package its room of what was built, with the room's commands and entry points.
 
-One distribution of Python is many packages here.  Each has entry points for what it brings itself, so
-that nothing looks for a room that is not installed.  Usage: rooms.py VERSION, in the source's folder.
+One distribution of Python is many packages here.  Each has entry points for what it brings itself,
+so that nothing looks for a room that is not installed.  Usage: rooms.py VERSION, in the source.
 """
 
 import pathlib

@@ -53,7 +53,9 @@ def root(release: str, *packages: str) -> pathlib.Path:
         wanted = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
         install = "apt-get update && DEBIAN_FRONTEND=noninteractive " + " ".join(wanted)
         said = _run(["bash", FRESH, "--keep", release, "bash", "-c", install])
-        [made] = [word for word in said.split() if "/fresh-root/" in word and f"/{release}-" in word][-1:]
+        [made] = [
+            word for word in said.split() if "/fresh-root/" in word and f"/{release}-" in word
+        ][-1:]
         pathlib.Path(made).rename(folder)
     return folder
 

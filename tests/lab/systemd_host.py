@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that systemd runs: this machine's own system, booted once more in a container, or another.
 
-It has this machine's programs, or those of another root; what it changes lies in memory, over them, and is
-gone with it.
+It has this machine's programs, or those of another root; what it changes lies in memory, over them,
+and is gone with it.
 The rule: nothing outlives the container's process, as all mounts lie in namespaces of its own.
 """
 
@@ -30,7 +30,8 @@ _SCRIPT = """
 folder=$1 lower=$2; shift 2
 mount -t tmpfs -o mode=755 tmpfs "$folder"
 mkdir "$folder/upper" "$folder/work" "$folder/root"
-mount -t overlay -o "lowerdir=$lower,upperdir=$folder/upper,workdir=$folder/work" overlay "$folder/root"
+layers=lowerdir=$lower,upperdir=$folder/upper,workdir=$folder/work
+mount -t overlay -o "$layers" overlay "$folder/root"
 mount -t tmpfs -o mode=755 tmpfs /run
 exec systemd-nspawn --directory="$folder/root" "$@"
 """
