@@ -270,7 +270,7 @@ def test_lintian_finds_no_error(release):
     except errors.Unusable as e:
         pytest.skip(str(e))
     install = "apt-get install --yes --no-install-recommends lintian >&2"
-    script = f"{install} && lintian --allow-root /root/packages/*.changes"
+    script = f"{install} && lintian --allow-root /root/packages/*.deb"
     done = subprocess.run(
         ["bash", debian_root.FRESH, "--in", folder, "bash", "-c", script],
         stdin=subprocess.DEVNULL,
