@@ -210,9 +210,8 @@ def test_units_are_there_and_wait_for_their_operator(trixie):
 
 
 def test_decision_service_and_api_run_with_the_default_database(trixie):
-    trixie.run(
-        "sed -i 's/^# transport_url.*/transport_url = fake:/' /etc/acstor/acstor-decision.conf"
-    )
+    values = r"s/^# transport_url.*/transport_url = fake:/; s/^# \(auth_url\|password\) =/\1 =/"
+    trixie.run(f"sed -i '{values}' /etc/acstor/acstor-decision.conf")
     for line in guide("Starting a controller"):
         trixie.run(line)
 
