@@ -22,6 +22,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import control_requests
 from acstor_agent.control import control_socket
+from acstor_agent.control import health
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import optional
@@ -254,6 +255,7 @@ class Agent:
             images=self._tasks.news,
             take_task=self._tasks.take,
             boots=self._timelines.news,
+            health=health.Health(self.picture).now,
         )
 
     def _share_images(self) -> sharing.Sharing:

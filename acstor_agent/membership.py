@@ -123,6 +123,7 @@ class Membership:
         images: Callable[[], Awaitable[decision_link.Images]],
         take_task: Callable[[decision_api.ImageTask], None],
         boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
+        health: Callable[[], decision_api.HostHealth],
     ) -> None:
         """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
         if self._bus is None:
@@ -143,6 +144,7 @@ class Membership:
             images=images,
             take_task=take_task,
             boots=boots,
+            health=health,
         )
 
     def elsewhere(self, image_id: ids.ImageId) -> str:

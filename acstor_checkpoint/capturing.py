@@ -10,6 +10,7 @@ import pathlib
 import threading
 from collections.abc import Collection
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 from oslo_config import cfg
 
@@ -89,7 +90,8 @@ def _made(
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
     served = domains.Domains(own.libvirt_uri, bases.base_of)
-    places = ring_places.RingPlaces(host, files.ring, proof, own.vault_port)
+    only = _holders(own.checkpoint_holders)
+    places = ring_places.RingPlaces(host, files.ring, proof, own.vault_port, only)
     taker = checkpointing.Checkpointing(
         checkpointing.Settings(
             host,
@@ -108,6 +110,13 @@ def _made(
     )
     sweep = sweeping.Sweeping(host, known, places, kept).step if kept else _nothing
     return daemon.Daemon(served, taker, known, own.checkpoint_interval_s, sweep=sweep)
+
+
+def _holders(named: Sequence[str]) -> list[ids.HostId]:
+    try:
+        return [ids.parse_host_id(name) for name in named]
+    except ValueError as e:
+        raise errors.Unusable("[acstor_checkpoint] checkpoint_holders", str(e)) from e
 
 
 def _nothing(_present: Collection[ids.ImageId]) -> bool:

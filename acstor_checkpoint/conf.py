@@ -84,6 +84,13 @@ OPTS: list[cfg.Opt] = [
         help="How many other hosts keep each checkpoint, in different locations as far as there "
         "are any. Fewer if there are no more hosts.",
     ),
+    cfg.ListOpt(
+        "checkpoint_holders",
+        default=[],
+        help="Ids of the hosts that may keep the checkpoints of this one. Empty: all hosts of the "
+        "v-node table, which must have vaults then. Name storage hosts to keep checkpoints there "
+        "alone: each runs an agent, for its place in the table, and this daemon with a vault.",
+    ),
     cfg.IntOpt(
         "checkpoint_rate_bytes_s",
         default=100 << 20,

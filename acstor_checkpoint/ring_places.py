@@ -6,6 +6,7 @@ The one rule: a host that failed is left alone for a while, and then as good as 
 
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,7 @@ class RingPlaces:
     :param ring: returns the table
     :param proof: what this host proves to vaults
     :param vault_port: on which each host's vault listens, at the address of its agent
+    :param only: hosts that may be chosen; none: all
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class RingPlaces:
         ring: Callable[[], ring_.Ring],
         proof: credentials_.Credentials,
         vault_port: int,
+        only: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._ring, self._proof = host, ring, proof
         self._vault_port, self._clock = vault_port, clock
+        self._only = frozenset(only)
         self._avoided: dict[ids.HostId, float] = {}
 
     def choose(
@@ -69,7 +73,8 @@ class RingPlaces:
         self._avoided[holder] = self._clock() + _AVOIDED_S
 
     def _is_usable(self, host: ids.HostId) -> bool:
-        return self._clock() >= self._avoided.get(host, 0.0)
+        is_allowed = not self._only or host in self._only
+        return is_allowed and self._clock() >= self._avoided.get(host, 0.0)
 
     def _address(self, ring: ring_.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]

@@ -53,6 +53,8 @@ MAX_IMAGES = 1024
 MAX_BOOTS = 32
 MAX_FORMERS = 16
 MAX_WHY = 255
+MAX_REASONS = 64
+MAX_TROUBLES = 16
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
 COLLECTION_S = 5.0
@@ -72,6 +74,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Formers = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FORMERS)]
+Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
 
@@ -233,6 +236,38 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("more of the image is cached or missing than it has")
 
 
+class HostTrouble(msgspec.Struct, frozen=True):
+    """A part of a host that does not work, although guests are served.
+
+    :param why: the last failure in words
+    :param since_s: wall clock
+    """
+
+    why: Label
+    since_s: Moment
+
+
+class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a host does, for those who look at all of them.
+
+    :param version: of acstor there
+    :param waiting: requests of guests that have waited for long
+    :param longest_wait_s: of those
+    :param waits_for: what the oldest of them waits for, as far as that is known
+    :param failed_reads: of guests, in the last hour
+    :param fallbacks: how often Nova did without acstor in the last hour, by the reason
+    :param troubles: by the part
+    """
+
+    version: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    waiting: Bytes = 0
+    longest_wait_s: Seconds = 0.0
+    waits_for: Label = ""
+    failed_reads: Bytes = 0
+    fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}
+    troubles: Annotated[dict[Label, HostTrouble], msgspec.Meta(max_length=MAX_TROUBLES)] = {}
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One collection of one host.
 
@@ -254,6 +289,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     :param source: what came from the sources for guests who waited, here or elsewhere
     :param images: all images that the host mirrors, by id; None: as it told last
     :param boots: what is new of boots of instances there; a later one of an instance counts
+    :param health: None: the agent does not tell
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -275,6 +311,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     source: Timed = Timed()
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
     boots: Annotated[tuple[boot_timeline.Timeline, ...], msgspec.Meta(max_length=MAX_BOOTS)] = ()
+    health: HostHealth | None = None
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)

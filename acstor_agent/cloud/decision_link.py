@@ -117,6 +117,7 @@ class DecisionLink:
     :param take_task: takes what is asked of this host about an image
     :param boots: returns what is new of where the time of boots went; is asked again when that
         was sent
+    :param health: returns how the host does
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class DecisionLink:
         images: Callable[[], Awaitable[Images]],
         take_task: Callable[[decision_api.ImageTask], None],
         boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
+        health: Callable[[], decision_api.HostHealth],
     ) -> None:
         self._here, self._address, self._place = here, address, place
         self._bus, self._meter = message_bus, meter
@@ -144,6 +146,7 @@ class DecisionLink:
         self._files, self._sender, self._rings = files, sender, rings
         self._fresh = freshness.Freshness()
         self._images, self._take_task, self._boots = images, take_task, boots
+        self._health = health
         self._untold: tuple[boot_timeline.Timeline, ...] = ()  # of boots; in no sample that went
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
@@ -277,6 +280,7 @@ class DecisionLink:
             ),
             images=images,
             boots=self._untold,
+            health=self._health(),
         )
 
     # In a thread of the bus

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
@@ -26,7 +27,20 @@ GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever
 AT_ONCE = 100
 """Images in one request: their ids have to fit into a URL."""
 
+PAGE, MAX_PAGES = 1000, 20
+"""Of Glance's list of all images; Glance may give fewer a page (``api_limit_max``)."""
+
 Records = dict[str, image_record.Record]
+
+
+class Listed(NamedTuple):
+    """Images of a list.
+
+    :param is_complete: there are no others
+    """
+
+    images: list[image_record.Record]
+    is_complete: bool
 
 
 class ImageServiceUnreachable(errors.AcstorError):
@@ -74,6 +88,24 @@ class ImageService:
                 answer = self._get("/v2/images", auth, {**query, "limit": str(AT_ONCE)})
                 found |= {image_record.text_of(one, "id"): one for one in _images_of(answer)}
         return found
+
+    def every(self, auth: plugin.BaseAuthPlugin | None) -> Listed:
+        """Return all images that ``auth`` may see and that are not hidden.
+
+        :raises ImageServiceUnreachable: it cannot be known
+        """
+        found: list[image_record.Record] = []
+        query = {"visibility": "all", "sort": "id:asc", "limit": str(PAGE)}
+        if auth is None:
+            return Listed(found, True)
+        for _ in range(MAX_PAGES):
+            answer = self._get("/v2/images", auth, query)
+            found += _images_of(answer)
+            page = answer.get("images") if isinstance(answer, dict) else None
+            if not page or "next" not in answer:
+                return Listed(found, True)
+            query["marker"] = image_record.text_of(page[-1], "id")
+        return Listed(found, False)
 
     def _get(self, path: str, auth: plugin.BaseAuthPlugin, query: dict[str, str]) -> Any:
         asking = loading.load_adapter_from_conf_options(

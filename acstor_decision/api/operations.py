@@ -10,9 +10,11 @@ from acstor_decision.api import image_actions
 from acstor_decision.api import images
 from acstor_decision.api import needed
 from acstor_decision.api import rings
+from acstor_decision.api import status
 from acstor_decision.api import traffic
 
 ALL = (
+    *status.OPERATIONS,
     *hosts.OPERATIONS,
     *enrolments.OPERATIONS,
     *authority.OPERATIONS,

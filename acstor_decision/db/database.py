@@ -259,6 +259,10 @@ class Database:
         """
         return self._read(lambda session: held_images.needed(session, since_s, lately_s, limit))
 
+    def uses(self, since_s: float, limit: int) -> held_images.Uses:
+        """See :func:`held_images.uses`."""
+        return self._read(lambda session: held_images.uses(session, since_s, limit))
+
     # Boots
 
     def boots(self, server_id: str) -> list[models.Boot]:

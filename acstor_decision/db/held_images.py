@@ -144,6 +144,34 @@ def _together(since_s: float) -> sa.Select[Any]:
     )
 
 
+class Uses(NamedTuple):
+    """Images on the hosts whose instances use them, or may.
+
+    :param uses: pairs of a host and an image
+    :param whole: those of them where the image is whole
+    :param unfinished: rows of the others, ``limit`` at most
+    """
+
+    uses: int
+    whole: int
+    unfinished: list[models.HeldImage]
+
+
+def uses(session: orm.Session, since_s: float, limit: int) -> Uses:
+    """Return how many images are whole where they are used, and where some are not.
+
+    :param since_s: hosts that were not heard since then do not count
+    """
+    is_ours = sa.and_(models.Host.seen_s >= since_s, ROW.is_used)
+    count = sa.func.count
+    totals = sa.select(count(), count(sa.case((ROW.is_whole, 1)))).select_from(ROW)
+    join = models.Host, models.Host.host == ROW.host
+    all_, whole = session.execute(totals.join(*join).where(is_ours)).one()
+    wanted = sa.select(ROW).join(*join).where(is_ours, ROW.is_whole.is_(False))
+    rows = session.execute(wanted.order_by(ROW.image_id, ROW.host).limit(limit)).scalars()
+    return Uses(int(all_), int(whole), list(rows))
+
+
 def of_image(session: orm.Session, image_id: str, since_s: float) -> list[models.HeldImage]:
     """Return an image on each of the living hosts."""
     wanted = (

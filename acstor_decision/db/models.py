@@ -42,6 +42,7 @@ class Host(Base):
     cache_limit_bytes: orm.Mapped[int] = orm.mapped_column(default=0)
     overloaded_in_a_row: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     peers: orm.Mapped[str | None] = orm.mapped_column(LONG_TEXT)
+    health: orm.Mapped[str | None] = orm.mapped_column(LONG_TEXT)
 
 
 class HeldImage(Base):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -53,7 +54,13 @@ def _host_row(sample: decision_api.Sample, overloaded: int) -> dict[str, Any]:
         "cache_limit_bytes": sample.cache_limit_bytes,
         "overloaded_in_a_row": overloaded,
         "peers": json.dumps(decision_api.encode(sample)["peers"]),
+        "health": msgspec.json.encode(sample.health).decode() if sample.health else None,
     }
+
+
+def health_of(row: models.Host) -> decision_api.HostHealth | None:
+    """Return how a host says that it does; None: it does not tell."""
+    return msgspec.json.decode(row.health or "null", type=decision_api.HostHealth | None)
 
 
 def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:

@@ -93,6 +93,7 @@ class Host:
         self.images: decision_link.Images = None
         self.boots: tuple[boot_timeline.Timeline, ...] = ()
         self.tasks: list[decision_api.ImageTask] = []
+        self.health = decision_api.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
         self.link = decision_link.DecisionLink(
             here,
             "10.0.0.1:7201",
@@ -108,6 +109,7 @@ class Host:
             images=self.news,
             take_task=self.tasks.append,
             boots=lambda: self.boots,
+            health=lambda: self.health,
         )
 
     async def news(self) -> decision_link.Images:

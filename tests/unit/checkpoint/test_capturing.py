@@ -27,3 +27,8 @@ def test_folder_that_cannot_be_made_is_said(tmp_path):
     with pytest.raises(errors.Unusable, match="state_dir"):
         with started(tmp_path / "file" / "state"):
             pass
+
+
+def test_holder_that_can_be_no_host_is_refused():
+    with pytest.raises(errors.Unusable, match="checkpoint_holders"):
+        capturing._holders(["storage1", "no host"])

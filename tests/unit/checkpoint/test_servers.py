@@ -148,3 +148,11 @@ def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     assert dict(places.choose(IMAGE, 2, [ids.HostId("h2")])) == {"h3": both["h3"]}
     now_s[0] += 601.0
     assert places.choose(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
+
+
+def test_holders_may_be_named(tmp_path):
+    (tmp_path / "ring").write_bytes(TABLE)
+    files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
+    places = ring_places.RingPlaces(here, files.ring, None, 7202, only=[ids.HostId("h3")])
+    assert [holder.host for holder in places.choose(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
+    assert len(places.others()) == 2  # those that it had before let go of what is theirs

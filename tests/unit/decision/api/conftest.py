@@ -18,6 +18,7 @@ from acstor_common import ring
 from acstor_common import vnode
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
+from acstor_decision.api import image_service
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
 
@@ -63,6 +64,11 @@ class Glance:
         if self.failure:
             raise self.failure
         return {one: self.shown[one] for one in wanted if one in self.shown}
+
+    def every(self, auth: object) -> image_service.Listed:
+        if self.failure:
+            raise self.failure
+        return image_service.Listed(list(self.shown.values()), True)
 
 
 class Bus:

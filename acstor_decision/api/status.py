@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole at a glance: hosts, images, servers, and what an operator should look at."""
+
+import collections
+import datetime
+
+import msgspec
+
+from acstor_common import artefacts
+from acstor_common import decision_api
+from acstor_common import image_record
+from acstor_common import whole_image
+from acstor_decision.api import hosts
+from acstor_decision.api import image_service
+from acstor_decision.api import operation
+from acstor_decision.core import enrolment
+from acstor_decision.core import health as health_
+from acstor_decision.db import database
+from acstor_decision.db import held_images
+from acstor_decision.db import models
+from acstor_decision.db import samples
+
+MAX_UNFINISHED = 1000
+MAX_VERSIONS = MAX_REASONS = 20
+STUCK = (whole_image.State.NO_ROOM, whole_image.State.FAILING)
+"""An image that does not become whole by waiting."""
+NEW_S = 600.0
+"""An image that the listener has not begun with for so long is not merely new."""
+
+
+class HostCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts.
+
+    :param up: they send samples
+    :param overloaded: of those, whose links were too full in the last collection
+    :param silent: they send none
+    :param waiting: an operator has to let them in
+    :param versions: of acstor on those that are up; "": not told
+    """
+
+    up: int
+    overloaded: int
+    silent: int
+    waiting: int
+    drained: int
+    versions: dict[str, int]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The v-node table that was published last.
+
+    :param hosts: that it is made of
+    :param up_to_date: hosts that are up and use it
+    """
+
+    epoch: int
+    published_at: datetime.datetime
+    hosts: int
+    up_to_date: int
+
+
+class ImageCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Images of Glance that whoever asks may see; hidden ones are not counted.
+
+    :param ready: servers start from their mirrors
+    :param preparing: not yet
+    :param failed: it is tried again
+    :param not_served: servers start from them as without acstor; how many, by the reason, the most
+        frequent ones
+    :param is_complete: there are no others
+    """
+
+    ready: int
+    preparing: int
+    failed: int
+    not_served: dict[str, int]
+    not_served_in_all: int
+    is_complete: bool
+
+
+class UseCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Images on hosts whose servers use them, counted on each.
+
+    :param whole: these servers need no other host and no image store
+    """
+
+    used: int
+    whole: int
+
+
+class GuestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What guests wait for.
+
+    :param waiting: requests that have waited for long
+    :param failed_reads: in the last hour
+    :param fallbacks: how often Nova did without acstor in the last hour, by the reason
+    """
+
+    waiting: int
+    longest_wait_s: float
+    failed_reads: int
+    fallbacks: dict[str, int]
+
+
+class CheckpointCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers that have checkpoints.
+
+    :param oldest_s: age of the oldest of their newest checkpoints; null: there are none
+    """
+
+    servers: int
+    oldest_s: float | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How the cloud is.
+
+    :param findings: what is not as it should be, the worst first
+    :param table: null: none was published
+    :param images: null: Glance does not answer
+    """
+
+    health: health_.Severity
+    findings: list[health_.Finding]
+    hosts: HostCounts
+    table: Table | None
+    images: ImageCounts | None
+    images_in_use: UseCounts
+    guests: GuestCounts
+    checkpoints: CheckpointCounts
+    now: datetime.datetime
+
+
+def show(call: operation.Call) -> Status:
+    """Answer with the status of the whole."""
+    now_s = call.wall()
+    seen_hosts = [_host(call, *pair) for pair in _known(call)]
+    listed = _listed(call)
+    images = None if listed is None else [_image(one, now_s) for one in listed.images]
+    published = next(iter(call.store.rings(limit=1)), None)
+    uses = call.store.uses(operation.since_s(call), MAX_UNFINISHED)
+    newest = call.store.newest_checkpoints()
+    seen = health_.Seen(
+        now_s=now_s,
+        epoch=published.epoch if published else 0,
+        published_ago_s=now_s - published.published_s if published else None,
+        hosts=seen_hosts,
+        images=images,
+        unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
+        checkpoints=[
+            health_.Checkpoint(
+                server=one.instance_id, age_s=now_s - one.taken_s, interval_s=one.interval_s
+            )
+            for one in newest
+        ],
+    )
+    findings = health_.findings(seen)
+    return Status(
+        health=health_.worst(findings),
+        findings=findings,
+        hosts=_host_counts(seen_hosts),
+        table=_table(published, seen_hosts),
+        images=None if listed is None else _image_counts(images or [], listed.is_complete),
+        images_in_use=UseCounts(used=uses.uses, whole=uses.whole),
+        guests=_guest_counts(seen_hosts),
+        checkpoints=CheckpointCounts(
+            servers=len(newest),
+            oldest_s=max((one.age_s for one in seen.checkpoints), default=None),
+        ),
+        now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
+    )
+
+
+def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
+    """Return the hosts that are heard, were heard, or wait; not those that are shut out."""
+    enrolled = {row.host: row for row in call.store.enrolments()}
+    heard = {row.host: row for row in call.store.hosts()}
+    waiting = {name for name, row in enrolled.items() if row.state == enrolment.State.WAITING}
+    gone = {name for name, row in enrolled.items() if row.state in _OUT}
+    names = sorted({*heard, *waiting} - gone)
+    return [(heard.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
+
+
+_OUT = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
+
+
+def _host(
+    call: operation.Call, row: models.Host, enrolled: models.Enrolment | None
+) -> health_.Host:
+    is_heard = hosts.is_up(call, row)
+    return health_.Host(
+        name=row.host,
+        is_heard=is_heard,
+        is_drained=bool(row.is_drained),
+        is_overloaded=is_heard and bool(row.overloaded_in_a_row),
+        epoch=row.ring_epoch or 0,
+        waits=enrolled is not None and enrolled.state == enrolment.State.WAITING,
+        left_share=_left_share(enrolled, call.wall()),
+        health=samples.health_of(row),
+    )
+
+
+def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
+    """Return how much of the life of a host's certificate is left; None: it has none."""
+    if row is None or row.issued_s is None or row.not_after_s is None:
+        return None
+    life_s = max(1.0, row.not_after_s - row.issued_s)
+    return (row.not_after_s - now_s) / life_s
+
+
+def _listed(call: operation.Call) -> image_service.Listed | None:
+    try:
+        return call.images.every(call.auth)
+    except image_service.ImageServiceUnreachable:
+        return None
+
+
+def _image(record: image_record.Record, now_s: float) -> health_.Image:
+    state, why = _state(record, now_s)
+    return health_.Image(
+        image_id=image_record.text_of(record, "id"),
+        name=image_record.text_of(record, "name"),
+        state=state,
+        why=why,
+    )
+
+
+def _state(record: image_record.Record, now_s: float) -> tuple[health_.ImageState, str]:
+    """Return how far an image is, and why it is no farther."""
+    state, message = artefacts.state_of(record), image_record.text_of(record, artefacts.MESSAGE)
+    if state is artefacts.State.READY:
+        return health_.ImageState.READY, ""
+    if state is artefacts.State.REFUSED:
+        return health_.ImageState.NOT_SERVED, message
+    if state is artefacts.State.FAILED:
+        return health_.ImageState.FAILED, message
+    if why := image_record.why_not_served(record):
+        return health_.ImageState.NOT_SERVED, why
+    is_begun = state is not None or now_s - _changed_s(record, now_s) < NEW_S
+    return health_.ImageState.PREPARING if is_begun else health_.ImageState.NOT_BEGUN, ""
+
+
+def _changed_s(record: image_record.Record, now_s: float) -> float:
+    """Return when an image changed last; now, if Glance does not say it."""
+    try:
+        moment = datetime.datetime.fromisoformat(image_record.text_of(record, "updated_at"))
+    except ValueError:
+        return now_s
+    return moment.timestamp() if moment.tzinfo else now_s
+
+
+def _stuck(row: models.HeldImage) -> health_.Unfinished | None:
+    """Return an image that does not become whole on a host; None if it does, or may."""
+    told = held_images.whole_of(row)
+    if told is None or (told.state not in STUCK and not told.is_late):
+        return None
+    return health_.Unfinished(host=row.host, image_id=row.image_id, why=told.why or told.state)
+
+
+def _host_counts(seen: list[health_.Host]) -> HostCounts:
+    up = [host for host in seen if host.is_heard]
+    versions = collections.Counter(host.health.version if host.health else "" for host in up)
+    return HostCounts(
+        up=len(up),
+        overloaded=sum(host.is_overloaded for host in up),
+        silent=sum(not host.is_heard and not host.waits for host in seen),
+        waiting=sum(host.waits for host in seen),
+        drained=sum(host.is_drained for host in seen),
+        versions=dict(versions.most_common(MAX_VERSIONS)),
+    )
+
+
+def _table(published: database.Publication | None, seen: list[health_.Host]) -> Table | None:
+    if published is None:
+        return None
+    return Table(
+        epoch=published.epoch,
+        published_at=datetime.datetime.fromtimestamp(published.published_s, datetime.UTC),
+        hosts=published.hosts,
+        up_to_date=sum(host.is_heard and host.epoch == published.epoch for host in seen),
+    )
+
+
+def _image_counts(images: list[health_.Image], is_complete: bool) -> ImageCounts:
+    states = collections.Counter(image.state for image in images)
+    why = collections.Counter(
+        image.why for image in images if image.state is health_.ImageState.NOT_SERVED
+    )
+    return ImageCounts(
+        ready=states[health_.ImageState.READY],
+        preparing=states[health_.ImageState.PREPARING] + states[health_.ImageState.NOT_BEGUN],
+        failed=states[health_.ImageState.FAILED],
+        not_served=dict(why.most_common(MAX_REASONS)),
+        not_served_in_all=why.total(),
+        is_complete=is_complete,
+    )
+
+
+def _guest_counts(seen: list[health_.Host]) -> GuestCounts:
+    told = [host.health for host in seen if host.is_heard and host.health is not None]
+    fallbacks: collections.Counter[str] = collections.Counter()
+    for one in told:
+        fallbacks.update(one.fallbacks)
+    return GuestCounts(
+        waiting=sum(one.waiting for one in told),
+        longest_wait_s=max((one.longest_wait_s for one in told), default=0.0),
+        failed_reads=sum(one.failed_reads for one in told),
+        fallbacks=dict(fallbacks.most_common(decision_api.MAX_REASONS)),
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "status:get",
+        "GET",
+        "/v1/status",
+        "Show how all of it is, and what to look at",
+        Status,
+        show,
+    ),
+)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator should look at: of all that is known of a cloud, what is not as it should be.
+
+Each check is a function of one picture (:class:`Seen`) that yields findings.  The one rule: a
+finding says what is wrong, with what, and what to do about it; what is as it should be is none.
+"""
+
+import collections
+import enum
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from acstor_common import decision_api
+
+NAMED: Final = 20
+"""Subjects that a finding names; it says how many there are."""
+LATE_S: Final = 60.0
+"""Hosts that use an older v-node table for longer than this do not get new ones."""
+WAIT_S: Final = 30.0
+"""Guests that wait for longer may show errors of their own soon."""
+TROUBLE_S: Final = 300.0
+ENDS_SHARE: Final = 0.2
+"""Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
+
+
+class Severity(enum.StrEnum):
+    """How bad something is; the worst finding's is that of the cloud."""
+
+    OK = "ok"
+    WARNING = "warning"  # guests are served, but not as well or not as safely as they should be
+    ERROR = "error"  # guests wait or fail, or hosts will soon be left alone
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it should be.
+
+    :param code: what it is, for machines; never changed
+    :param count: how many hosts, images or servers it is about
+    :param subjects: the first of them, each with what is known of it
+    :param remedy: what to do
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    count: int
+    subjects: list[str]
+    remedy: str
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """A host.
+
+    :param is_heard: its agent sends samples
+    :param waits: an operator has to allow it before it gets a certificate
+    :param left_share: of its certificate's life; None: it has none
+    """
+
+    name: str
+    is_heard: bool
+    is_drained: bool = False
+    is_overloaded: bool = False
+    epoch: int = 0
+    waits: bool = False
+    left_share: float | None = None
+    health: decision_api.HostHealth | None = None
+
+
+class ImageState(enum.StrEnum):
+    """How far an image of Glance is."""
+
+    READY = "ready"  # servers start from its mirrors
+    PREPARING = "preparing"
+    NOT_BEGUN = "not begun"  # and it is not new
+    FAILED = "failed"  # it is tried again
+    NOT_SERVED = "not served"  # it cannot be: servers start from it as without acstor
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of Glance.
+
+    :param why: it is no farther
+    """
+
+    image_id: str
+    name: str
+    state: ImageState
+    why: str = ""
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that is not whole on a host whose instances use it, and does not become so."""
+
+    host: str
+    image_id: str
+    why: str
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint of a server.
+
+    :param interval_s: how often one was promised; 0: not at all
+    """
+
+    server: str
+    age_s: float
+    interval_s: int
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a cloud.
+
+    :param epoch: of the v-node table that was published last; 0: none was
+    :param published_ago_s: how long ago; None: none was
+    :param images: None: Glance does not answer
+    """
+
+    now_s: float
+    epoch: int
+    published_ago_s: float | None
+    hosts: Sequence[Host]
+    images: Sequence[Image] | None
+    unfinished: Sequence[Unfinished]
+    checkpoints: Sequence[Checkpoint]
+
+
+def findings(seen: Seen) -> list[Finding]:
+    """Return what is not as it should be, the worst first."""
+    found = [one for check in CHECKS for one in check(seen)]
+    order = list(Severity)
+    return sorted(found, key=lambda one: -order.index(one.severity))
+
+
+def worst(found: Iterable[Finding]) -> Severity:
+    """Return how a cloud is.
+
+    >>> worst([])
+    <Severity.OK: 'ok'>
+    """
+    return max((one.severity for one in found), key=list(Severity).index, default=Severity.OK)
+
+
+def _hosts(seen: Seen) -> Iterator[Finding]:
+    heard = [host for host in seen.hosts if host.is_heard]
+    silent = [host.name for host in seen.hosts if not host.is_heard and not host.waits]
+    if silent and not heard:
+        yield _finding(
+            "decision-deaf",
+            Severity.ERROR,
+            "no sample of any host is noted",
+            silent,
+            "is acstor-decision running, and the broker? Look at the log of acstor-decision; hosts "
+            "go on with the v-node table that they have",
+        )
+    elif silent:
+        yield _finding(
+            "host-silent",
+            Severity.WARNING,
+            "hosts send no samples",
+            silent,
+            "look at acstor-agent there (systemctl status acstor-agent); free the name of one that "
+            "is gone for good: openstack acstor host forget <host>",
+        )
+    if waiting := [host.name for host in seen.hosts if host.waits]:
+        yield _finding(
+            "host-waits",
+            Severity.WARNING,
+            "hosts wait to be let in",
+            waiting,
+            "openstack acstor host allow <host>, after comparing its key (host show)",
+        )
+
+
+def _certificates(seen: Seen) -> Iterator[Finding]:
+    left = [
+        (host.name, host.left_share)
+        for host in seen.hosts
+        if host.is_heard and host.left_share is not None
+    ]
+    remedy = "acstor-agent-ctl status there says why it got no new one (identity)"
+    if ended := [name for name, share in left if share <= 0]:
+        message = "certificates have ended; other hosts leave these alone soon"
+        yield _finding("certificate-ended", Severity.ERROR, message, ended, remedy)
+    if soon := [name for name, share in left if 0 < share < ENDS_SHARE]:
+        message = "certificates end soon and were not renewed"
+        yield _finding("certificate-ends", Severity.WARNING, message, soon, remedy)
+
+
+def _tables(seen: Seen) -> Iterator[Finding]:
+    if not seen.epoch:
+        if any(host.is_heard for host in seen.hosts):
+            yield _finding(
+                "no-table",
+                Severity.WARNING,
+                "no v-node table was published, so hosts exchange nothing",
+                [],
+                "look at the log of acstor-decision: does an instance lead?",
+            )
+        return
+    is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S
+    late = [host for host in seen.hosts if host.is_heard and host.epoch < seen.epoch]
+    if is_due and late:
+        yield _finding(
+            "table-old",
+            Severity.WARNING,
+            f"hosts use an older v-node table than {seen.epoch}",
+            [f"{host.name}: {host.epoch}" for host in late],
+            "tables come to them over the message bus: the log of acstor-agent there says why not",
+        )
+
+
+def _guests(seen: Seen) -> Iterator[Finding]:
+    told = list(_told(seen))
+    if late := [(host, told_) for host, told_ in told if told_.longest_wait_s > WAIT_S]:
+        yield _finding(
+            "reads-wait",
+            Severity.ERROR,
+            f"guests have waited for more than {WAIT_S:g} s",
+            [
+                f"{host.name}: {one.waiting} requests, {one.longest_wait_s:.0f} s"
+                + (f", {one.waits_for}" if one.waits_for else "")
+                for host, one in late
+            ],
+            "they wait without an error until the bytes come: is the image store up, and the "
+            "network between hosts? acstor-agent-ctl status there says more",
+        )
+    if failed := [(host, one) for host, one in told if one.failed_reads]:
+        yield _finding(
+            "reads-failed",
+            Severity.ERROR,
+            "guests got I/O errors in the last hour",
+            [f"{host.name}: {one.failed_reads}" for host, one in failed],
+            "the bytes are nowhere, or nobody gave them in time: was an image deleted that servers "
+            "use? The log of acstor-agent there names it",
+        )
+    if back := [(host, one) for host, one in told if one.fallbacks]:
+        yield _finding(
+            "nova-falls-back",
+            Severity.WARNING,
+            "Nova did without acstor in the last hour",
+            [f"{host.name}: {_counted(one.fallbacks)}" for host, one in back],
+            "the warnings of nova-compute there name the images, with the reason; "
+            "acstor-nova-manage check finds what is set up wrongly",
+        )
+
+
+def _parts(seen: Seen) -> Iterator[Finding]:
+    broken = [
+        f"{host.name}: {what}: {trouble.why}"
+        for host, told in _told(seen)
+        for what, trouble in sorted(told.troubles.items())
+        if seen.now_s - trouble.since_s > TROUBLE_S
+    ]
+    if broken:
+        yield _finding(
+            "part-broken",
+            Severity.WARNING,
+            "parts of agents do not work; guests are served without them",
+            broken,
+            "acstor-agent-ctl status there says since when",
+        )
+    versions = {told.version for _, told in _told(seen) if told.version}
+    if len(versions) > 1:
+        yield _finding(
+            "versions-differ",
+            Severity.WARNING,
+            "hosts run different versions of acstor",
+            sorted(f"{host.name}: {told.version}" for host, told in _told(seen)),
+            "right while you upgrade; else bring the others to the same version",
+        )
+
+
+def _images(seen: Seen) -> Iterator[Finding]:
+    if seen.images is None:
+        yield _finding(
+            "glance-away",
+            Severity.WARNING,
+            "Glance does not say which images there are",
+            [],
+            "openstack image list; the log of the REST API says what it answered",
+        )
+        return
+    late = [image for image in seen.images if image.state is ImageState.NOT_BEGUN]
+    if late:
+        yield _finding(
+            "image-not-begun",
+            Severity.WARNING,
+            "nobody prepares images, so servers of theirs start as without acstor",
+            [f"{image.image_id} ({image.name})" for image in late],
+            "is acstor-glance-listener running, and does it hear Glance's notifications? Its log, "
+            "and acstor-glance-manage check, say what it sees",
+        )
+    failed = [image for image in seen.images if image.state is ImageState.FAILED]
+    if failed:
+        yield _finding(
+            "image-failed",
+            Severity.WARNING,
+            "images could not be prepared, so servers of theirs start as without acstor",
+            [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
+            "it is tried again by itself; at once: openstack acstor image prepare --force <image>",
+        )
+
+
+def _whole(seen: Seen) -> Iterator[Finding]:
+    if seen.unfinished:
+        yield _finding(
+            "image-not-whole",
+            Severity.WARNING,
+            "images do not become whole where servers use them",
+            [f"{one.host}: {one.image_id}: {one.why}" for one in seen.unfinished],
+            "these servers depend on other hosts and on the image store: more room "
+            "(cache_limit_bytes), or openstack acstor image hurry <image>",
+        )
+
+
+def _checkpoints(seen: Seen) -> Iterator[Finding]:
+    late = [
+        one
+        for one in seen.checkpoints
+        if one.interval_s and one.age_s > 2 * one.interval_s + TROUBLE_S
+    ]
+    if late:
+        yield _finding(
+            "checkpoint-old",
+            Severity.WARNING,
+            "last checkpoints are older than promised",
+            [f"{one.server}: {one.age_s / 60:.0f} min" for one in late],
+            "if their hosts fail now, what was written since is lost: the log of "
+            "acstor-checkpointd there says why",
+        )
+
+
+CHECKS: Final[tuple[Callable[[Seen], Iterator[Finding]], ...]] = (
+    _hosts,
+    _certificates,
+    _tables,
+    _guests,
+    _parts,
+    _images,
+    _whole,
+    _checkpoints,
+)
+
+
+def _told(seen: Seen) -> Iterator[tuple[Host, decision_api.HostHealth]]:
+    """Yield the hosts that are heard, with what they say of themselves."""
+    for host in seen.hosts:
+        if host.is_heard and host.health is not None:
+            yield host, host.health
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """Return counts in words, the most frequent first.
+
+    >>> _counted({"a": 1, "b": 3})
+    'b 3, a 1'
+    """
+    return ", ".join(f"{what} {times}" for what, times in collections.Counter(counts).most_common())
+
+
+def _finding(
+    code: str, severity: Severity, message: str, subjects: Collection[str], remedy: str
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        message=message,
+        count=len(subjects),
+        subjects=list(subjects)[:NAMED],
+        remedy=remedy,
+    )

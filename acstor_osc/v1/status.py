@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor status``."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from cliff import columns
+from osc_lib.command import command
+
+from acstor_osc import client
+
+EXITS = {"ok": 0, "warning": 1, "error": 2}
+"""Exit statuses, as monitoring takes them; 3 stands for "unknown" there."""
+
+
+class ShowStatus(command.ShowOne):
+    """Show how the whole is: hosts, images, servers, and what to look at.
+
+    The exit status is 0 if all is well, 1 if there is a warning, 2 if guests wait or fail.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._exit = 0
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--json",
+            dest="formatter",
+            action="store_const",
+            const="json",
+            help="all that is known, for programs; the same as -f json",
+        )
+        return parser
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Return the exit status, when all is shown."""
+        return super().run(parsed_args) or self._exit
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        found = client.of(self).get("/v1/status")
+        self._exit = EXITS.get(found["health"], max(EXITS.values()))
+        shown = {**found, **{name: say(found[name]) for name, say in _SAID.items()}}
+        return list(shown), list(shown.values())
+
+
+class _Said(columns.FormattableColumn[Any]):
+    """Data for programs, which people read in words."""
+
+
+def _words(say: Any) -> type[_Said]:
+    """Return a column that people read as ``say`` puts it."""
+
+    class Words(_Said):
+        def human_readable(self) -> str:
+            return str(say(self._value))
+
+    return Words
+
+
+def _findings(found: list[Mapping[str, Any]]) -> str:
+    return "\n".join(_finding(one) for one in found) or "nothing"
+
+
+def _finding(one: Mapping[str, Any]) -> str:
+    """Return a finding in lines: what, with what, what to do."""
+    counted = f" ({one['count']})" if one["count"] else ""
+    lines = [f"{one['severity'].upper()}: {one['message']}{counted}"]
+    lines += [f"    {subject}" for subject in one["subjects"]]
+    if one["count"] > len(one["subjects"]):
+        lines.append(f"    and {one['count'] - len(one['subjects'])} more")
+    return "\n".join([*lines, f"  > {one['remedy']}"])
+
+
+def _hosts(counts: Mapping[str, Any]) -> str:
+    shown = [f"{counts['up']} up"]
+    shown += [f"{counts[name]} {name}" for name in ("overloaded", "silent") if counts[name]]
+    shown += [f"{counts['waiting']} to be let in"] if counts["waiting"] else []
+    shown += [f"{counts['drained']} drained"] if counts["drained"] else []
+    versions = [version for version in counts["versions"] if version]
+    return ", ".join(shown) + (f"; acstor {', '.join(versions)}" if versions else "")
+
+
+def _table(table: Mapping[str, Any] | None) -> str:
+    if table is None:
+        return "none was published"
+    return (
+        f"{table['epoch']}, of {table['hosts']} hosts, published at {table['published_at']}; "
+        f"{table['up_to_date']} hosts use it"
+    )
+
+
+def _images(counts: Mapping[str, Any] | None) -> str:
+    if counts is None:
+        return "Glance does not answer"
+    shown = [f"{counts['ready']} served"]
+    shown += [f"{counts[name]} {name}" for name in ("preparing", "failed") if counts[name]]
+    lines = [", ".join(shown) + ("" if counts["is_complete"] else ", of the first of them")]
+    if counts["not_served_in_all"]:
+        lines.append(f"{counts['not_served_in_all']} not served:")
+        lines += [f"    {times}: {why}" for why, times in counts["not_served"].items()]
+    return "\n".join(lines)
+
+
+def _uses(counts: Mapping[str, Any]) -> str:
+    return f"{counts['whole']} of {counts['used']} whole"
+
+
+def _guests(counts: Mapping[str, Any]) -> str:
+    lines = ["no read waits"]
+    if counts["waiting"]:
+        lines = [f"{counts['waiting']} reads wait, the first for {counts['longest_wait_s']:.0f} s"]
+    if counts["failed_reads"]:
+        lines.append(f"{counts['failed_reads']} reads failed in the last hour")
+    lines += [
+        f"Nova did without acstor in the last hour: {why}, {times} times"
+        for why, times in counts["fallbacks"].items()
+    ]
+    return "\n".join(lines)
+
+
+def _checkpoints(counts: Mapping[str, Any]) -> str:
+    if not counts["servers"]:
+        return "no server has any"
+    return f"of {counts['servers']} servers, the oldest {counts['oldest_s'] / 60:.0f} min ago"
+
+
+_SAID = {
+    "findings": _words(_findings),
+    "hosts": _words(_hosts),
+    "table": _words(_table),
+    "images": _words(_images),
+    "images_in_use": _words(_uses),
+    "guests": _words(_guests),
+    "checkpoints": _words(_checkpoints),
+}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status of the whole over the database, Glance and what hosts told."""
+
+import datetime
+import time
+
+import pytest
+
+from acstor_common import decision_api
+from acstor_common import whole_image
+from acstor_decision.api import image_service
+from acstor_decision.db import models
+from tests.fakes import checkpoint_hosts
+from tests.unit.decision.api import conftest as api
+
+LONG_AGO_S = 1_000_000_000.0
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-0000000000{:02}"
+
+
+@pytest.fixture
+def status(client):
+    def ask(**headers):
+        answer = client.get("/v1/status", headers=headers)
+        assert answer.status_code == 200, answer.json
+        return answer.json
+
+    return ask
+
+
+def sample(number, **fields):
+    return api.sample(number, sent_s=time.time(), **fields)
+
+
+def codes(found):
+    return [one["code"] for one in found["findings"]]
+
+
+def held(state, **fields):
+    total = {"total_bytes": 100, "left_bytes": 0 if state is whole_image.State.WHOLE else 40}
+    whole = whole_image.Whole(state=state, is_used=True, **total, **fields)
+    return decision_api.HeldImage(size_bytes=100, whole=whole)
+
+
+def test_cloud_that_has_just_begun_is_well(status):
+    found = status()
+    assert (found["health"], found["findings"], found["table"]) == ("ok", [], None)
+    assert found["hosts"]["up"] == 0 and found["checkpoints"]["oldest_s"] is None
+
+
+def test_all_is_told_together(status, store, glance):
+    told = decision_api.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
+    images = {
+        IMAGE.format(1): held(whole_image.State.WHOLE),
+        IMAGE.format(2): held(whole_image.State.NO_ROOM, why="it lacks 40 bytes"),
+        IMAGE.format(3): held(whole_image.State.QUEUED),
+    }
+    api.note(store, sample(0, health=told, images=images), sample(1, health=told))
+    store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
+    api.publish(store, 1, 2)
+    glance.add(IMAGE.format(1))
+    glance.add(IMAGE.format(2), acstor_state="failed", acstor_message="the store fails")
+    glance.add(IMAGE.format(3), disk_format="iso", acstor_state="", acstor_state_of="")
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    glance.add(IMAGE.format(4), acstor_state="", updated_at=now)
+    glance.add(IMAGE.format(5), acstor_state="", updated_at="2020-01-01T00:00:00Z")
+    store.note_checkpoint(checkpoint_hosts.taken(1), time.time(), 10)
+
+    found = status()
+    assert found["health"] == "warning"
+    assert set(codes(found)) >= {
+        *("host-silent", "nova-falls-back", "image-failed", "image-not-begun", "image-not-whole")
+    }
+    assert found["hosts"] == {
+        "up": 2,
+        "overloaded": 0,
+        "silent": 1,
+        "waiting": 0,
+        "drained": 0,
+        "versions": {"1.2": 2},
+    }
+    assert found["table"]["epoch"] == 1 and found["table"]["up_to_date"] == 2
+    (why,) = found["images"].pop("not_served")
+    assert why.startswith("its disk format is iso")
+    assert found["images"] == {
+        "ready": 1,
+        "preparing": 2,
+        "failed": 1,
+        "not_served_in_all": 1,
+        "is_complete": True,
+    }
+    assert found["images_in_use"] == {"used": 3, "whole": 1}
+    assert found["guests"]["fallbacks"] == {"not-mapped": 6}
+    assert found["checkpoints"]["servers"] == 1
+    (unfinished,) = (one for one in found["findings"] if one["code"] == "image-not-whole")
+    assert unfinished["subjects"] == [f"h0000: {IMAGE.format(2)}: it lacks 40 bytes"]
+
+
+def test_rest_is_told_when_glance_is_away(status, store, glance):
+    api.note(store, sample(0))
+    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    found = status()
+    assert found["images"] is None and "glance-away" in codes(found)
+    assert found["hosts"]["up"] == 1
+
+
+def test_hosts_that_are_shut_out_are_not_missed(status, store):
+    store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
+    assert codes(status()) == ["decision-deaf"]
+
+    store.change_enrolment("h0009", lambda _: models.Enrolment(host="h0009", state="revoked"))
+    assert codes(status()) == []
+
+
+def test_tenants_may_not_see_it(client):
+    for header, value in api.TENANT.items():
+        client.environ_base[f"HTTP_{header.upper().replace('-', '_')}"] = value
+    assert client.get("/v1/status").status_code == 403

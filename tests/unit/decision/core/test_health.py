@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each finding, from the picture that has it and none other."""
+
+import msgspec
+import pytest
+
+from acstor_common import decision_api
+from acstor_decision.core import health
+
+NOW_S = 1_800_000_000.0
+WELL = decision_api.HostHealth(version="1.0")
+
+
+def host(name="h1", **fields):
+    given = {"is_heard": True, "epoch": 7, "left_share": 0.6, "health": WELL, **fields}
+    return health.Host(name=name, **given)
+
+
+def seen(*hosts, **fields):
+    given = {
+        "now_s": NOW_S,
+        "epoch": 7,
+        "published_ago_s": 600.0,
+        "hosts": hosts or (host(),),
+        "images": (),
+        "unfinished": (),
+        "checkpoints": (),
+        **fields,
+    }
+    return health.Seen(**given)
+
+
+def told(**fields):
+    return host(health=msgspec.structs.replace(WELL, **fields))
+
+
+def image(state, why=""):
+    return health.Image(image_id="i1", name="debian", state=state, why=why)
+
+
+def checkpoint(age_s, interval_s):
+    return health.Checkpoint(server="s1", age_s=age_s, interval_s=interval_s)
+
+
+TROUBLE = decision_api.HostTrouble("address in use", NOW_S - 301)
+FOUND = {
+    "decision-deaf": seen(host(is_heard=False)),
+    "host-silent": seen(host(), host("h2", is_heard=False)),
+    "host-waits": seen(host(), host("h2", is_heard=False, waits=True)),
+    "certificate-ended": seen(host(left_share=-0.1)),
+    "certificate-ends": seen(host(left_share=0.1)),
+    "no-table": seen(epoch=0, published_ago_s=None),
+    "table-old": seen(host(epoch=6)),
+    "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
+    "reads-failed": seen(told(failed_reads=1)),
+    "nova-falls-back": seen(told(fallbacks={"agent-unreachable": 2})),
+    "part-broken": seen(told(troubles={"metrics": TROUBLE})),
+    "versions-differ": seen(told(version="1.1"), host("h2")),
+    "glance-away": seen(images=None),
+    "image-not-begun": seen(images=[image(health.ImageState.NOT_BEGUN)]),
+    "image-failed": seen(images=[image(health.ImageState.FAILED, "no room")]),
+    "image-not-whole": seen(
+        unfinished=[health.Unfinished(host="h1", image_id="i1", why="no room")]
+    ),
+    "checkpoint-old": seen(checkpoints=[checkpoint(7501.0, 3600)]),
+}
+
+
+@pytest.mark.parametrize("code", FOUND)
+def test_each_finding_comes_alone_and_says_what_to_do(code):
+    (found,) = health.findings(FOUND[code])
+    assert found.code == code
+    assert found.remedy and found.severity is not health.Severity.OK
+    assert found.count == len(found.subjects)
+
+
+def test_every_check_is_tried_here():
+    tried = {one.code for picture in FOUND.values() for one in health.findings(picture)}
+    assert tried == set(FOUND)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        seen(),
+        seen(host(epoch=6), published_ago_s=59.0),  # it is on its way
+        seen(host(), host("h2", is_drained=True, is_overloaded=True)),
+        seen(host(health=None)),  # it does not tell
+        seen(told(waiting=1, longest_wait_s=10.0)),
+        seen(told(troubles={"metrics": decision_api.HostTrouble("x", NOW_S - 10)})),
+        seen(images=[image(health.ImageState.NOT_SERVED, "iso"), image(health.ImageState.READY)]),
+        seen(images=[image(health.ImageState.PREPARING)]),
+        seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
+        seen(hosts=(), epoch=0, published_ago_s=None),
+    ],
+)
+def test_what_is_as_it_should_be_is_no_finding(picture):
+    assert health.findings(picture) == []
+    assert health.worst([]) is health.Severity.OK
+
+
+def test_worst_comes_first():
+    picture = seen(told(failed_reads=1), host("h2", is_heard=False))
+    found = health.findings(picture)
+    assert [one.code for one in found] == ["reads-failed", "host-silent"]
+    assert health.worst(found) is health.Severity.ERROR
+
+
+def test_many_are_counted_and_some_are_named():
+    silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
+    (found,) = health.findings(seen(host(), *silent))
+    assert (found.count, len(found.subjects)) == (30, health.NAMED)

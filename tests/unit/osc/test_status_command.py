@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor status`` over the real API on SQLite."""
+
+import argparse
+import io
+import json
+import time
+import types
+
+import pytest
+
+from acstor_common import decision_api
+from acstor_decision.api import app
+from acstor_osc.v1 import status
+from tests.fakes import checkpoint_hosts
+from tests.unit.decision.api import conftest as api
+from tests.unit.osc import test_commands as commands
+
+LONG_AGO_S = 1_000_000_000.0
+
+
+@pytest.fixture
+def run(api_configuration, store, glance, bus):
+    """Return what runs the command and returns its exit status and what it printed."""
+    nova = checkpoint_hosts.Nova()
+    asked = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
+    asked.environ_base["HTTP_X_ROLES"] = "admin"
+    manager = types.SimpleNamespace(acstor=commands.InProcess(asked))
+
+    def do(*argv):
+        printed = io.StringIO()
+        command_app = types.SimpleNamespace(client_manager=manager, stdout=printed)
+        made = status.ShowStatus(command_app, argparse.Namespace())
+        return made.run(made.get_parser("status").parse_args(argv)), printed.getvalue()
+
+    return do
+
+
+def test_all_is_well(run):
+    assert run()[0] == 0
+
+
+def test_programs_get_all_of_it(run, store):
+    api.note(store, api.sample(1, sent_s=LONG_AGO_S))
+    status_, printed = run("--json")
+    assert status_ == 2  # nobody hears the hosts
+    told = json.loads(printed)
+    assert told["health"] == "error" and told["hosts"]["silent"] == 1
+    assert told["findings"][0]["code"] == "decision-deaf"
+
+
+def test_people_read_it_in_words(run, store, glance):
+    health = decision_api.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
+    api.note(store, api.sample(1, sent_s=time.time(), health=health))
+    glance.add("7d2c1f9e-5d6b-4a5c-9c61-000000000007", disk_format="iso", acstor_state="")
+    status_, printed = run()
+    assert status_ == 1
+    for words in (
+        "WARNING: Nova did without acstor in the last hour (1)",
+        "    h0001: not-mapped 3",
+        "  > the warnings of nova-compute",
+        "1 up; acstor 1.2",
+        "1 not served:",
+        "    1: its disk format is iso",
+        "no read waits",
+    ):
+        assert words in printed
+
+
+def test_more_than_is_named_is_said(run, store):
+    hosts = [api.sample(number, sent_s=LONG_AGO_S) for number in range(1, 31)]
+    api.note(store, api.sample(0, sent_s=time.time()), *hosts)
+    assert "and 10 more" in run()[1]
