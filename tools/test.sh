@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/test.sh [lint|unit|functional|all] [pytest arguments]
+# Usage: tools/test.sh [lint|unit|functional|packages|all] [pytest arguments]
 #
-# Installs what is missing, then runs that part of the checks (all of them without a part).
+# Installs what is missing, then runs that part of the checks (all of them without a part, but for
+# packages, which are built and installed on clean systems).
 # The last lines are pytest's; the exit status is not 0 if anything failed.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
@@ -15,12 +16,12 @@ declare -A AFTER=([nova]=unit [faults]=openstack) # three at a time are enough f
 
 part=all
 case ${1:-} in
-    lint | unit | functional | all) part=$1 && shift ;;
-    -h | --help) sed -n '3,6s/^# \?//p' "$0" && exit ;;
+    lint | unit | functional | packages | all) part=$1 && shift ;;
+    -h | --help) sed -n '3,7s/^# \?//p' "$0" && exit ;;
 esac
 
 case $part in
-    functional | all) require_lab "tools/test.sh $part" ;;
+    functional | packages | all) require_lab "tools/test.sh $part" ;;
 esac
 case $part in
     unit) bash tools/install.sh unit ;; # it needs no lab
@@ -32,10 +33,11 @@ unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they i
 # run_tests NAME [pytest arguments]: the tests of that name. Those that run side by side share neither
 # a cache nor a folder of temporary files.
 run_tests() {
-    local paths=("${FUNCTIONAL[@]}") marks="not openstack" temporary=${TMPDIR:-/tmp}
+    local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
+        packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
         openstack) marks="openstack and not nova" temporary=/var/tmp ;;
         nova) marks=nova temporary=/var/tmp/acstor-nova ;;

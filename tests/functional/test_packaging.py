@@ -77,10 +77,12 @@ OTHERS = [
     "acstor-checkpointd.service",
 ]
 GATEWAY = "acstor-glance-gateway.service"
+API = "acstor-decision-api.service"
 SCORES = {
     "acstor-agent.service": 5.0,
     "acstor-glance-listener.service": 3.0,
     "acstor-decision.service": 1.5,
+    API: 1.5,
     "acstor-checkpointd.service": 2.0,
     GATEWAY: 1.5,
 }
@@ -99,12 +101,13 @@ def test_systemd_takes_the_controllers_units(tmp_path, name):
 
 
 @needs("systemd-analyze")
-def test_systemd_takes_the_unit_of_the_gateway(tmp_path):
-    """Its WSGI server belongs to Glance's environment, which is not here."""
-    text = (UNITS / GATEWAY).read_text()
-    assert "ExecStart=/opt/glance/bin/uwsgi " in text
-    unit = tmp_path / GATEWAY
-    unit.write_text(text.replace("/opt/glance/bin/uwsgi", "/bin/true"))
+@pytest.mark.parametrize(("name", "place"), [(GATEWAY, "/opt/glance"), (API, "/opt/acstor")])
+def test_systemd_takes_the_units_of_wsgi_servers(tmp_path, name, place):
+    """The servers are not here; the gateway's belongs to Glance's environment."""
+    text = (UNITS / name).read_text()
+    assert f"ExecStart={place}/bin/uwsgi " in text
+    unit = tmp_path / name
+    unit.write_text(text.replace(f"{place}/bin/uwsgi", "/bin/true"))
     assert verify(unit) == (0, "")
 
 

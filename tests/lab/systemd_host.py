@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that systemd runs: this machine's own system, booted once more in a container.
+"""A host that systemd runs: this machine's own system, booted once more in a container, or another.
 
-It has this machine's programs; what it changes lies in memory, over them, and is gone with it.
+It has this machine's programs, or those of another root; what it changes lies in memory, over them,
+and is gone with it.
 The rule: nothing outlives the container's process, as all mounts lie in namespaces of its own.
 """
 
@@ -24,12 +25,13 @@ BOOTED = "basic.target"
 SYSTEM_CALLS = "pidfd_getfd process_mrelease"
 """Those that units may make on a host, and that containers usually may not."""
 
-# Arguments: an empty folder, then systemd-nspawn's.
+# Arguments: an empty folder, the root below, then systemd-nspawn's.
 _SCRIPT = """
-folder=$1; shift
+folder=$1 lower=$2; shift 2
 mount -t tmpfs -o mode=755 tmpfs "$folder"
 mkdir "$folder/upper" "$folder/work" "$folder/root"
-mount -t overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" overlay "$folder/root"
+layers=lowerdir=$lower,upperdir=$folder/upper,workdir=$folder/work
+mount -t overlay -o "$layers" overlay "$folder/root"
 mount -t tmpfs -o mode=755 tmpfs /run
 exec systemd-nspawn --directory="$folder/root" "$@"
 """
@@ -41,6 +43,8 @@ class SystemdHost:
     :param folder: where it keeps its log
     :param shown: folders that it sees where they are, beside what lies on the root file system
     :param shown_at: folders of this machine that it cannot change, by where it sees them
+    :param root: what it has, and does not change
+    :param has_network: it has this machine's, and else none
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class SystemdHost:
         folder: pathlib.Path,
         shown: Sequence[pathlib.Path],
         shown_at: dict[str, pathlib.Path],
+        root: pathlib.Path = pathlib.Path("/"),
+        has_network: bool = False,
     ) -> None:
         self._log = folder / "console.log"
         self._folder = folder / "host"
@@ -55,7 +61,8 @@ class SystemdHost:
         binds += [f"--bind-ro={path}:{place}" for place, path in shown_at.items()]
         self._argv = [
             *("unshare", "--mount", "--propagation=private", "sh", "-euc", _SCRIPT, "sh"),
-            *(self._folder, "--quiet", "--register=no", "--keep-unit", "--private-network"),
+            *(self._folder, root, "--quiet", "--register=no", "--keep-unit"),
+            *(() if has_network else ("--private-network",)),
             f"--system-call-filter={SYSTEM_CALLS}",
             *(f"--machine=acstor-{uuid.uuid4().hex[:8]}", *binds, "--boot"),
             *("--", f"--unit={BOOTED}"),

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian packages, built, installed by the guide's commands, upgraded, removed and purged.
+
+They run with ``tools/test.sh packages``, or with ``pytest -m packages``; all others leave them out.
+"""
+
+import contextlib
+import re
+import subprocess
+import textwrap
+
+import pytest
+
+from acstor_common import errors
+from tests.fakes import hosts
+from tests.lab import debian_root
+from tests.lab import local
+from tests.lab import runs
+from tests.lab import systemd_host
+
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.packages,
+    pytest.mark.timeout(7200),
+]
+
+GUIDE = debian_root.ROOT / "doc/source/install/packages.rst"
+UNIT = "acstor-agent.service"
+CONF = "/etc/acstor/acstor-agent.conf"
+MIRROR = "/var/lib/acstor/mirror"
+MIB = 1 << 20
+DEADLINE_S = 60.0
+SECRETS = ("agent", "checkpoint", "decision", "gateway", "glance")
+SERVICES = {
+    "acstor-agent --config-file /etc/acstor/acstor-agent.conf": r"auth_url: it is not set",
+    "acstor-glance-listener --config-file /etc/acstor/acstor-glance.conf": r"auth_type: is not set",
+}
+COMMANDS = (
+    "acstor-agent",
+    "acstor-agent-ctl",
+    "acstor-agent-holder",
+    "acstor-authority",
+    "acstor-boot-image",
+    "acstor-checkpointd",
+    "acstor-decision",
+    "acstor-decision-manage",
+    "acstor-glance-listener",
+    "acstor-glance-manage",
+    "acstor-nova-manage",
+    "acstor-prehash",
+)
+AGENTS = COMMANDS[:4]
+
+
+READ_AS_NOVA = """
+import sys
+from nova import config
+from nova.conf import CONF
+config.parse_args(sys.argv)
+print(CONF.libvirt.images_type)
+"""
+
+
+def guide(title):
+    """Return the commands of a section of the guide, one a line."""
+    text = GUIDE.read_text().partition(f"\n{title}\n")[2]
+    block = re.search(r"::\n\n((?:    .*\n|\n)+)", text)[1]
+    lines = re.sub(r"\\\n\s*", "", textwrap.dedent(block)).splitlines()
+    return [re.sub(r"\s+#.*", "", line) for line in lines if line and not line.startswith("#")]
+
+
+class Host:
+    """A clean system with a systemd, and packages at /srv/packages."""
+
+    def __init__(self, host, images):
+        self.host, self.images = host, images
+
+    def run(self, line):
+        """Run a shell's line, and return all that it wrote.
+
+        :raises errors.Unusable: it failed; says what it wrote
+        """
+        return self.host.run(
+            "bash", "-ec", f"export DEBIAN_FRONTEND=noninteractive\n{{ {line}\n}} 2>&1"
+        )
+
+    def refused(self, line):
+        """Return what a command wrote that must fail."""
+        return self.run(f"if {{ {line}; }}; then echo it did not fail; exit 1; fi")
+
+    def upgrade(self, *names):
+        """Install packages of the next revision, keeping what an operator changed."""
+        files = " ".join(f"/srv/packages/next/{name}_*.deb" for name in names)
+        return self.run(
+            "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
+            f" {files}"
+        )
+
+    def configure(self):
+        """Give the agent what it needs here: a folder of images, and no other host."""
+        self.host.path(CONF).write_text(
+            "[acstor_agent]\nhost = h1\nsources = file\ncontrol_group = acstor\n"
+            f"peer_listen = {local.LOOPBACK}:{local.unused_port()}\n"
+            f"[source_file]\nfolder = {self.images.folder}\n"
+        )
+
+    def pid(self):
+        return self.run(f"systemctl show --value -p MainPID {UNIT}").strip()
+
+    def is_there(self, path):
+        return self.host.path(path).exists()
+
+
+@contextlib.contextmanager
+def booted(release, folder):
+    try:
+        packages, root = debian_root.built(release), debian_root.root(release, "systemd-sysv")
+    except errors.Unusable as e:
+        pytest.skip(str(e))
+    images = local.ImageFolder(folder / "images")
+    host = systemd_host.SystemdHost(
+        folder, [images.folder], {"/srv/packages": packages}, root=root, has_network=True
+    )
+    with host:
+        made = Host(host, images)
+        made.run("apt-get update")
+        yield made
+
+
+def agent_is_replaced_and_removed(host):
+    """What an agent's package promises, with a process that has a mirror open for a guest."""
+    image_id = host.images.add(local.random_bytes(3 * MIB))
+    mirror = f"{MIRROR}/images/{image_id}.raw"
+    host.configure()
+    for line in guide("Starting an agent"):
+        host.run(line)
+    same = f"cmp {mirror} {host.images.path(image_id)}"
+    host.run(same)
+    host.run(f"systemd-run --quiet --unit=guest sh -c 'exec sleep 3600 <{mirror}'")
+
+    pid = host.pid()
+    said = host.upgrade(*host.agent)
+    assert "systemctl restart acstor-agent" in said
+    assert "(sleep)" in said
+    assert host.pid() == pid
+    assert "sources = file" in host.host.path(CONF).read_text()
+    assert "New in revision 2" in host.host.path(f"{CONF}.dpkg-dist").read_text()
+    host.run("systemctl restart acstor-agent")
+    assert host.pid() not in ("0", pid)
+    host.run(same)
+
+    said = host.refused("apt-get remove --yes acstor-agent")
+    assert "guests of this host read images" in said
+    host.run(same)
+    host.run("systemctl stop guest")
+    host.run("mkdir -p /var/lib/acstor/state/disks && touch /var/lib/acstor/state/disks/d.data")
+    host.run("apt-get remove --yes acstor-agent")
+    assert not host.is_there("/usr/lib/systemd/system/acstor-agent.service")
+    assert MIRROR not in host.host.path("/proc/1/mounts").read_text()
+    assert host.is_there(CONF)
+    said = host.run("apt-get purge --yes acstor-agent")
+    assert "/var/lib/acstor/state/disks" in said
+    assert not host.is_there(CONF)
+    assert not host.is_there("/var/lib/acstor/cache")
+    assert host.is_there("/var/lib/acstor/state/disks/d.data")
+    host.run("getent group acstor")
+
+
+@pytest.fixture(scope="module")
+def trixie(tmp_path_factory):
+    with booted("trixie", tmp_path_factory.mktemp("trixie")) as host:
+        host.agent = ("acstor-agent", "python3-acstor")
+        host.run("\n".join(guide("Packages of Debian 13")))
+        yield host
+
+
+def test_all_is_installed_on_debian_13(trixie):
+    for name in COMMANDS:
+        assert name in trixie.run(f"{name} --help")
+    assert "acstor-simulate" not in trixie.run("ls /usr/bin")
+    assert "--os-acstor-api-version" in trixie.run("openstack --help")
+    assert "usage: openstack acstor host list" in trixie.run("openstack help acstor host list")
+    modules = "acstor_nova.register, acstor_glance.import_plugin, acstor_decision.service"
+    trixie.run(f"python3 -c 'import {modules}'")
+
+
+def test_passwords_are_roots_alone(trixie):
+    for name in SECRETS:
+        assert trixie.run(f"stat -c '%a %U' /etc/acstor/acstor-{name}.conf") == "600 root\n"
+
+
+@pytest.mark.parametrize("command", SERVICES)
+def test_service_without_configuration_says_what_is_missing(trixie, command):
+    assert re.search(SERVICES[command], trixie.refused(f"timeout 60 {command}"))
+
+
+def test_units_are_there_and_wait_for_their_operator(trixie):
+    units = re.findall(
+        r"^(acstor-\S+\.service) +(\w+)", trixie.run("systemctl list-unit-files"), re.M
+    )
+    assert dict(units) == {
+        f"acstor-{name}.service": "disabled"
+        for name in (
+            *("agent", "checkpointd", "decision", "decision-api", "glance-gateway"),
+            "glance-listener",
+        )
+    }
+    trixie.run("systemd-analyze verify --man=no /usr/lib/systemd/system/acstor-*.service")
+
+
+def test_decision_service_and_api_run_with_the_default_database(trixie):
+    values = r"s/^# transport_url.*/transport_url = fake:/; s/^# \(auth_url\|password\) =/\1 =/"
+    trixie.run(f"sed -i '{values}' /etc/acstor/acstor-decision.conf")
+    for line in guide("Starting a controller"):
+        trixie.run(line)
+
+    def is_up():
+        with contextlib.suppress(errors.Unusable):
+            ask = "urllib.request.urlopen('http://127.0.0.1:9710/healthz').status"
+            return "200" in trixie.run(f'python3 -c "import urllib.request; print({ask})"')
+        return False
+
+    def log():
+        return trixie.run("journalctl --no-pager --unit 'acstor-decision*'")
+
+    runs.wait_for(is_up, DEADLINE_S, "the API", log)
+    trixie.run("systemctl is-active acstor-decision")
+    trixie.run("systemctl disable --now acstor-decision acstor-decision-api")
+
+
+def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
+    for line in guide("Turning it on in Nova"):
+        trixie.run(line)
+    trixie.host.path("/root/nova-compute").write_text(READ_AS_NOVA)
+    assert trixie.run("python3 /root/nova-compute").split()[-1] == "acstor"
+    assert "nova-compute would not start" in trixie.refused("apt-get remove --yes acstor-nova")
+    for line in guide("Turning it off in Nova"):
+        trixie.run(line)
+    trixie.run("apt-get remove --yes acstor-nova")
+
+
+def test_agent_of_debian_13_is_replaced_and_removed(trixie):
+    agent_is_replaced_and_removed(trixie)
+
+
+def test_controller_is_purged_but_for_its_database(trixie):
+    said = trixie.run("apt-get purge --yes acstor-decision acstor-glance acstor-checkpoint")
+    assert "/var/lib/acstor-decision stay" in said
+    assert not trixie.is_there("/etc/acstor")
+    assert trixie.is_there("/var/lib/acstor-decision/decision.sqlite")
+
+
+def test_agent_of_debian_12_is_replaced_and_removed(tmp_path):
+    with booted("bookworm", tmp_path) as host:
+        host.agent = ("acstor-agent",)
+        for line in guide("An agent on Debian 12"):
+            host.run(line)
+        for name in AGENTS:
+            assert name in host.run(f"{name} --help")
+        agent_is_replaced_and_removed(host)
+
+
+@pytest.mark.parametrize("release", ["bookworm", "trixie"])
+def test_lintian_finds_no_error(release):
+    try:
+        debian_root.built(release)
+        folder = debian_root.root(release, "dpkg-dev")
+    except errors.Unusable as e:
+        pytest.skip(str(e))
+    install = "apt-get install --yes --no-install-recommends lintian >&2"
+    script = f"{install} && lintian --allow-root /root/packages/*.deb"
+    done = subprocess.run(
+        ["bash", debian_root.FRESH, "--in", folder, "bash", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=debian_root.BUILD_S,
+        check=False,
+    )
+    assert re.findall(r"^E: .*", done.stdout, re.M) == [], done.stderr[-1000:]
+    assert "W: " in done.stdout or done.returncode == 0, done.stderr[-1000:]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian as its installer leaves it, and acstor's packages for it.
+
+Both are kept below ``.cache/packages``: making them takes minutes, and thousands of files.
+The rule: a root that tests begin with is not changed by them (:class:`systemd_host.SystemdHost`).
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+from acstor_common import errors
+from tests.lab import runs
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PLACE = ROOT / ".cache/packages"
+FRESH = ROOT / "tools/fresh-root.sh"
+CLONE = "root/acstor"
+PROFILES = {"bookworm": "pkg.acstor.venv,nodoc", "trixie": ""}
+"""What ``tools/package.sh`` builds on a release."""
+BUILD_S = 3600.0
+
+# Arguments: build profiles. Two revisions: the second one has another default in a configuration.
+_BUILD = """
+export DEBIAN_FRONTEND=noninteractive
+cd /root/acstor
+apt-get update
+apt-get install --yes --no-install-recommends dpkg-dev
+(cd packaging && apt-get build-dep --yes --no-install-recommends ${1:+-P"$1"} ./)
+rm -rf /root/packages
+bash tools/package.sh /root/packages -b
+cd /root/packages/acstor-*/
+sed -i '1s/-1)/-2)/' debian/changelog
+printf '\n# New in revision 2.\n' >>etc/acstor/acstor-agent.conf
+DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1:+$1,}nodoc"
+mkdir ../next
+mv ../*-2_* ../next
+"""
+
+
+def root(release: str, *packages: str) -> pathlib.Path:
+    """Return the folder of a release with packages of its own, made if it is not there.
+
+    :raises errors.Unusable: it cannot be made here; says why
+    """
+    name = "-".join((release, *packages))
+    folder = PLACE / name
+    if not folder.is_dir():
+        if shutil.which("debootstrap") is None or os.geteuid():
+            raise errors.Unusable(release, "needs root and debootstrap")
+        PLACE.mkdir(parents=True, exist_ok=True)
+        wanted = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
+        install = "apt-get update && DEBIAN_FRONTEND=noninteractive " + " ".join(wanted)
+        said = _run(["bash", FRESH, "--keep", release, "bash", "-c", install])
+        [made] = [
+            word for word in said.split() if "/fresh-root/" in word and f"/{release}-" in word
+        ][-1:]
+        pathlib.Path(made).rename(folder)
+    return folder
+
+
+def built(release: str) -> pathlib.Path:
+    """Return the folder with the packages of what is committed here, in two revisions.
+
+    :raises errors.Unusable: they cannot be built here; says why
+    """
+    folder = root(release, "dpkg-dev")
+    packages = folder / "root/packages"
+    commit = runs.tool(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
+    stamp = folder / "root/packages-of"
+    if not stamp.is_file() or stamp.read_text() != commit:
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(folder / CLONE)
+        runs.tool(["git", "clone", "--quiet", ROOT, folder / CLONE])
+        _run(["bash", FRESH, "--in", folder, "bash", "-exc", _BUILD, "build", PROFILES[release]])
+        stamp.write_text(commit)
+    return packages
+
+
+def _run(argv: list[str | pathlib.Path]) -> str:
+    """Run a command that takes minutes, and return all that it wrote.
+
+    :raises errors.Unusable: it failed
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise errors.Unusable(str(argv[1]), f"did not end in {BUILD_S:.0f} s") from e
+    if done.returncode:
+        raise errors.Unusable(str(argv[1]), done.stdout[-3000:])
+    return done.stdout

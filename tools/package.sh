@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Usage: tools/package.sh [--revision N] FOLDER [dpkg-buildpackage options]
+#        tools/package.sh --version
+#
+# Makes a Debian source package of what is committed in FOLDER, and builds it there: all packages
+# where the release's own Python libraries are new enough (Debian 13), otherwise the agent alone with
+# libraries of its own (Debian 12, Ubuntu 24.04).  Needs dpkg-dev and the build dependencies, which
+# apt-get build-dep installs, and pip an index, or PIP_FIND_LINKS.
+#
+#   --revision N  of the package, 1 by default: a later one of the same version
+#   --version     print the version and end; it comes from the last tag, without one from the commit
+#   -S            (dpkg-buildpackage's) the source package alone
+set -euo pipefail
+# shellcheck source=tools/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+# A tag as pbr has it: 1.2.0, 1.2.0.0rc1. Behind one comes how many commits it is, and the commit.
+version() {
+    local described
+    if described=$(git -C "$ROOT" describe --tags --match '[0-9]*' 2>/dev/null); then
+        sed -E 's/-([0-9]+)-g([0-9a-f]+)$/+git\1.\2/; s/\.0(a|b|rc)([0-9]+)/~\1\2/' <<<"$described"
+    else
+        TZ=UTC git -C "$ROOT" log -1 --format=0.0~git%cd.%h --date=format-local:%Y%m%d%H%M%S
+    fi
+}
+
+changelog() {
+    printf 'acstor (%s-%s) unstable; urgency=medium\n\n' "$1" "$2"
+    printf '  * Release notes are in releasenotes/notes of the source.\n\n'
+    printf ' -- The acstor developers <acstor@lists.invalid>  %s\n' "$(git -C "$ROOT" log -1 --format=%cD)"
+}
+
+revision=1
+case ${1:-} in
+    --version) version && exit ;;
+    --revision) revision=$2 && shift 2 ;;
+esac
+folder=${1:-}
+[[ $folder == [^-]* ]] || fail "there is no folder to build in." "$(sed -n '3,15s/^# \?//p' "$0")"
+shift
+git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 ||
+    fail "$ROOT is no git checkout." "Packages are made of what is committed: clone the repository."
+command -v dpkg-buildpackage >/dev/null || fail "there is no dpkg-buildpackage." "Run: apt-get install dpkg-dev"
+
+version=$(version)
+source=$folder/acstor-$version
+mkdir -p "$source"
+archive=$folder/acstor_$version.orig.tar.gz
+git -C "$ROOT" archive --format=tar.gz --prefix="acstor-$version/" HEAD >"$archive"
+tar --extract --gzip --file "$archive" --directory "$folder"
+cp --recursive "$source/packaging/debian" "$source/debian"
+changelog "$version" "$revision" >"$source/debian/changelog"
+profiles=()
+/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 13))' || profiles=("--build-profiles=pkg.acstor.venv,nodoc")
+say "building acstor $version-$revision in $folder"
+cd "$source"
+dpkg-buildpackage --no-sign "${profiles[@]}" "$@"
