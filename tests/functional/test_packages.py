@@ -234,10 +234,22 @@ def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
         trixie.run(line)
     trixie.host.path("/root/nova-compute").write_text(READ_AS_NOVA)
     assert trixie.run("python3 /root/nova-compute").split()[-1] == "acstor"
+    own = trixie.host.path("/etc/nova/nova-compute.conf.d/own.conf")
+    own.write_text("[libvirt]\nimages_type = acstor\n")
     assert "nova-compute would not start" in trixie.refused("apt-get remove --yes acstor-nova")
-    for line in guide("Turning it off in Nova"):
-        trixie.run(line)
+    own.unlink()
     trixie.run("apt-get remove --yes acstor-nova")
+    file = trixie.host.path("/etc/nova/nova-compute.conf.d/acstor.conf")
+    assert not file.exists()
+    assert trixie.run("python3 /root/nova-compute").split()[-1] == "default"
+
+
+def test_plugin_of_nova_is_turned_off_as_the_guide_says(trixie):
+    trixie.run("apt-get install --yes --no-install-recommends /srv/packages/acstor-nova_*.deb")
+    for title in ("Turning it on in Nova", "Turning it off in Nova"):
+        for line in guide(title):
+            trixie.run(line)
+    assert trixie.run("python3 /root/nova-compute").split()[-1] == "default"
 
 
 def test_agent_of_debian_13_is_replaced_and_removed(trixie):
