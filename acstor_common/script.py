@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an installed command begins: all of them are installed, whatever extras were asked for.
 
-The rule: a command whose role is not installed says in one line which extra brings it.
+The rule: a command whose role is not installed says in one line which extra brings it; and each
+says its version, that of the whole.
 """
 
 import importlib
 import sys
 from collections.abc import Callable
+
+from acstor_common import version
 
 MISUSE = 2
 """The exit status of a command that cannot be what was meant, as argparse's."""
@@ -20,6 +23,9 @@ def of(command: str, module: str, extra: str) -> Callable[[], int]:
     """
 
     def start() -> int:
+        if sys.argv[1:] == ["--version"]:
+            print(f"{command} {version.installed()}")
+            return 0
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as e:

@@ -4,7 +4,6 @@
 The one rule: it is taken from the agent's status, so that both say the same.
 """
 
-import importlib.metadata
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -12,16 +11,9 @@ from typing import Any
 
 from acstor_agent.core import lately
 from acstor_common import decision_api
+from acstor_common import version
 
 FAILED = "failed reads"
-
-
-def version() -> str:
-    """Return acstor's version; "" if it is not installed as a package."""
-    try:
-        return importlib.metadata.version("acstor")[:64]
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 class Health:
@@ -31,7 +23,7 @@ class Health:
     """
 
     def __init__(self, picture: Callable[[], dict[str, Any]]) -> None:
-        self._picture, self._version = picture, version()
+        self._picture, self._version = picture, version.installed()[:64]
         self._lately = lately.Lately(time.monotonic())
 
     def now(self) -> decision_api.HostHealth:

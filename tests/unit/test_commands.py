@@ -10,6 +10,7 @@ import tomllib
 import pytest
 
 from acstor_common import script
+from acstor_common import version
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -44,6 +45,14 @@ def test_help_comes_without_a_warning(name: str) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage:")
+
+
+@pytest.mark.parametrize("name", ["acstor-agent", "acstor-nova-manage"])
+def test_version_is_that_of_the_whole(name: str) -> None:
+    argv = [*command(name), "--version"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{name} {version.installed()}\n"
 
 
 @pytest.mark.parametrize(

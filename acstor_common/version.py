@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which version of acstor this is."""
+
+import importlib.metadata
+
+
+def installed() -> str:
+    """Return it; "unknown" where acstor runs without being installed."""
+    try:
+        return importlib.metadata.version("acstor")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
