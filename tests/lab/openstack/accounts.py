@@ -6,6 +6,7 @@ The rule: everybody has the same password (:data:`api.PASSWORD`), and nothing el
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import openstack.connection
 from keystoneauth1 import loading
@@ -77,6 +78,17 @@ def register(auth_url: str) -> None:
                 url=f"http://not-running.invalid/{name}",
                 region_id=api.REGION,
             )
+
+
+def name_service(identity: Any, kind: str, name: str, url: str) -> None:
+    """Name a service in Keystone's catalog, in place of an earlier one of its type."""
+    for old in identity.services(type=kind):
+        identity.delete_service(old)
+    service = identity.create_service(name=name, type=kind)
+    for interface in ("internal", "public"):
+        identity.create_endpoint(
+            service_id=service.id, interface=interface, url=url, region_id=api.REGION
+        )
 
 
 def announce(database: mariadb.MariaDB, urls: Mapping[str, str]) -> None:

@@ -58,12 +58,7 @@ class DecisionApi(api.Api):
     def register(self) -> None:
         """Name it in Keystone's catalog, in place of an earlier one."""
         identity = accounts.connect(self._lab.keystone.auth_url).identity
-        for old in identity.services(type=SERVICE_TYPE):
-            identity.delete_service(old)
-        service = identity.create_service(name="acstor", type=SERVICE_TYPE)
-        identity.create_endpoint(
-            service_id=service.id, interface="public", url=self.url, region_id=api.REGION
-        )
+        accounts.name_service(identity, SERVICE_TYPE, "acstor", self.url)
 
 
 def openstack(

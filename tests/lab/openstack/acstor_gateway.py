@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from prometheus_client import parser
 
+from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import ceph
@@ -71,14 +72,9 @@ class Gateway(api.Api):
 
     def register(self) -> None:
         """Name it in Keystone's catalog, in place of an earlier one."""
-        identity = self._lab.connect().identity
-        for old in identity.services(type=SERVICE_TYPE):
-            identity.delete_service(old)
-        service = identity.create_service(name="acstor-gateway", type=SERVICE_TYPE)
-        for interface in ("internal", "public"):
-            identity.create_endpoint(
-                service_id=service.id, interface=interface, url=self.url, region_id=api.REGION
-            )
+        accounts.name_service(
+            self._lab.connect().identity, SERVICE_TYPE, "acstor-gateway", self.url
+        )
 
 
 def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) -> ini.Sections:

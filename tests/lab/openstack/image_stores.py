@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 
+from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import http_server
 from tests.lab import runs
@@ -165,6 +166,8 @@ def no_image_left(lab: cloud.Cloud, start: Callable[[], None]) -> Iterator[None]
             for image_id in left:
                 ask(lab, "admin", "DELETE", f"/v2/images/{image_id}")
             time.sleep(1.0)
+        if left:
+            raise errors.Unusable("Glance", f"cannot delete {', '.join(sorted(left))}")
 
 
 @contextlib.contextmanager
@@ -178,6 +181,7 @@ def running(lab: cloud.Cloud) -> Iterator[Place]:
     )
     try:
         objects.start()
+        objects.register(lab.connect().identity)
         if cluster:
             cluster.start()
         made = Place(lab, objects, cluster, served)
@@ -213,6 +217,7 @@ def images_in_s3(lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
 
     try:
         objects.start()
+        objects.register(lab.connect().identity)
         with lab.glance.changed(stores), no_image_left(lab, start):
             gateway.start()
             gateway.wait_ready()

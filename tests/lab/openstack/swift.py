@@ -10,8 +10,10 @@ import pathlib
 import shutil
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from tests.lab import runs
+from tests.lab.openstack import accounts
 from tests.lab.openstack import api
 from tests.lab.openstack import daemon
 from tests.lab.openstack import ini
@@ -110,6 +112,10 @@ class Swift:
     def s3_url(self) -> str:
         """Where S3 is spoken."""
         return f"http://{daemon.LOOPBACK}:{self.s3.port}"
+
+    def register(self, identity: Any) -> None:
+        """Name it in Keystone's catalog, where Glance's driver looks before it deletes."""
+        accounts.name_service(identity, "object-store", "swift", self.url("$(project_id)s"))
 
     def url(self, project_id: str) -> str:
         """Return where Swift is spoken, for the account of a project."""
