@@ -118,10 +118,12 @@ class Pulling:
         base = self._recovered.base(checkpoint_id)
         domain = self._domains.domain(server)
         if not domain.is_active():
-            disk = off_pull.OffDisk(server.disk.path, base, self._recovered.file(checkpoint_id))
+            shown, file = self._bases.shown(checkpoint_id), self._recovered.file(checkpoint_id)
+            disk = off_pull.OffDisk(server.disk.path, base, shown, file)
             self._pull_off(disk, lambda: not domain.is_active())
             recovered_mark.remove(server.disk.path)
             return
+        off_pull.remove_copy(server.disk.path)
         if recovered_mark.read(server.disk.path) != checkpoint_id:
             recovered_mark.write(server.disk.path, checkpoint_id)
         if domain.pull(base, self._rate_bytes_s):
@@ -134,6 +136,7 @@ class Pulling:
         Where QEMU runs and the file lacks something, that comes when the guest flushes.
         """
         path, checkpoint_id = server.disk.path, server.disk.base
+        off_pull.remove_copy(path)
         domain = self._domains.domain(server)
         is_active = domain.is_active()
         if self._recovered.is_in(path, checkpoint_id):
@@ -143,7 +146,8 @@ class Pulling:
                 "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
             )
         elif not is_active:
-            off_pull.lay_on(path, self._bases.shown(checkpoint_id))
+            shown, base = self._bases.shown(checkpoint_id), self._recovered.base(checkpoint_id)
+            off_pull.lay_on(path, shown, base)
 
     def _pause(self, instance: ids.ImageId) -> None:
         """Let it be for a while, longer each time."""
