@@ -146,7 +146,8 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     assert powered_off.bitmaps(of, base_of) == set()
     with powered_off.shown(of, base_of, "", tmp_path) as socket:
         url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
-        subprocess.run(["qemu-img", "convert", "-O", "raw", url, tmp_path / "seen"], check=True)
+        convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
+        subprocess.run(convert, check=True)
     head = pathlib.Path(disk.base).read_bytes()
     assert (tmp_path / "seen").read_bytes() == head.ljust(1 << 20, b"\0")
 
