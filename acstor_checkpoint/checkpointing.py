@@ -269,12 +269,13 @@ class Checkpointing:
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Shown]:
         """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
-        path = server.disk.path
-        since = state.bitmap if state.bitmap in powered_off.bitmaps(path) and before else ""
+        base_of = self._domains.base_of
+        bitmaps = powered_off.bitmaps(server.disk, base_of)
+        since = state.bitmap if state.bitmap in bitmaps and before else ""
         taken_ms = self._clock_ms()
         context = f"qemu:dirty-bitmap:{since}" if since else nbd.ALLOCATION
         with (
-            powered_off.shown(server.disk, since, self._settings.folder) as socket,
+            powered_off.shown(server.disk, base_of, since, self._settings.folder) as socket,
             nbd.Disk(socket, powered_off.EXPORT, context, NBD_TIMEOUT_S) as disk,
         ):
             yield _Shown(disk, before if since else None, since, False, taken_ms)

@@ -66,12 +66,14 @@ class Moment(NamedTuple):
 class Domains:
     """libvirt of this host; each connection is made when it is needed.
 
+    ``base_of`` is what was given.
+
     :param uri: of libvirt
     :param base_of: says which image's mirror an overlay lies on
     """
 
     def __init__(self, uri: str, base_of: servers.BaseOf) -> None:
-        self._uri, self._base_of = uri, base_of
+        self._uri, self.base_of = uri, base_of
         self._connection: Any = None
         self._lock = threading.Lock()
 
@@ -84,7 +86,7 @@ class Domains:
         with _named(self._uri):
             for domain in self._connected().listAllDomains():
                 with contextlib.suppress(libvirt.libvirtError):  # it has just gone
-                    if server := servers.parse(domain.XMLDesc(), self._base_of):
+                    if server := servers.parse(domain.XMLDesc(), self.base_of):
                         found.append(server)
         return found
 

@@ -30,6 +30,8 @@ from acstor_common import local_file
 COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2
 _LAY_S: Final = 30.0
+_ENDS_S: Final = 10.0
+"""A tool that was killed."""
 _SPARE_BYTES: Final = 1 << 30
 """Stays free: running guests stop where their disks cannot grow."""
 _HELD_S: Final = 1.0
@@ -43,11 +45,13 @@ class OffDisk(NamedTuple):
 
     :param path: of the overlay
     :param base: what it is to lie on, raw
+    :param shown: what it lies on now, as its header says it
     :param beneath: the file that has what lies between both
     """
 
     path: str
     base: str
+    shown: str
     beneath: pathlib.Path
 
 
@@ -65,12 +69,14 @@ class Puller:
 
         :raises errors.Unusable: it was not done: the server was started, or there is no room
         """
-        copy = f"{disk.path}{COPY_ENDING}"
+        copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
         with _removed(copy):
             _check_room(disk)
+            overlay.check(disk.path, local_file.backing_of, disk.shown)
             flags = ["--reflink=auto", "--sparse=always", "--preserve=all"]
             self._run(["cp", *flags, disk.path, copy], is_off)
+            overlay.check(copy, local_file.backing_of, disk.shown)
             rebase = ["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", disk.base]
             self._run([*rebase, copy], is_off)
             if local_file.backing_of(copy) != disk.base:
@@ -83,33 +89,28 @@ class Puller:
                 time.sleep(_HELD_S)
 
     def _run(self, argv: Sequence[str], is_off: Callable[[], bool]) -> None:
-        """Run a tool to its end, or until the server is started.
+        """Run a tool to its end, unless the server is started or room gets short.
 
+        :param argv: ends with the file that it writes
         :raises errors.Unusable: it has failed, or was ended
         """
-        try:
-            tool = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        except OSError as e:
-            raise errors.Unusable(argv[0], str(e)) from e
-        assert tool.stderr is not None
-        try:
+        with _tool(argv) as tool:
             while tool.poll() is None:
                 if self._ended.wait(_LOOK_EVERY_S) or not is_off():
                     raise errors.Unusable(argv[-1], "the server is started, or this daemon ends")
+                _check_free(argv[-1], 0)
             if tool.returncode:
-                why = tool.stderr.read(4096).decode(errors="replace").strip()
-                raise errors.Unusable(argv[0], why)
-        finally:
-            tool.kill()
-            tool.wait()
-            tool.stderr.close()
+                why = tool.stderr.read(4096).decode(errors="replace") if tool.stderr else ""
+                raise errors.Unusable(argv[0], why.strip())
 
 
-def lay_on(path: str, checkpoint: str) -> None:
+def lay_on(path: str, checkpoint: str, base: str) -> None:
     """Lay a disk that has lost some of a checkpoint on that again; nobody has it open.
 
-    :raises errors.Unusable: somebody has
+    :param base: what it lies on now, as its header says it
+    :raises errors.Unusable: somebody has it open, or it lies on something else
     """
+    overlay.check(path, local_file.backing_of, base)
     argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint, path]
     try:
         subprocess.run(argv, check=True, capture_output=True, timeout=_LAY_S)
@@ -117,6 +118,15 @@ def lay_on(path: str, checkpoint: str) -> None:
         raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.Unusable(path, str(e)) from e
+
+
+def remove_copy(path: str) -> None:
+    """Remove the copy of a disk that is left of a pull that was killed; none is on.
+
+    :raises OSError: it cannot be
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_copy_of(path))
 
 
 def make_safe(path: str) -> None:
@@ -131,15 +141,48 @@ def make_safe(path: str) -> None:
         os.close(fd)
 
 
+def _copy_of(path: str) -> str:
+    return f"{path}{COPY_ENDING}"
+
+
+@contextlib.contextmanager
+def _tool(argv: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a tool, for the block at most.
+
+    :raises errors.Unusable: it cannot be, or does not end
+    """
+    try:
+        tool = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    except OSError as e:
+        raise errors.Unusable(argv[0], str(e)) from e
+    try:
+        yield tool
+    finally:
+        tool.kill()
+        if tool.stderr is not None:
+            tool.stderr.close()
+        try:
+            tool.wait(_ENDS_S)
+        except subprocess.TimeoutExpired as e:  # the file system does not answer
+            raise errors.Unusable(argv[0], f"it was killed, and does not end: {e}") from e
+
+
 def _check_room(disk: OffDisk) -> None:
     try:
         needed = sum(os.stat(path).st_blocks * 512 for path in (disk.path, disk.beneath))
-        free = os.statvfs(os.path.dirname(disk.path))
     except OSError as e:
         raise errors.Unusable(disk.path, str(e)) from e
+    _check_free(disk.path, needed)
+
+
+def _check_free(path: str, needed: int) -> None:
+    try:
+        free = os.statvfs(os.path.dirname(path))
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
     if free.f_bavail * free.f_frsize < needed + _SPARE_BYTES:
-        why = f"a copy needs {needed} bytes, and {_SPARE_BYTES} are to stay free beside it"
-        raise errors.Unusable(disk.path, why)
+        why = f"its copy needs {needed} bytes more, and {_SPARE_BYTES} are to stay free beside it"
+        raise errors.Unusable(path, why)
 
 
 def _exchange(copy: str, path: str) -> None:

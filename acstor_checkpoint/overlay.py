@@ -11,6 +11,7 @@ The one rule: only what the tables say is taken from here, never bytes of the di
 
 import contextlib
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -41,6 +42,21 @@ def stamp(path: str) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def check(path: str, lies_on: Callable[[str], str | None], base: str) -> None:
+    """Refuse an overlay whose header would lead QEMU's tools to any file but what it should lie on.
+
+    They run as root and follow what the file says, and the QEMU of a guest could write to it.
+
+    :param lies_on: says what the overlay at a path lies on
+    :param base: what that should be
+    :raises errors.Unusable: it is refused, or cannot be read
+    """
+    with _opened(path) as fd:
+        qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
+    if (found := lies_on(path)) != base:
+        raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
+
+
 def said(path: str) -> Iterator[changes.Change]:
     """Yield what the overlay has that its base has not, as far as its tables say it.
 
@@ -59,7 +75,7 @@ def base_of(path: str, mirrors: str) -> ids.ImageId | None:
     """
     try:
         # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
-        return _shown_in(mirrors, os.readlink(_beneath(path)), ".raw")
+        return _shown_in(mirrors, os.readlink(beneath(path)), ".raw")
     except (OSError, ValueError):
         return None
 
@@ -70,12 +86,13 @@ def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
     :param disks: the folder that the agent shows disks in: ``<mount point>/disks``
     """
     try:
-        return _shown_in(disks, _beneath(path), ".qcow2")
+        return _shown_in(disks, beneath(path), ".qcow2")
     except ValueError:
         return None
 
 
-def _beneath(path: str) -> str:
+def beneath(path: str) -> str:
+    """Return the path of what an overlay lies on; that of its folder if on nothing."""
     return os.path.join(os.path.dirname(path), local_file.backing_of(path) or "")
 
 

@@ -28,12 +28,13 @@ class Started(errors.Unusable):
     """The server was started, or somebody else wrote to its disk: take it again."""
 
 
-def bitmaps(path: str) -> set[str]:
+def bitmaps(disk: servers.Disk, base_of: servers.BaseOf) -> set[str]:
     """Return the bitmaps of an overlay that are whole.
 
-    :raises errors.Unusable: it cannot be read
+    :raises errors.Unusable: it cannot be read, or does not lie on the mirror of its image
     """
-    argv = ["qemu-img", "info", "-U", "--output=json", _image(path)]
+    path = disk.path
+    argv = ["qemu-img", "info", "-U", "--output=json", _image(disk, base_of)]
     try:
         said = subprocess.run(argv, capture_output=True, timeout=_DEADLINE_S, check=True).stdout
         info: Any = json.loads(said[:_INFO_BYTES])
@@ -46,18 +47,21 @@ def bitmaps(path: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def shown(disk: servers.Disk, bitmap: str, folder: pathlib.Path) -> Iterator[str]:
+def shown(
+    disk: servers.Disk, base_of: servers.BaseOf, bitmap: str, folder: pathlib.Path
+) -> Iterator[str]:
     """Show a disk until the block ends; yield the path of the socket.
 
     :param bitmap: is shown with it; "" for none
     :param folder: for the socket
     :raises Started: at the end: what was read is not to be used
-    :raises errors.Unusable: it cannot be shown
+    :raises errors.Unusable: it cannot be shown, or does not lie on the mirror of its image
     """
     before = overlay.stamp(disk.path)
     socket = folder / f"off-{before.inode}.sock"
     argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
-    argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else []), _image(disk.path)]
+    argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else [])]
+    argv.append(_image(disk, base_of, backing=_mirror(disk.path)))
     socket.unlink(missing_ok=True)
     try:
         server = subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
@@ -87,7 +91,20 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _image(path: str) -> str:
-    """Return what QEMU's tools take for the overlay, without a lock and whatever its name is."""
-    file = {"driver": "file", "filename": path}
-    return "json:" + json.dumps({"driver": "qcow2", "force-share": True, "file": file})
+def _image(disk: servers.Disk, base_of: servers.BaseOf, **more: object) -> str:
+    """Return what QEMU's tools take for the overlay, without a lock and whatever its name is.
+
+    :raises errors.Unusable: its header leads elsewhere than to the mirror of its image
+    """
+    overlay.check(disk.path, base_of, disk.base)
+    image = {"driver": "qcow2", "force-share": True, "file": _file(disk.path), **more}
+    return "json:" + json.dumps(image)
+
+
+def _mirror(path: str) -> dict[str, object]:
+    """Return what an overlay lies on: raw, whatever its header says of that."""
+    return {"driver": "raw", "file": _file(overlay.beneath(path))}
+
+
+def _file(path: str) -> dict[str, str]:
+    return {"driver": "file", "filename": path}

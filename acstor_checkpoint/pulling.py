@@ -4,17 +4,20 @@
 The disk of a recovered server lies on what the agent shows of a checkpoint, which lies on the
 image's mirror.  When all of the checkpoint is on this host, what it has is pulled: by QEMU while
 the server runs, by qemu-img while it is off.  The disk then lies on the mirror as any other one,
-so the server can move, and has checkpoints.
+so the server can move, and has checkpoints.  Disks of servers that are off have a thread of their
+own, one after the other: a large one keeps nobody that runs from his turn.
 
 The one rule: what a disk lies on, and a mark beside it until its file has all
 (:mod:`acstor_common.recovered_mark`), say how far it is.  So what is killed, or ended by Nova for a
 snapshot or a move, begins again.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 from typing import Protocol
@@ -33,6 +36,7 @@ LOG = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 10.0
 FIRST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 1800.0
+_ENDS_WITHIN_S: Final = 30.0
 
 
 class OffPull(Protocol):
@@ -73,6 +77,8 @@ class Pulling:
         self._rate_bytes_s, self._ended = rate_bytes_s, ended
         self._pull_off, self._clock = pull_off, clock
         self._tried: dict[ids.ImageId, _Tried] = {}
+        self._off: threading.Thread | None = None
+        self._off_instance: ids.ImageId | None = None
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -82,9 +88,15 @@ class Pulling:
                 self.look()
             except Exception:
                 LOG.exception("disks of recovered servers are not looked at")
+        self.join()
+
+    def join(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
+        """Wait until nothing is pulled into the disk of a server that is off."""
+        if self._off is not None:
+            self._off.join(timeout_s)
 
     def look(self) -> None:
-        """Begin what is to be pulled and is not; return when those that are off are done."""
+        """Begin what is to be pulled and is not."""
         try:
             found = self._domains.present()
         except errors.AcstorError as e:
@@ -92,7 +104,7 @@ class Pulling:
             return
         self._faults.say("")
         here = {server.instance for server in found}
-        for instance in self._tried.keys() - here:
+        for instance in set(self._tried) - here:
             del self._tried[instance]
             LOG.info("server %s: its disk lies on no checkpoint any more", instance)
         for server in found:
@@ -104,29 +116,58 @@ class Pulling:
         return tried is None or self._clock() >= tried.again_s
 
     def _try(self, server: servers.Server) -> None:
-        try:
+        if self._is_pulled_off() and server.instance == self._off_instance:
+            return
+        with self._told(server.instance):
             if not self._bases.lies_on_checkpoint(server.disk.path):
                 self._end(server)
             elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
                 self._pull(server)
-        except (errors.AcstorError, OSError, ValueError) as e:
-            LOG.warning("server %s: its checkpoint is not in its disk: %s", server.instance, e)
-            self._pause(server.instance)
+
+    @contextlib.contextmanager
+    def _told(self, instance: ids.ImageId) -> Iterator[None]:
+        """Have what fails in the block in the log, and tried again later."""
+        try:
+            yield
+        except Exception as e:
+            is_known = isinstance(e, errors.AcstorError | OSError | ValueError)
+            why = "server %s: its checkpoint is not in its disk: %s"
+            LOG.warning(why, instance, e, exc_info=not is_known)
+            self._pause(instance)
 
     def _pull(self, server: servers.Server) -> None:
         checkpoint_id = server.disk.base
         base = self._recovered.base(checkpoint_id)
         domain = self._domains.domain(server)
         if not domain.is_active():
-            disk = off_pull.OffDisk(server.disk.path, base, self._recovered.file(checkpoint_id))
-            self._pull_off(disk, lambda: not domain.is_active())
-            recovered_mark.remove(server.disk.path)
+            self._begin_off(server, base, domain)
             return
+        off_pull.remove_copy(server.disk.path)
         if recovered_mark.read(server.disk.path) != checkpoint_id:
             recovered_mark.write(server.disk.path, checkpoint_id)
         if domain.pull(base, self._rate_bytes_s):
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)
+
+    def _is_pulled_off(self) -> bool:
+        return self._off is not None and self._off.is_alive()
+
+    def _begin_off(self, server: servers.Server, base: str, domain: domains_.Domain) -> None:
+        """Pull into a disk that is off, unless another one is on: it is looked at again then."""
+        if self._is_pulled_off():
+            return
+        path, checkpoint_id = server.disk.path, server.disk.base
+        shown, file = self._bases.shown(checkpoint_id), self._recovered.file(checkpoint_id)
+
+        def pull() -> None:
+            with self._told(server.instance):
+                disk = off_pull.OffDisk(path, base, shown, file)
+                self._pull_off(disk, lambda: not domain.is_active())
+                recovered_mark.remove(path)
+
+        self._off_instance = server.instance
+        self._off = threading.Thread(target=pull, name="pulling off", daemon=True)
+        self._off.start()
 
     def _end(self, server: servers.Server) -> None:
         """Take the mark away when the file has all; lay a disk that lost some on it again.
@@ -134,6 +175,7 @@ class Pulling:
         Where QEMU runs and the file lacks something, that comes when the guest flushes.
         """
         path, checkpoint_id = server.disk.path, server.disk.base
+        off_pull.remove_copy(path)
         domain = self._domains.domain(server)
         is_active = domain.is_active()
         if self._recovered.is_in(path, checkpoint_id):
@@ -143,7 +185,8 @@ class Pulling:
                 "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
             )
         elif not is_active:
-            off_pull.lay_on(path, self._bases.shown(checkpoint_id))
+            shown, base = self._bases.shown(checkpoint_id), self._recovered.base(checkpoint_id)
+            off_pull.lay_on(path, shown, base)
 
     def _pause(self, instance: ids.ImageId) -> None:
         """Let it be for a while, longer each time."""

@@ -6,6 +6,7 @@ The disk of a server that was recovered lies on such a one, which lies on the im
 The one rule: nothing is read through the agent's mount here, which may not answer.
 """
 
+import logging
 import os
 import pathlib
 from collections.abc import Iterable
@@ -21,7 +22,11 @@ from acstor_common import ids
 from acstor_common import local_file
 from acstor_common import recovered_mark
 
+LOG = logging.getLogger(__name__)
+
 _MAX_RECOVERY_BYTES: Final = 64 * 1024
+_MAX_TOLD: Final = 1000
+"""Disks of which the log says that their marks cannot be read."""
 
 
 class _Recovery(msgspec.Struct):
@@ -91,14 +96,15 @@ class Bases:
     def __init__(self, mount_point: str) -> None:
         shown = mount_point.rstrip("/")
         self._mirrors, self._disks = f"{shown}/images", f"{shown}/disks"
+        self._told: set[str] = set()
 
     def image_of(self, path: str) -> ids.ImageId | None:
         """Return the image whose mirror an overlay lies on; None if it lies on none.
 
-        None as well as long as it may lack some of its checkpoint.
+        None as well as long as it may lack some of its checkpoint, or nobody can tell.
         """
         image_id = overlay.base_of(path, self._mirrors)
-        return None if image_id is None or _mark(path) else image_id
+        return None if image_id is None or self._may_lack_some(path) else image_id
 
     def checkpoint_of(self, path: str) -> ids.ImageId | None:
         """Return the checkpoint that an overlay lies on, or may lack some of; None if none."""
@@ -111,6 +117,19 @@ class Bases:
     def shown(self, checkpoint_id: ids.ImageId) -> str:
         """Return the path by which the disk of a checkpoint is shown."""
         return f"{self._disks}/{checkpoint_id}.qcow2"
+
+    def _may_lack_some(self, path: str) -> bool:
+        """Say whether an overlay has a mark beside it, or one that cannot be read: once."""
+        try:
+            may_lack_some = recovered_mark.read(path) is not None
+        except (OSError, ValueError) as e:
+            if path not in self._told and len(self._told) < _MAX_TOLD:
+                why = "is damaged or cannot be read, so no checkpoint of this disk is taken"
+                LOG.warning("%s%s %s: %s", path, recovered_mark.ENDING, why, e)
+                self._told.add(path)
+            return True
+        self._told.discard(path)
+        return may_lack_some
 
 
 def _joined(found: Iterable[changes.Change]) -> Iterator[tuple[int, int]]:

@@ -372,6 +372,55 @@ def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
     assert "Traceback" not in log()
 
 
+OFF_PULL = """
+import pathlib, threading
+from acstor_checkpoint import off_pull
+from acstor_common import ids, recovered_mark
+disk, base, shown = (f"/var/lib/nova/instances/{name}" for name in ("one/disk", "base", "shown"))
+recovered_mark.write(disk, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+puller = off_pull.Puller(threading.Event())
+puller(off_pull.OffDisk(disk, base, shown, pathlib.Path(shown)), lambda: True)
+recovered_mark.remove(disk)
+"""
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="there is no qemu-img")
+def test_disk_of_a_server_that_is_off_is_pulled_with_the_rights_of_the_checkpoint_daemons_unit(
+    unit,
+):
+    host, service = unit.host, "acstor-checkpointd.service"
+    folder = "/var/lib/nova/instances"
+    host.run("install", "-d", "-o", "nobody", folder, f"{folder}/one")
+    create = ("qemu-img", "create", "-q", "-f", "qcow2")
+    host.run("truncate", "--size=1M", f"{folder}/base")
+    host.run(*create, "-F", "raw", "-b", f"{folder}/base", f"{folder}/shown")
+    host.run("qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", f"{folder}/shown")
+    disk = f"{folder}/one/disk"
+    host.run(*create, "-F", "qcow2", "-b", f"{folder}/shown", disk)
+    host.run("chown", "nobody:nogroup", disk)
+    host.run("chmod", "0640", disk)
+    before = host.run("stat", "--format=%U %G %a", disk)
+    host.path("/srv/off_pull.py").write_text(OFF_PULL)
+    host.path(f"/etc/systemd/system/{service}").write_bytes(
+        (ROOT / "etc/systemd/system" / service).read_bytes()
+    )
+    drop_in = host.path(f"/etc/systemd/system/{service}.d/test.conf")
+    drop_in.parent.mkdir()
+    run = "ExecStart=/opt/acstor/bin/python /srv/off_pull.py"
+    home = "ProtectHome=no" if ROOT.parts[1] in ("root", "home") else ""
+    drop_in.write_text(f"[Service]\nType=oneshot\nRestart=no\nExecStart=\n{run}\n{home}\n")
+    host.run("systemctl", "daemon-reload")
+    try:
+        host.run("systemctl", "start", service)
+    except errors.Unusable as e:
+        pytest.fail(f"{e}\n{host.run('journalctl', '--no-pager', '--unit', service)}")
+    info = host.run("qemu-img", "info", disk)
+    assert f"backing file: {folder}/base\n" in info
+    assert host.run("stat", "--format=%U %G %a", disk) == before
+    host.run("qemu-io", "-r", "-f", "qcow2", "-c", "read -P 7 64k 64k", disk)
+    assert host.run("ls", f"{folder}/one").split() == ["disk"]
+
+
 GLANCE_CONF = """
 [DEFAULT]
 enabled_backends = fs:file

@@ -70,6 +70,11 @@ class RecoveredDomain:
             lambda: self.now_s,
         )
 
+    def look(self) -> None:
+        """Look, and wait until what is off is done."""
+        self.pulling.look()
+        self.pulling.join()
+
     def know(self, key: str) -> None:
         """Let the agent have written down what is missing: with a key, something is."""
         path = self._disks / f"{self.checkpoint_id}.acrecovery"

@@ -59,6 +59,10 @@ class Host:
         pull = lambda base, rate: self._pull(one, base, rate)  # noqa: E731
         return types.SimpleNamespace(is_active=lambda: self.is_active, pull=pull)
 
+    def look(self):
+        self.pulling.look()
+        self.pulling.join()
+
     def _pull(self, one, base, rate_bytes_s):
         if self.fault:
             raise self.fault
@@ -74,24 +78,81 @@ class Host:
 
 def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
     host = Host(server(1))
-    host.pulling.look()
+    host.look()
     assert host.done == [(server(1).instance, "/base", 7)] and marks == ["/disk"]
     host.now_s += pulling.FIRST_PAUSE_S
     host.is_active = False
+    host.look()
+    assert host.done[1:] == [("/disk", "/base", f"/shown/{CHECKPOINT}", CHECKPOINT)] and marks == []
+
+
+def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
+    host = Host(server(1), server(2), server(3))
+    active, begun, go_on = {2}, [], threading.Event()
+
+    def domain(one):
+        number = int(one.instance[-1])
+        return types.SimpleNamespace(
+            is_active=lambda: number in active, pull=lambda base, rate: host._pull(one, base, rate)
+        )
+
+    def pull_off(_disk, _is_off):
+        begun.append(1)
+        assert go_on.wait(30)
+
+    host.domain, host.pulling._pull_off = domain, pull_off
     host.pulling.look()
-    assert host.done[1:] == [("/disk", "/base", CHECKPOINT)] and marks == []
+    assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
+    active.add(3)
+    active.add(1)  # its copy is broken off before anything else is done with it
+    host.pulling.look()
+    assert [one[0] for one in host.done] == [server(2).instance, server(3).instance]
+    assert len(begun) == 1
+    go_on.set()
+    host.pulling.join()
+    host.pulling.look()
+    assert [one[0] for one in host.done][2:] == [server(1).instance]
+
+
+@pytest.mark.expect_log("is not in its disk: nobody expected it")
+def test_what_nobody_expected_of_a_disk_that_is_off_is_told_and_tried_again():
+    host = Host(server(1))
+    host.is_active, host.fault = False, RuntimeError("nobody expected it")
+    host.look()
+    assert host.pulling._tried[server(1).instance].pause_s == pulling.FIRST_PAUSE_S
+
+
+def test_loop_ends_after_what_it_pulls(marks):
+    marks.append("/disk")
+    host = Host(server(1))
+    host.is_active = False
+    host.pulling._pull_off = lambda _disk, _is_off: host.done.append(host.ended.wait(30))
+    host.pulling.look()
+    threading.Timer(0.2, host.ended.set).start()
+    host.pulling.run()
+    assert host.done == [True] and marks == []
+
+
+@pytest.mark.parametrize("lies_on_checkpoint", [True, False])
+def test_copy_of_a_pull_that_was_killed_goes(tmp_path, lies_on_checkpoint):
+    copy = tmp_path / f"disk{off_pull.COPY_ENDING}"
+    copy.touch()
+    host = Host(server(1, str(tmp_path / "disk")))
+    host.lies_on_checkpoint = lies_on_checkpoint
+    host.look()
+    assert not copy.exists()
 
 
 def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
     path = str(tmp_path / "disk")
     host = Host(server(1, path))
-    host.pulling.look()
+    host.look()
     host.lies_on_checkpoint = False
-    host.pulling.look()
+    host.look()
     assert marks == [path]
     (tmp_path / "disk").touch()
     host.is_in = True
-    host.pulling.look()
+    host.look()
     assert marks == []
 
 
@@ -100,17 +161,17 @@ def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
     monkeypatch.setattr(off_pull, "lay_on", lambda *how: laid.append(how))
     host = Host(server(1))
     host.lies_on_checkpoint = False
-    host.pulling.look()
+    host.look()
     assert laid == []  # QEMU may have it
     host.is_active = False
-    host.pulling.look()
-    assert laid == [("/disk", f"/shown/{CHECKPOINT}")]
+    host.look()
+    assert laid == [("/disk", f"/shown/{CHECKPOINT}", "/base")]
 
 
 def test_nothing_is_pulled_before_all_of_it_is_here():
     host = Host(server(1))
     host.is_whole = False
-    host.pulling.look()
+    host.look()
     assert host.done == []
 
 
@@ -120,21 +181,21 @@ def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
     host.fault = errors.Unusable("it", "busy")
     tried = []
     for _ in range(10):
-        host.pulling.look()
+        host.look()
         tried.append(host.pulling._tried[server(1).instance].pause_s)
         host.now_s += tried[-1]
     assert tried[:3] == [30, 60, 120] and tried[-1] == pulling.LONGEST_PAUSE_S
     host.now_s -= 1
     host.fault, host.found = None, [server(1), server(2)]
-    host.pulling.look()
+    host.look()
     assert [one[0] for one in host.done] == [server(2).instance]
 
 
 def test_server_that_is_done_or_gone_is_forgotten():
     host = Host(server(1))
-    host.pulling.look()
+    host.look()
     host.found = []
-    host.pulling.look()
+    host.look()
     assert host.pulling._tried == {}
 
 
@@ -142,8 +203,8 @@ def test_server_that_is_done_or_gone_is_forgotten():
 def test_libvirt_that_is_away_is_said_once():
     host = Host()
     host.found = errors.Unusable("libvirt", "away")
-    host.pulling.look()
-    host.pulling.look()
+    host.look()
+    host.look()
 
 
 @pytest.mark.expect_log("are not looked at")
@@ -162,5 +223,5 @@ def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
 def test_nothing_begins_when_the_daemon_ends():
     host = Host(server(1))
     host.ended.set()
-    host.pulling.look()
+    host.look()
     assert host.done == []

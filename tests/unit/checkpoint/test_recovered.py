@@ -105,6 +105,30 @@ def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tm
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
 
 
+@pytest.mark.expect_log("is damaged or cannot be read")
+@pytest.mark.parametrize("damage", [b"", b"\0" * 36, b"\xff", DISK[:-1].encode()])
+def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
+    tmp_path, caplog, damage
+):
+    bases = recovered.Bases("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    subprocess.run([*CREATE, link, path, "1M"], check=True)
+    mark = tmp_path / f"disk{recovered_mark.ENDING}"
+    mark.write_bytes(damage)
+    for _ in range(3):
+        assert bases.image_of(path) is None
+    assert caplog.text.count("is damaged or cannot be read") == 1
+    recovered_mark.write(path, DISK)
+    assert bases.image_of(path) is None
+    recovered_mark.remove(path)
+    assert bases.image_of(path) == IMAGE
+    mark.mkdir()  # which nobody can read
+    assert bases.image_of(path) is None
+    assert caplog.text.count("is damaged or cannot be read") == 2
+
+
 @pytest.mark.parametrize(
     ("has", "wanted", "is_in"),
     [

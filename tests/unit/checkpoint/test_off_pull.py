@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What root's tools are led to by a disk that is off, and what ends them; real tools."""
+
+import os
+import pathlib
+import struct
+import subprocess
+import threading
+import time
+
+import pytest
+
+from acstor_checkpoint import off_pull
+from acstor_checkpoint import powered_off
+from acstor_checkpoint import servers
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import local_file
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+FEATURES_AT = 72
+EXTERNAL_DATA, UNKNOWN = 4, 1 << 40
+
+
+def create(path, backing, fmt, *options):
+    argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", fmt, "-b", backing, *options]
+    subprocess.run([*argv, path, "1M"], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    base, shown, path = (tmp_path / name for name in ("base", "shown", "disk"))
+    base.write_bytes(b"b" * (1 << 20))
+    create(shown, base, "raw")
+    command = ["qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", shown]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    create(path, shown, "qcow2")
+    return off_pull.OffDisk(str(path), str(base), str(shown), shown)
+
+
+def ask(path, features):
+    """Have the header ask for something of who reads it."""
+    with open(path, "r+b") as file:
+        file.seek(FEATURES_AT)
+        file.write(struct.pack(">Q", features))
+
+
+def lead_elsewhere(path, how):
+    if how == "backing":
+        other = pathlib.Path(path).with_name("secret")
+        other.write_bytes(b"s" * (1 << 20))
+        create(path, other, "raw")
+    else:
+        ask(path, how)
+
+
+LEADS = [EXTERNAL_DATA, UNKNOWN, "backing"]
+
+
+@pytest.fixture
+def never(monkeypatch):
+    """No tool is run."""
+
+    def fail(argv, *_args, **_kwargs):
+        raise AssertionError(argv)
+
+    def forbid():
+        monkeypatch.setattr(subprocess, "Popen", fail)
+        monkeypatch.setattr(subprocess, "run", fail)
+
+    return forbid
+
+
+def test_disk_is_laid_on_the_mirror_with_what_was_between(disk):
+    pathlib.Path(f"{disk.path}{off_pull.COPY_ENDING}").write_text("left of one that was killed")
+    off_pull.Puller(threading.Event())(disk, lambda: True)
+    assert local_file.backing_of(disk.path) == disk.base
+    pathlib.Path(disk.shown).unlink()
+    command = ["qemu-io", "-f", "qcow2", "-c", "read -P 7 64k 64k", disk.path]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "verification failed" not in said
+    assert sorted(os.listdir(os.path.dirname(disk.path))) == ["base", "disk"]
+
+
+@pytest.mark.parametrize("how", LEADS)
+def test_disk_that_leads_elsewhere_is_not_pulled_into(disk, how, never):
+    lead_elsewhere(disk.path, how)
+    never()
+    with pytest.raises(errors.Unusable):
+        off_pull.Puller(threading.Event())(disk, lambda: True)
+
+
+@pytest.mark.parametrize("how", LEADS)
+def test_copy_that_leads_elsewhere_is_not_opened(disk, how, monkeypatch):
+    run = []
+
+    def tool(self, argv, is_off, done=off_pull.Puller._run):
+        run.append(argv[0])
+        done(self, argv, is_off)
+        lead_elsewhere(argv[-1], how)
+
+    monkeypatch.setattr(off_pull.Puller, "_run", tool)
+    with pytest.raises(errors.Unusable):
+        off_pull.Puller(threading.Event())(disk, lambda: True)
+    assert run == ["cp"]
+    assert not os.path.exists(f"{disk.path}{off_pull.COPY_ENDING}")
+
+
+@pytest.mark.parametrize("how", LEADS)
+def test_disk_that_leads_elsewhere_is_not_laid_on_its_checkpoint(disk, how, never):
+    create(disk.path, disk.base, "raw")
+    off_pull.lay_on(disk.path, disk.shown, disk.base)
+    assert local_file.backing_of(disk.path) == disk.shown
+    create(disk.path, disk.base, "raw")
+    lead_elsewhere(disk.path, how)
+    never()
+    with pytest.raises(errors.Unusable):
+        off_pull.lay_on(disk.path, disk.shown, disk.base)
+
+
+def base_of(path):
+    """Say which image's mirror it lies on."""
+    return IMAGE if str(local_file.backing_of(path)).endswith("/base") else None
+
+
+@pytest.mark.parametrize("how", LEADS)
+def test_disk_that_leads_elsewhere_is_not_shown(disk, how, never, tmp_path):
+    create(disk.path, disk.base, "raw")
+    lead_elsewhere(disk.path, how)
+    never()
+    of = servers.Disk("vda", disk.path, IMAGE)
+    with pytest.raises(errors.Unusable):
+        powered_off.bitmaps(of, base_of)
+    with pytest.raises(errors.Unusable):
+        with powered_off.shown(of, base_of, "", tmp_path):
+            pass
+
+
+def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
+    """An image of a user's may look like a qcow2 file that leads elsewhere."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * (1 << 20))
+    create(disk.base, secret, "raw")
+    create(disk.path, disk.base, "qcow2")
+    of = servers.Disk("vda", disk.path, IMAGE)
+    assert powered_off.bitmaps(of, base_of) == set()
+    with powered_off.shown(of, base_of, "", tmp_path) as socket:
+        url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
+        convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
+        subprocess.run(convert, check=True)
+    head = pathlib.Path(disk.base).read_bytes()
+    assert (tmp_path / "seen").read_bytes() == head.ljust(1 << 20, b"\0")
+
+
+def test_tool_is_ended_when_room_gets_short(tmp_path, monkeypatch):
+    puller = off_pull.Puller(threading.Event())
+    began_s = time.monotonic()
+    threading.Timer(0.5, monkeypatch.setattr, (off_pull, "_SPARE_BYTES", 1 << 60)).start()
+    with pytest.raises(errors.Unusable, match="are to stay free"):
+        puller._run(["sh", "-c", "sleep 60", str(tmp_path / "copy")], lambda: True)
+    assert 0.4 < time.monotonic() - began_s < 30
+
+
+def test_tool_that_does_not_end_keeps_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(off_pull, "_ENDS_S", 0.2)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
+    ended = threading.Event()
+    ended.set()
+    with pytest.raises(errors.Unusable, match="does not end"):
+        off_pull.Puller(ended)._run(["sh", "-c", "exec sleep 2", str(tmp_path)], lambda: True)
