@@ -64,11 +64,19 @@ def note(
     return [row for row in found if row not in old]
 
 
-def note_recovery(session: orm.Session, checkpoint_id: str, now_s: float) -> None:
-    """Note that a host is given what it needs to recover an instance from a checkpoint."""
+def note_recovery(
+    session: orm.Session, checkpoint_id: str, now_s: float
+) -> models.Checkpoint | None:
+    """Note that a host is given what it needs to recover an instance from a checkpoint.
+
+    The note comes first: a checkpoint that has it stays, and what is given out is one that stays.
+
+    :returns: the checkpoint; None if it is not there any more
+    """
     session.execute(
         sa.update(ROW).where(ROW.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
     )
+    return session.get(ROW, checkpoint_id)
 
 
 def is_recovered(row: models.Checkpoint, now_s: float) -> bool:

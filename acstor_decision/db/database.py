@@ -316,9 +316,9 @@ class Database:
         seen = instance_id, is_there, now_s, kept_s
         return self._write(lambda session: checkpoints_.note_presence(session, *seen))
 
-    def note_recovery(self, checkpoint_id: str, now_s: float) -> None:
+    def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
         """See :func:`checkpoints.note_recovery`."""
-        self._write(lambda session: checkpoints_.note_recovery(session, checkpoint_id, now_s))
+        return self._write(lambda session: checkpoints_.note_recovery(session, checkpoint_id, now_s))
 
     def forget_checkpoint(self, checkpoint_id: str) -> bool:
         """Forget a checkpoint; say whether it was there."""
