@@ -318,7 +318,8 @@ class Database:
 
     def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
         """See :func:`checkpoints.note_recovery`."""
-        return self._write(lambda session: checkpoints_.note_recovery(session, checkpoint_id, now_s))
+        given = checkpoint_id, now_s
+        return self._write(lambda session: checkpoints_.note_recovery(session, *given))
 
     def forget_checkpoint(self, checkpoint_id: str) -> bool:
         """Forget a checkpoint; say whether it was there."""
