@@ -248,9 +248,10 @@ class Checkpoints:
             for instance_id in found:
                 if stopping.wait(BETWEEN_S):
                     return
-                is_there = self._nova.server(ids.ImageId(instance_id)) is not None
+                server = self._nova.server(ids.ImageId(instance_id))
+                host = None if server is None else server.host
                 gone = self._store.note_presence(
-                    instance_id, is_there, self._wall(), self._kept_after_s
+                    instance_id, host, self._wall(), self._kept_after_s
                 )
                 if gone:
                     LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)

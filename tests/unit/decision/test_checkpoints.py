@@ -363,6 +363,20 @@ def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(host
     assert hosts.intervals().may_pass
 
 
+def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
+    """As of one that is shelved: its last one stays."""
+    hosts.register(taken(1))
+    for host, instances in (("", []), ("h1", [SERVER]), ("", [])):
+        hosts.nova.servers[SERVER] = nova_.Server(host, checkpoint_hosts.PROJECT)
+        hosts.service.sweep(threading.Event())
+        assert [one.instance_id for one in hosts.store.newest_checkpoints()] == instances
+        assert hosts.ids() == [checkpoint_id(1)]
+    hosts.nova.servers[SERVER] = nova_.Server("h1", checkpoint_hosts.PROJECT)
+    hosts.now_s += 1
+    hosts.register(taken(2))
+    assert len(hosts.store.newest_checkpoints()) == 1
+
+
 def test_host_waits_for_one_answer_at_a_time(hosts):
     """Else one host could have all threads of the message bus wait for Nova."""
     told = []

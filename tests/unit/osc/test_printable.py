@@ -36,4 +36,4 @@ def test_words_of_others_are_for_people_without_what_a_terminal_heeds(kind):
     people = run()
     assert people.count(SAFE) >= 2
     assert all(line.isprintable() for line in people.split("\n"))
-    assert json.dumps(EVIL, ensure_ascii=False) in run("-f", "json")
+    assert json.dumps(EVIL) in run("-f", "json")
