@@ -7,10 +7,12 @@ is a no, which passes.
 """
 
 import base64
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +78,7 @@ class Checkpoints:
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
         # For each host, so that one that says much keeps no other from being heard.
         self._freshness: dict[str, freshness.Freshness] = {}
+        self._asking: set[tuple[object, ...]] = set()
         self._lock = threading.Lock()
 
     def register(self, payload: object) -> dict[str, Any]:
@@ -119,7 +122,8 @@ class Checkpoints:
             nonlocal host, sent_s
             told = self._checked(payload, kind)
             host, sent_s = told.host, told.sent_s
-            return work(told)
+            with self._alone(told.host, purpose, kind):
+                return work(told)
 
         answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
         made = sealed.seal(answer, purpose, self._trust().signer)
@@ -135,11 +139,30 @@ class Checkpoints:
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
             return messages.Said(str(e))
+        except nova_.NotAskedNow as e:  # no line in the log: that would be as many as questions
+            self.refused["unknown"] += 1
+            return messages.Said(str(e), may_pass=True)
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
             why = str(e).partition("\n")[0]
             LOG.warning("checkpoints: a host is to ask again: %s", why)
             return messages.Said(why, may_pass=True)
+
+    @contextlib.contextmanager
+    def _alone(self, host: str, *what: object) -> Iterator[None]:
+        """Keep a host from taking threads of the message bus with many questions at a time.
+
+        :raises nova_.NotAskedNow: it waits for the answer to another one of this kind
+        """
+        with self._lock:
+            if (host, *what) in self._asking:
+                raise nova_.NotAskedNow(f"{host} waits for another answer")
+            self._asking.add((host, *what))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking.discard((host, *what))
 
     def _checked(self, payload: object, kind: type[Any]) -> Any:
         """Return what a host says, once it has proven who it is, and that this is new."""
@@ -225,9 +248,10 @@ class Checkpoints:
             for instance_id in found:
                 if stopping.wait(BETWEEN_S):
                     return
-                is_there = self._nova.server(ids.ImageId(instance_id)) is not None
+                server = self._nova.server(ids.ImageId(instance_id))
+                host = None if server is None else server.host
                 gone = self._store.note_presence(
-                    instance_id, is_there, self._wall(), self._kept_after_s
+                    instance_id, host, self._wall(), self._kept_after_s
                 )
                 if gone:
                     LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)

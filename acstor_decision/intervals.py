@@ -4,6 +4,9 @@
 The one rule: who owns a server may ask for no more than the operator offers.  Metadata is the
 tenant's, so it counts only where the operator has said how short an interval may be, and a
 shorter one is that.  What aggregates and flavors say is the operator's own.
+
+Hosts that ask while Nova does not answer, or too often, are told to ask again; none waits for
+what another one asked.
 """
 
 import threading
@@ -16,7 +19,14 @@ from acstor_common import ids
 from acstor_decision import nova as nova_
 
 KNOWN_S = 60.0
-"""For so long aggregates are known: one question to Nova tells of those of all hosts."""
+"""For so long aggregates are known: one question to Nova tells of those of all hosts.
+
+That Nova did not say them is remembered for as long."""
+LEAST_S = 10.0
+"""Between two questions of a host for what Nova says of its servers; daemons ask every 10 min."""
+
+_Told = tuple[float, list[nova_.Aggregate] | None]
+"""When Nova was asked last, and what it said; None: nothing."""
 
 
 class Intervals:
@@ -30,9 +40,9 @@ class Intervals:
         self, nova: nova_.Nova, least_s: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._nova, self._least_s, self._clock = nova, least_s, clock
-        self._lock = threading.Lock()
-        self._known_s = -KNOWN_S
-        self._aggregates: list[nova_.Aggregate] = []
+        self._lock, self._turns = threading.Lock(), threading.Lock()
+        self._told: _Told = clock() - KNOWN_S, None
+        self._hosts_asked_s: dict[str, float] = {}
 
     def of(self, host: str) -> messages.Intervals:
         """Return what counts for a host and its servers.
@@ -48,16 +58,26 @@ class Intervals:
         return messages.Intervals(of_host=of_host, of_servers=self._of_servers(host))
 
     def _all(self) -> list[nova_.Aggregate]:
-        """Return the aggregates; one thread asks at a time, and others get what it was told."""
-        with self._lock:
-            if self._clock() - self._known_s >= KNOWN_S:
-                self._aggregates = self._nova.aggregates()
-                self._known_s = self._clock()
-            return self._aggregates
+        """Return the aggregates; one thread asks at a time, and no other waits for it."""
+        asked_s, told = self._told
+        if self._clock() - asked_s < KNOWN_S:
+            if told is None:
+                raise nova_.NotAskedNow("it did not tell its aggregates a moment ago")
+            return told
+        if not self._lock.acquire(blocking=False):
+            raise nova_.NotAskedNow("another host waits for its aggregates")
+        told = None
+        try:
+            told = self._nova.aggregates()
+            return told
+        finally:
+            self._told = self._clock(), told
+            self._lock.release()
 
     def _of_servers(self, host: str) -> tuple[messages.ServerInterval, ...]:
         if not self._least_s:
             return ()
+        self._take_turn(host)
         found = []
         for instance_id, metadata in self._nova.metadata_on(host).items():
             wanted_s = checkpoint_intervals.parse(metadata.get(checkpoint_intervals.NAME))
@@ -65,3 +85,14 @@ class Intervals:
                 bounded_s = checkpoint_intervals.bounded(wanted_s, self._least_s)
                 found.append(messages.ServerInterval(ids.parse_image_id(instance_id), bounded_s))
         return tuple(found[: messages.MAX_INTERVALS])
+
+    def _take_turn(self, host: str) -> None:
+        """Note that a host asks; only those of the last LEAST_S are remembered."""
+        with self._turns:
+            now_s = self._clock()
+            recent = {
+                one: at_s for one, at_s in self._hosts_asked_s.items() if now_s - at_s < LEAST_S
+            }
+            if host in recent:
+                raise nova_.NotAskedNow(f"{host} has asked a moment ago")
+            self._hosts_asked_s = {**recent, host: now_s}

@@ -2,6 +2,7 @@
 """Nova, asked by the service itself: where servers are, and what they and aggregates say.
 
 The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
+Who asks may be a thread that hosts' samples need too, so few wait for Nova, and none for another.
 Nothing that it said of a server is remembered: where that was some seconds ago says nothing of
 who may speak for it now.
 """
@@ -23,6 +24,8 @@ from acstor_common import ids
 
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
 TIMEOUT_S = 15.0
+WAITING = 16
+"""Questions at a time: a quarter of the threads in which oslo.messaging hands over messages."""
 MAX_PAGES = 16
 """Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
 _HOST = "OS-EXT-SRV-ATTR:host"
@@ -37,6 +40,13 @@ class NovaUnreachable(errors.AcstorError):
 
     def __str__(self) -> str:
         return f"Nova does not say where the server is: {self.why}"
+
+
+class NotAskedNow(NovaUnreachable):
+    """Nova was asked enough for the moment; who wants to know may try again soon."""
+
+    def __str__(self) -> str:
+        return f"Nova is not asked now, try again: {self.why}"
 
 
 class Server(NamedTuple):
@@ -86,6 +96,7 @@ class Nova:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
         self._lock = threading.Lock()
+        self._free = threading.Semaphore(WAITING)
         self._adapter: Any = None
 
     @property
@@ -148,6 +159,14 @@ class Nova:
 
         :raises NovaUnreachable: it is no answer
         """
+        if not self._free.acquire(blocking=False):
+            raise NotAskedNow(f"{WAITING} others wait for its answers")
+        try:
+            return self._answer(path, query)
+        finally:
+            self._free.release()
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
         try:
             answer = self._opened().get(path, params=query, raise_exc=False)
             if answer.status_code == 404:

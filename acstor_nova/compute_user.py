@@ -3,6 +3,11 @@
 
 The rule: what keeps nova-compute out is seen only by who may no more than it may.  So rights are
 those of its process where it runs, and they are taken for one look and given back.
+
+Anybody can call a process nova-compute, and root reads the files that its command line names.  So
+one is believed only if it is a Python and of nobody but root, the user ``nova``, or the owner of
+Nova's folder of options: these say what nova-compute reads anyway.  A program that takes the
+rights of another user, such as ``su``, is of him who started it too, and is no Python.
 """
 
 import contextlib
@@ -19,6 +24,7 @@ from acstor_nova import findings
 
 COMMAND = "nova-compute"
 ACCOUNT = "nova"
+FOLDER = "etc/nova"
 _OPTIONS = ("--config-file", "--config-dir")
 
 
@@ -126,7 +132,33 @@ def config_args(root: pathlib.Path = pathlib.Path("/")) -> list[str]:
 
 def _pids(root: pathlib.Path) -> list[int]:
     every = [int(path.name) for path in (root / "proc").glob("[0-9]*") if path.name.isdecimal()]
-    return [pid for pid in sorted(every) if _is_compute(_words(root, pid))]
+    return [
+        pid for pid in sorted(every) if _is_compute(_words(root, pid)) and _is_believed(root, pid)
+    ]
+
+
+def _is_believed(root: pathlib.Path, pid: int) -> bool:
+    """Say whether a process may say what root reads: see the rule of this module."""
+    believed = {0}
+    with contextlib.suppress(KeyError):
+        believed.add(pwd.getpwnam(ACCOUNT).pw_uid)
+    with contextlib.suppress(OSError):
+        believed.add((root / FOLDER).stat().st_uid)
+    try:
+        lines = (root / "proc" / str(pid) / "status").read_text().splitlines()
+        [uids] = (line.split()[1:] for line in lines if line.startswith("Uid:"))
+        return bool(uids) and {*map(int, uids)} <= believed and _is_python(root, pid)
+    except (OSError, ValueError):
+        return False  # it has just ended
+
+
+def _is_python(root: pathlib.Path, pid: int) -> bool:
+    """Say whether a process runs a Python, as far as may be seen: root may always see it."""
+    try:
+        program = (root / "proc" / str(pid) / "exe").readlink()
+    except PermissionError:
+        return True
+    return program.name.startswith("python")
 
 
 def _words(root: pathlib.Path, pid: int) -> list[str]:

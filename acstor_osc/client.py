@@ -16,6 +16,8 @@ from keystoneauth1 import session as keystone_session
 from osc_lib import exceptions as osc_exceptions
 from osc_lib.command import command
 
+from acstor_osc import printable
+
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
 
@@ -79,9 +81,10 @@ class Client:
 def _message(answer: Any) -> str:
     """Return what the API says about a request that it did not fulfil."""
     try:
-        return f"{answer.json()['error']['message']} (HTTP {answer.status_code})"
+        why = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {answer.status_code} {answer.reason} for {answer.url}"
+    return f"{printable.text(why)} (HTTP {answer.status_code})"
 
 
 def of(asking: command.Command) -> Client:

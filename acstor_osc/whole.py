@@ -10,6 +10,8 @@ from typing import Any
 from cliff import columns
 from osc_lib import utils
 
+from acstor_osc import printable
+
 Whole = Mapping[str, Any]
 """How far an image is on a host, as the API tells it."""
 
@@ -45,7 +47,7 @@ class ByHostColumn(columns.FormattableColumn[Mapping[str, Whole | None]]):
     def human_readable(self) -> str:
         """Return a line for each host that is to have all of it."""
         return "\n".join(
-            f"{host}: {words(whole)}"
+            f"{printable.text(host)}: {words(whole)}"
             for host, whole in self._value.items()
             if whole is not None and (whole["is_used"] or whole["is_asked"])
         )
@@ -73,7 +75,7 @@ def words(whole: Whole | None) -> str:
     """
     if whole is None:
         return NOT_TOLD
-    told = [whole["state"]]
+    told = [printable.text(whole["state"])]
     if whole["share"] is not None and whole["state"] != "whole":
         told.append(f"{int(100 * whole['share'])} %")
     if whole["bytes_s"]:
@@ -87,7 +89,7 @@ def words(whole: Whole | None) -> str:
     if whole["is_asked"]:
         told.append("pinned")
     said = ", ".join(told)
-    return f"{said}: {printable(whole['why'])}" if whole["why"] else said
+    return f"{said}: {printable.text(whole['why'])}" if whole["why"] else said
 
 
 def depends_on(whole: Whole | None) -> str:
@@ -107,19 +109,10 @@ def depends_on(whole: Whole | None) -> str:
     left = "what of its image is not on its host"
     if whole["left_bytes"] is not None:
         left = f"{_size(whole['left_bytes'])} of the {_size(whole['total_bytes'])} of its image"
-    why = BEHIND.get(whole["state"], "").format(why=printable(whole["why"]))
+    why = BEHIND.get(whole["state"], "").format(why=printable.text(whole["why"]))
     if whole["left_s"] is not None:
         why = f"for about {duration(whole['left_s'])} more"
     return f"other hosts and the image store, for {left}" + (f"; {why}" if why else "")
-
-
-def printable(text: str) -> str:
-    r"""Return what a host says without what would do something to a terminal.
-
-    >>> printable("\x1b[2J\u202eaway\n")
-    '?[2J?away?'
-    """
-    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def duration(seconds: float) -> str:

@@ -154,8 +154,10 @@ def one(call: operation.Call) -> Checkpoint:
 
 def recovery(call: operation.Call) -> CheckpointRecovery:
     """Answer with what recovery needs, the key too; it stays as long as that may take."""
-    row = _row(call)
-    call.store.note_recovery(row.checkpoint_id, call.wall())
+    checkpoint_id = _id(call)
+    row = call.store.note_recovery(checkpoint_id, call.wall())
+    if row is None:
+        raise _unknown(checkpoint_id)
     return CheckpointRecovery(
         checkpoint_id=row.checkpoint_id,
         instance_id=row.instance_id,
@@ -234,11 +236,19 @@ def delete(call: operation.Call) -> ForgottenCheckpoint:
 
 
 def _row(call: operation.Call) -> models.Checkpoint:
-    checkpoint_id = operation.server_id(call.path["checkpoint_id"])
+    checkpoint_id = _id(call)
     row = call.store.checkpoint(checkpoint_id)
     if row is None:
-        raise operation.not_found(f"checkpoint {checkpoint_id}")
+        raise _unknown(checkpoint_id)
     return row
+
+
+def _id(call: operation.Call) -> str:
+    return operation.server_id(call.path["checkpoint_id"])
+
+
+def _unknown(checkpoint_id: str) -> operation.Refused:
+    return operation.not_found(f"checkpoint {checkpoint_id}")
 
 
 def _shown(row: models.Checkpoint) -> Checkpoint:

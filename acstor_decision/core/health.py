@@ -42,7 +42,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     :param code: what it is, for machines; never changed
     :param count: how many hosts, images or servers it is about
-    :param subjects: the first of them, each with what is known of it
+    :param subjects: the first of them, the worst first where there is a measure, each with what
+        is known of it
     :param remedy: what to do
     """
 
@@ -178,11 +179,14 @@ def _hosts(seen: Seen) -> Iterator[Finding]:
 
 
 def _certificates(seen: Seen) -> Iterator[Finding]:
-    left = [
-        (host.name, host.left_share)
-        for host in seen.hosts
-        if host.is_heard and host.left_share is not None
-    ]
+    left = sorted(
+        (
+            (host.name, host.left_share)
+            for host in seen.hosts
+            if host.is_heard and host.left_share is not None
+        ),
+        key=lambda pair: pair[1],
+    )
     remedy = "acstor-agent-ctl status there says why it got no new one (identity)"
     if ended := [name for name, share in left if share <= 0]:
         message = "certificates have ended; other hosts leave these alone soon"
@@ -210,7 +214,7 @@ def _tables(seen: Seen) -> Iterator[Finding]:
             "table-old",
             Severity.WARNING,
             f"hosts use an older v-node table than {seen.epoch}",
-            [f"{host.name}: {host.epoch}" for host in late],
+            [f"{host.name}: {host.epoch}" for host in sorted(late, key=lambda host: host.epoch)],
             "tables come to them over the message bus: the log of acstor-agent there says why not",
         )
 
@@ -225,7 +229,7 @@ def _guests(seen: Seen) -> Iterator[Finding]:
             [
                 f"{host.name}: {one.waiting} requests, {one.longest_wait_s:.0f} s"
                 + (f", {one.waits_for}" if one.waits_for else "")
-                for host, one in late
+                for host, one in sorted(late, key=lambda pair: -pair[1].longest_wait_s)
             ],
             "they wait without an error until the bytes come: is the image store up, and the "
             "network between hosts? acstor-agent-ctl status there says more",
@@ -235,7 +239,10 @@ def _guests(seen: Seen) -> Iterator[Finding]:
             "reads-failed",
             Severity.ERROR,
             "guests got I/O errors in the last hour",
-            [f"{host.name}: {one.failed_reads}" for host, one in failed],
+            [
+                f"{host.name}: {one.failed_reads}"
+                for host, one in sorted(failed, key=lambda pair: -pair[1].failed_reads)
+            ],
             "the bytes are nowhere, or nobody gave them in time: was an image deleted that servers "
             "use? The log of acstor-agent there names it",
         )
@@ -244,7 +251,10 @@ def _guests(seen: Seen) -> Iterator[Finding]:
             "nova-falls-back",
             Severity.WARNING,
             "Nova did without acstor in the last hour",
-            [f"{host.name}: {_counted(one.fallbacks)}" for host, one in back],
+            [
+                f"{host.name}: {_counted(one.fallbacks)}"
+                for host, one in sorted(back, key=lambda pair: -sum(pair[1].fallbacks.values()))
+            ],
             "the warnings of nova-compute there name the images, with the reason; "
             "acstor-nova-manage check finds what is set up wrongly",
         )
@@ -330,7 +340,10 @@ def _checkpoints(seen: Seen) -> Iterator[Finding]:
             "checkpoint-old",
             Severity.WARNING,
             "last checkpoints are older than promised",
-            [f"{one.server}: {one.age_s / 60:.0f} min" for one in late],
+            [
+                f"{one.server}: {one.age_s / 60:.0f} min"
+                for one in sorted(late, key=lambda one: -one.age_s / one.interval_s)
+            ],
             "if their hosts fail now, what was written since is lost: the log of "
             "acstor-checkpointd there says why",
         )

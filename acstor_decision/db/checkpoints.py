@@ -53,7 +53,7 @@ def note(
     newest = sa.select(sa.func.max(ROW.number)).where(*its_own)
     if (session.execute(newest).scalar() or 0) >= taken.number:
         return None
-    session.execute(sa.insert(ROW).values(**fields, recovered_s=None))
+    session.execute(sa.insert(ROW).values(**fields, off_hosts_s=None, recovered_s=None))
     of_others = ROW.instance_id == taken.instance_id, ROW.host != taken.host
     session.execute(sa.update(ROW).where(*of_others).values(recovered_s=None))
     found = of_instance(session, taken.instance_id)
@@ -64,11 +64,19 @@ def note(
     return [row for row in found if row not in old]
 
 
-def note_recovery(session: orm.Session, checkpoint_id: str, now_s: float) -> None:
-    """Note that a host is given what it needs to recover an instance from a checkpoint."""
+def note_recovery(
+    session: orm.Session, checkpoint_id: str, now_s: float
+) -> models.Checkpoint | None:
+    """Note that a host is given what it needs to recover an instance from a checkpoint.
+
+    The note comes first: a checkpoint that has it stays, and what is given out is one that stays.
+
+    :returns: the checkpoint; None if it is not there any more
+    """
     session.execute(
         sa.update(ROW).where(ROW.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
     )
+    return session.get(ROW, checkpoint_id)
 
 
 def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
@@ -124,15 +132,20 @@ def instances(session: orm.Session, after: str, limit: int) -> list[str]:
 
 
 def note_presence(
-    session: orm.Session, instance_id: str, is_there: bool, now_s: float, kept_s: float
+    session: orm.Session, instance_id: str, host: str | None, now_s: float, kept_s: float
 ) -> int:
     """Note whether Nova knows an instance; forget its checkpoints ``kept_s`` after it did last.
 
+    :param host: that it is on; empty: on none, as one that is shelved; None: Nova does not know it
     :returns: how many were forgotten
     """
     its = ROW.instance_id == instance_id
-    if is_there:
-        session.execute(sa.update(ROW).where(its, ROW.gone_s.is_not(None)).values(gone_s=None))
+    if host is not None:
+        here = {"gone_s": None, "off_hosts_s": None if host else now_s}
+        was = ROW.off_hosts_s.is_not(None) if host else ROW.off_hosts_s.is_(None)
+        session.execute(
+            sa.update(ROW).where(its, sa.or_(was, ROW.gone_s.is_not(None))).values(**here)
+        )
         return 0
     session.execute(sa.update(ROW).where(its, ROW.gone_s.is_(None)).values(gone_s=now_s))
     gone = session.execute(sa.delete(ROW).where(its, ROW.gone_s <= now_s - kept_s))
@@ -148,9 +161,13 @@ def forget(session: orm.Session, checkpoint_id: str) -> bool:
 
 
 def newest(session: orm.Session) -> list[Newest]:
-    """Return the newest checkpoint of each instance that Nova knows, MAX_PICTURED at most."""
+    """Return the newest checkpoint of each instance that is on a host, MAX_PICTURED at most."""
     last = sa.select(ROW.instance_id, sa.func.max(ROW.told_s).label("told_s"))
-    last_of = last.where(ROW.gone_s.is_(None)).group_by(ROW.instance_id).subquery()
+    last_of = (
+        last.where(ROW.gone_s.is_(None), ROW.off_hosts_s.is_(None))
+        .group_by(ROW.instance_id)
+        .subquery()
+    )
     is_last = sa.and_(ROW.instance_id == last_of.c.instance_id, ROW.told_s == last_of.c.told_s)
     fields = (ROW.instance_id, ROW.taken_ms, ROW.interval_s, ROW.changed_bytes)
     wanted = sa.select(*fields).join(last_of, is_last).order_by(ROW.instance_id)

@@ -308,17 +308,18 @@ class Database:
         return self._read(lambda session: checkpoints_.instances(session, after, limit))
 
     def newest_checkpoints(self) -> list[checkpoints_.Newest]:
-        """Return the newest checkpoint of each instance that Nova knows."""
+        """Return the newest checkpoint of each instance that is on a host."""
         return self._read(checkpoints_.newest)
 
-    def note_presence(self, instance_id: str, is_there: bool, now_s: float, kept_s: float) -> int:
+    def note_presence(self, instance_id: str, host: str | None, now_s: float, kept_s: float) -> int:
         """See :func:`checkpoints.note_presence`."""
-        seen = instance_id, is_there, now_s, kept_s
+        seen = instance_id, host, now_s, kept_s
         return self._write(lambda session: checkpoints_.note_presence(session, *seen))
 
-    def note_recovery(self, checkpoint_id: str, now_s: float) -> None:
+    def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
         """See :func:`checkpoints.note_recovery`."""
-        self._write(lambda session: checkpoints_.note_recovery(session, checkpoint_id, now_s))
+        given = checkpoint_id, now_s
+        return self._write(lambda session: checkpoints_.note_recovery(session, *given))
 
     def forget_checkpoint(self, checkpoint_id: str) -> bool:
         """Forget a checkpoint; say whether it was there."""

@@ -97,6 +97,7 @@ class Checkpoint(Base):
     """A checkpoint of a server's disk that hosts keep (``checkpoint_messages.Taken``).
 
     ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server;
+    ``off_hosts_s`` since when the server is on no host, as one that is shelved;
     ``recovered_s`` when it was last given out for a recovery that is not known to be over.
     ``disk_key`` opens what the holders have of the disk.
     """
@@ -127,6 +128,7 @@ class Checkpoint(Base):
     holders: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
     disk_key: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     gone_s: orm.Mapped[float | None]
+    off_hosts_s: orm.Mapped[float | None]
     recovered_s: orm.Mapped[float | None]
 
 

@@ -4,12 +4,12 @@
 from typing import Any
 
 from osc_lib.cli import format_columns
-from osc_lib.command import command
 
 from acstor_osc import client
+from acstor_osc import printable
 
 
-class ShowAuthority(command.ShowOne):
+class ShowAuthority(printable.ShowOne):
     """Show the authority that issues hosts' certificates, who signs tables, who is revoked."""
 
     def take_action(self, parsed_args: Any) -> Any:

@@ -5,15 +5,15 @@ import argparse
 from typing import Any
 
 from osc_lib.cli import format_columns
-from osc_lib.command import command
 
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import printable
 from acstor_osc import whole
 from acstor_osc.v1 import image
 
 
-class ShowBootImage(command.ShowOne):
+class ShowBootImage(printable.ShowOne):
     """Show an image's boot image, and what has become of it on each host."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ class ShowBootImage(command.ShowOne):
         )
 
 
-class RecordBootImage(command.Lister):
+class RecordBootImage(printable.Lister):
     """Have the next boots from an image recorded; its boot image is made of them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from osc_lib.command import command
 from acstor_common import ids
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import printable
 
 COLUMNS = (
     ("ID", "checkpoint_id"),
@@ -25,7 +26,7 @@ WAIT_S = 900.0
 LOOK_WITH = "openstack acstor checkpoint list --server"
 
 
-class ListCheckpoint(command.Lister):
+class ListCheckpoint(printable.Lister):
     """List checkpoints, the newest first."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -47,7 +48,7 @@ class ListCheckpoint(command.Lister):
         )
 
 
-class ShowCheckpoint(command.ShowOne):
+class ShowCheckpoint(printable.ShowOne):
     """Show one checkpoint."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -61,7 +62,7 @@ class ShowCheckpoint(command.ShowOne):
         return _fields(client.of(self).get(f"/v1/checkpoints/{_id(parsed_args.checkpoint)}"))
 
 
-class CreateCheckpoint(command.ShowOne):
+class CreateCheckpoint(printable.ShowOne):
     """Have a checkpoint of a server taken now; without --wait, show which host was asked."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

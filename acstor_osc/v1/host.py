@@ -10,6 +10,7 @@ from osc_lib.command import command
 from acstor_common import ids
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import printable
 
 COLUMNS = (
     ("Host", "host"),
@@ -28,7 +29,7 @@ COLUMNS = (
 WAIT_S = 120.0
 
 
-class ListHost(command.Lister):
+class ListHost(printable.Lister):
     """List the hosts of the exchange, with their share of the ring and their load."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -46,7 +47,7 @@ class ListHost(command.Lister):
         )
 
 
-class ShowHost(command.ShowOne):
+class ShowHost(printable.ShowOne):
     """Show one host, and with whom it exchanges chunks."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -58,7 +59,7 @@ class ShowHost(command.ShowOne):
         return _fields(client.of(self).get(f"/v1/hosts/{parsed_args.host}"))
 
 
-class _SetDrained(command.ShowOne):
+class _SetDrained(printable.ShowOne):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -104,7 +105,7 @@ class EnableHost(_SetDrained):
         return min(now, 1), 1
 
 
-class AllowHost(command.ShowOne):
+class AllowHost(printable.ShowOne):
     """Let a host enrol once: for the first time, or with another key or Keystone user.
 
     ``trusts`` in the output says whom that lets in: without --fingerprint that is who asked first
@@ -135,7 +136,7 @@ class AllowHost(command.ShowOne):
         return [*names, "trusts"], [*values, trusts]
 
 
-class RevokeHost(command.ShowOne):
+class RevokeHost(printable.ShowOne):
     """Shut a host out: its certificates count no more, and it leaves the v-node table."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

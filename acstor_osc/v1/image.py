@@ -16,6 +16,7 @@ from acstor_common import arguments as common_arguments
 from acstor_common import control_wire
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import printable
 from acstor_osc import whole
 
 ORIGINS = ("local", "boot", "peer", "source")
@@ -28,7 +29,7 @@ INSTANT = ("hurry", "pause", "resume", "unpin")
 FINAL = ("ready", "refused", "failed")
 
 
-class ListImage(command.Lister):
+class ListImage(printable.Lister):
     """List the images that hosts hold, and where guests' reads found their bytes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -59,7 +60,7 @@ class ListImage(command.Lister):
         )
 
 
-class ShowImage(command.ShowOne):
+class ShowImage(printable.ShowOne):
     """Show how far an image is prepared, what it was made from, where it is whole.
 
     parents are the images that it was made from, the nearest first, and depth is how many, as far
@@ -81,7 +82,7 @@ class ShowImage(command.ShowOne):
         return [*titles, "whole", "whole_by_host"], [*values, whole.of_image(found), by_host]
 
 
-class ListImageHost(command.Lister):
+class ListImageHost(printable.Lister):
     """List the hosts of an image: what each holds of it, and how far its last task is."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -108,7 +109,7 @@ class ListImageHost(command.Lister):
         )
 
 
-class PrepareImage(command.ShowOne):
+class PrepareImage(printable.ShowOne):
     """Have an image prepared now: its chunk map made, and its boot image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -136,12 +137,12 @@ class PrepareImage(command.ShowOne):
         image = api.get(path)
         if parsed_args.wait and image["state"] != "ready":
             raise exceptions.CommandError(
-                f"image {image['image_id']} is {image['state']}: {image['message']}"
+                f"image {image['image_id']} is {image['state']}: {printable.text(image['message'])}"
             )
         return fields(image)
 
 
-class PreSeedImage(command.Lister):
+class PreSeedImage(printable.Lister):
     """Have all of an image brought to hosts, behind everything that guests wait for."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -165,7 +166,7 @@ class PreSeedImage(command.Lister):
         return ask(self, parsed_args, image_id, "pre-seed", where)
 
 
-class HydrateImage(command.Lister):
+class HydrateImage(printable.Lister):
     """Copy what writable disks still have of the image that they began as into their own files."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -180,7 +181,7 @@ class HydrateImage(command.Lister):
         return ask(self, parsed_args, image_id, "hydrate", {"hosts": parsed_args.hosts})
 
 
-class _AskKeepers(command.Lister):
+class _AskKeepers(printable.Lister):
     """Asks the hosts that keep an image whole, or are to."""
 
     action = ""
@@ -307,7 +308,7 @@ def ask(
         )
     known = tasks() if parsed_args.wait else {}
     failed = {
-        host: whole.printable(task["why"])
+        host: printable.text(task["why"])
         for host, task in known.items()
         if task["state"] == "failed"
     }
@@ -354,7 +355,7 @@ def _task(task: Mapping[str, Any] | None) -> str:
         return ""
     told = f"{task['kind']}: {task['state']}"
     if task["why"]:
-        return f"{told}, {whole.printable(task['why'])}"
+        return f"{told}, {printable.text(task['why'])}"
     return told if task["kind"] in INSTANT else f"{told}, {_percent(task)} %"
 
 

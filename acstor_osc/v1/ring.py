@@ -8,11 +8,12 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_osc import client
+from acstor_osc import printable
 
 HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
 
 
-class ShowRing(command.ShowOne):
+class ShowRing(printable.ShowOne):
     """Show the v-node table in force, or that of an epoch."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -30,7 +31,7 @@ class ShowRing(command.ShowOne):
         return list(shown), list(shown.values())
 
 
-class ListRingOwner(command.Lister):
+class ListRingOwner(printable.Lister):
     """List the hosts of a v-node table with their shares."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -53,7 +54,7 @@ class ListRingOwner(command.Lister):
         )
 
 
-class ListRing(command.Lister):
+class ListRing(printable.Lister):
     """List the v-node tables that were published, the newest first, and why."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

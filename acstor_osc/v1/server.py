@@ -19,6 +19,7 @@ from acstor_common import boot_picture
 from acstor_common import boot_timeline
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import printable
 from acstor_osc import timeline_events
 from acstor_osc import whole
 from acstor_osc.v1 import image
@@ -30,7 +31,7 @@ class _Place(NamedTuple):
     host: str
 
 
-class ShowServer(command.ShowOne):
+class ShowServer(printable.ShowOne):
     """Show how far a server's image is whole on its host, and whom the server depends on still.
 
     Where bytes came from is told of all instances of the image on that host together.
@@ -90,7 +91,7 @@ class ShowServerTimeline(command.Command):
             self.app.stdout.write(f"Host {boot['host']}, told {boot['told_at']}\n{picture}\n")
 
 
-class PreSeedServer(command.Lister):
+class PreSeedServer(printable.Lister):
     """Have all of a server's image brought to its host, behind everything that guests wait for."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

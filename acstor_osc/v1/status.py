@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from cliff import columns
-from osc_lib.command import command
 
 from acstor_osc import client
+from acstor_osc import printable
 
 EXITS = {"ok": 0, "warning": 1, "error": 2}
 """Exit statuses, as monitoring takes them; 3 stands for "unknown" there."""
 
 
-class ShowStatus(command.ShowOne):
+class ShowStatus(printable.ShowOne):
     """Show how the whole is: hosts, images, servers, and what to look at.
 
     The exit status is 0 if all is well, 1 if there is a warning, 2 if guests wait or fail.
@@ -53,11 +53,14 @@ class _Said(columns.FormattableColumn[Any]):
 
 
 def _words(say: Any) -> type[_Said]:
-    """Return a column that people read as ``say`` puts it."""
+    """Return a column that people read as ``say`` puts it.
+
+    Some of it are tenants' and hosts' words: only what ``say`` adds may end a line.
+    """
 
     class Words(_Said):
         def human_readable(self) -> str:
-            return str(say(self._value))
+            return str(say(printable.data(self._value)))
 
     return Words
 

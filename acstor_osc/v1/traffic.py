@@ -4,14 +4,13 @@
 import argparse
 from typing import Any
 
-from osc_lib.command import command
-
 from acstor_osc import client
+from acstor_osc import printable
 
 RATES = ("received", "sent", "chunks_received", "chunks_sent")
 
 
-class ListTraffic(command.Lister):
+class ListTraffic(printable.Lister):
     """List what hosts received and sent, in bytes a second, collection by collection."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 
 import base64
 import threading
+import types
 
 import msgspec
 import pytest
@@ -74,8 +75,8 @@ class Hosts:
     def tells_where_it_is(self, host):
         self.store.note_samples({host: (decision_databases.sample(host), 0)})
 
-    def intervals(self, host="h1", **how):
-        asked = self.sealed(messages.Asked(host=host, sent_s=NOW_S), **how)
+    def intervals(self, host="h1", sent_s=NOW_S, **how):
+        asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
         said = self.service.intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
 
@@ -360,6 +361,37 @@ def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(host
     assert "h2 has signed it" in hosts.intervals(by="h2").why
     hosts.nova.failure = nova_.NovaUnreachable("HTTP 403")
     assert hosts.intervals().may_pass
+
+
+def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
+    """As of one that is shelved: its last one stays."""
+    hosts.register(taken(1))
+    for host, instances in (("", []), ("h1", [SERVER]), ("", [])):
+        hosts.nova.servers[SERVER] = nova_.Server(host, checkpoint_hosts.PROJECT)
+        hosts.service.sweep(threading.Event())
+        assert [one.instance_id for one in hosts.store.newest_checkpoints()] == instances
+        assert hosts.ids() == [checkpoint_id(1)]
+    hosts.nova.servers[SERVER] = nova_.Server("h1", checkpoint_hosts.PROJECT)
+    hosts.now_s += 1
+    hosts.register(taken(2))
+    assert len(hosts.store.newest_checkpoints()) == 1
+
+
+def test_host_waits_for_one_answer_at_a_time(hosts):
+    """Else one host could have all threads of the message bus wait for Nova."""
+    told = []
+
+    def slowly(host):
+        told.append(hosts.intervals(host, sent_s=NOW_S + 1))
+        told.append(hosts.intervals("h2"))
+        return messages.Intervals()
+
+    hosts.service._intervals = types.SimpleNamespace(of=lambda host: next(asks)(host))
+    asks = iter([slowly, lambda _host: messages.Intervals()])
+    assert not hosts.intervals().why
+    again, of_another = told
+    assert again.may_pass and "h1 waits for another answer" in again.why
+    assert not of_another.why
 
 
 def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals by aggregates and metadata: the operator's count, a tenant's as far as he offers."""
 
+import threading
+from concurrent import futures
+
 import pytest
 
 from acstor_common import checkpoint_intervals
@@ -92,4 +95,48 @@ def test_what_nova_does_not_say_is_not_known(cloud):
     with pytest.raises(nova.NovaUnreachable):
         made.of("h1")
     cloud.failure = None
+    with pytest.raises(nova.NotAskedNow, match="a moment ago"):
+        made.of("h2")  # it is not waited for again at once
+
+
+def test_failure_is_remembered_for_a_minute(cloud):
+    now_s = 1000.0
+    made = intervals.Intervals(cloud, 0, lambda: now_s)
+    cloud.failure = nova.NovaUnreachable("timeout")
+    with pytest.raises(nova.NovaUnreachable):
+        made.of("h1")
+    cloud.failure = None
+    now_s += intervals.KNOWN_S
+    assert made.of("h1") == messages.Intervals()
+
+
+def test_nobody_waits_while_another_one_asks(cloud):
+    asked, answered = threading.Event(), threading.Event()
+
+    def slowly():
+        asked.set()
+        assert answered.wait(30)
+        return []
+
+    cloud.aggregates = slowly
+    made = intervals.Intervals(cloud, 0)
+    with futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(made.of, "h1")
+        assert asked.wait(30)
+        try:
+            second = pool.submit(made.of, "h2")
+            assert isinstance(second.exception(timeout=5), nova.NotAskedNow)
+        finally:
+            answered.set()
+        assert first.result(30) == messages.Intervals()
+
+
+def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
+    now_s = 1000.0
+    made = intervals.Intervals(cloud, 60, lambda: now_s)
+    made.of("h1")
+    made.of("h2")
+    with pytest.raises(nova.NotAskedNow, match="h1 has asked"):
+        made.of("h1")
+    now_s += intervals.LEAST_S
     assert made.of("h1") == messages.Intervals()

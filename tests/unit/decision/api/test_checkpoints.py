@@ -125,6 +125,20 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client
     assert client.get(ONE).status_code == 404
 
 
+def test_one_that_is_pruned_before_its_recovery_is_noted_is_not_given_out(
+    client, three, store, monkeypatch
+):
+    note = store.note_recovery
+
+    def pruned_before(checkpoint_id, now_s):
+        store.forget_checkpoint(checkpoint_id)
+        return note(checkpoint_id, now_s)
+
+    monkeypatch.setattr(store, "note_recovery", pruned_before)
+    answer = client.get(f"{ONE}/recovery")
+    assert answer.status_code == 404 and "cd" * 32 not in answer.text
+
+
 def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
     for ago_s, status in ((checkpoints.RECOVERY_S - 60, 409), (checkpoints.RECOVERY_S + 60, 200)):
         store.note_recovery(checkpoint_id(1), time.time() - ago_s)

@@ -106,6 +106,18 @@ def test_worst_comes_first():
     assert health.worst(found) is health.Severity.ERROR
 
 
+def test_worst_subject_is_named_first():
+    ages = [checkpoint(1e6, 3600), checkpoint(1e6, 60), checkpoint(2e6, 3600)]
+    (found,) = health.findings(seen(checkpoints=ages))
+    assert found.subjects == ["s1: 16667 min", "s1: 33333 min", "s1: 16667 min"]
+    waits = [
+        host(f"h{number}", health=msgspec.structs.replace(WELL, waiting=1, longest_wait_s=wait_s))
+        for number, wait_s in enumerate((40.0, 90.0, 60.0))
+    ]
+    (found,) = health.findings(seen(*waits))
+    assert [one[:2] for one in found.subjects] == ["h1", "h2", "h0"]
+
+
 def test_many_are_counted_and_some_are_named():
     silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
     (found,) = health.findings(seen(host(), *silent))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands show to people, without what would do something to their terminal.
+
+The one rule: a name or a reason may be a tenant's or a host's own words, so what is no printable
+character is a question mark in every table.  Programs (``-f json``, ``-f value``) get all as it is.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from cliff import columns
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+_OF_LIBRARY = (format_columns.DictColumn, format_columns.ListColumn)
+
+
+def text(told: str) -> str:
+    r"""Return what others say without what would do something to a terminal.
+
+    >>> text("\x1b[2J\u202eaway\n")
+    '?[2J?away?'
+    """
+    return "".join(one if one.isprintable() else "?" for one in told)
+
+
+def data(told: Any) -> Any:
+    r"""Return the same with all its words printable.
+
+    >>> data({"\n": ["a\n", 1]})
+    {'?': ['a?', 1]}
+    """
+    if isinstance(told, str):
+        return text(told)
+    if isinstance(told, dict):
+        return {data(name): data(value) for name, value in told.items()}
+    return [data(one) for one in told] if isinstance(told, list) else told
+
+
+class Words(columns.FormattableColumn[Any]):
+    """Words of others, or a column of the library that may have some."""
+
+    def human_readable(self) -> str:
+        """Return them on one line."""
+        value = self._value
+        is_column = isinstance(value, _OF_LIBRARY)
+        return text(str(value.human_readable() if is_column else value))
+
+    def machine_readable(self) -> Any:
+        """Return them as they are."""
+        value = self._value
+        return value.machine_readable() if isinstance(value, _OF_LIBRARY) else value
+
+
+def _shown(value: Any) -> Any:
+    return Words(value) if isinstance(value, (str, *_OF_LIBRARY)) else value
+
+
+class Lister(command.Lister):
+    """Lists what others may have named."""
+
+    def produce_output(self, parsed_args: Any, column_names: Any, data: Iterable[Any]) -> int:
+        """Print the rows."""
+        rows = [[_shown(value) for value in row] for row in data]
+        return int(super().produce_output(parsed_args, column_names, rows))
+
+
+class ShowOne(command.ShowOne):
+    """Shows what others may have named."""
+
+    def produce_output(self, parsed_args: Any, column_names: Any, data: Iterable[Any]) -> int:
+        """Print the fields."""
+        return int(
+            super().produce_output(parsed_args, column_names, [_shown(value) for value in data])
+        )
