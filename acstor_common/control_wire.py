@@ -171,6 +171,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     :param holders: names and addresses of hosts that keep it
     :param key: of the disk, 64 hex digits
     :param backing_file: path of what has the image, raw
+    :param max_bytes: a larger disk is refused; 0: what images are served up to
     """
 
     checkpoint_id: str
@@ -182,6 +183,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     holders: tuple[tuple[str, str], ...]
     key: str
     backing_file: str
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Recovered(Request, frozen=True, tag="recovered"):

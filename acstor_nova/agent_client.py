@@ -118,16 +118,20 @@ class AgentClient:
         """
         self._ask(control_wire.CountFallback(reason, times))
 
-    def attach_checkpoint(self, recovery: decision_client.Recovery, backing_file: str) -> int:
+    def attach_checkpoint(
+        self, recovery: decision_client.Recovery, backing_file: str, max_bytes: int
+    ) -> int:
         """Have a disk made of a checkpoint; return how large it is, in bytes.
 
         :param backing_file: path of what has the image, raw
+        :param max_bytes: it is refused if it is larger; 0: if it is larger than any image
         :raises errors.AgentRefused: it cannot be had, or is not what it should be
         :raises errors.AgentUnreachable: it does not answer in time
         """
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
-        said = self._ask(control_wire.AttachCheckpoint(**fields, backing_file=backing_file))
+        fields |= {"backing_file": backing_file, "max_bytes": max_bytes}
+        said = self._ask(control_wire.AttachCheckpoint(**fields))
         return int(said["size_bytes"])
 
     def recovered(self) -> list[dict[str, Any]]:

@@ -86,6 +86,12 @@ def begin(made: UnderWay) -> None:
     _under_way.set(made)
 
 
+def is_of_running_guest() -> bool:
+    """Say whether the guest of the snapshot that this thread makes ran when it began."""
+    made = _under_way.get()
+    return made is not None and (made.is_live or made.is_suspended)
+
+
 def send_instead(disk_path: str) -> bool:
     """Send a disk that Nova wants converted; return whether this is a snapshot that is sent."""
     send = _sender.get()

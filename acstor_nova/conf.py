@@ -62,7 +62,8 @@ OPTS = [
             ("required", "the server is not evacuated, and its fault says why"),
             ("preferred", "the server begins as its image, without what it wrote"),
         ],
-        help="What becomes of a server that is evacuated here when no checkpoint of it can be had.",
+        help="What becomes of a server that is evacuated here when no checkpoint of it can be had. "
+        "One that is only late is asked for again, and then the server is not evacuated.",
     ),
 ]
 

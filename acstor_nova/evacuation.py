@@ -6,7 +6,8 @@ that a user has asked for, which gives an empty disk on purpose; so it is noted 
 of the call.
 
 The rule: what a server wrote is not given up in silence.  Where a checkpoint cannot be used the
-server gets an empty disk only if the operator says so (``[acstor] recover = preferred``).
+server gets an empty disk only if the operator says so (``[acstor] recover = preferred``).  One that
+is only late is no such checkpoint: it is asked for again, and then the evacuation fails.
 
 A disk that was made of a checkpoint is a qcow2 file of the agent, ``disks/<checkpoint id>.qcow2``.
 Nova's own disk lies on it, and it lies on the image's mirror, as the agent is told.  When all of it
@@ -33,9 +34,11 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import local_file
 from acstor_common import recovered_mark
+from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
+from acstor_nova import recovered_disk
 
 LOG = logging.getLogger(__name__)
 
@@ -43,6 +46,23 @@ DISK = "disk"
 RECOVERED_FROM = "acstor_recovered_from"
 """Of the server's metadata: the moment that its disk comes from."""
 CREATE_S = 60
+LATE_S = 180.0
+"""So long a checkpoint is asked for again that could not be had in time."""
+ASK_AGAIN_S = 5.0
+_LOST = frozenset(
+    {
+        "ChunkInvalid",
+        "ChunkLost",
+        "ChunkMissing",
+        "CheckpointFormatError",
+        "NotAuthentic",
+        "NumberTaken",
+        "RemoteProtocolError",
+        "Unusable",
+        "ValueError",
+    }
+)
+"""Kinds of refusals that say of a checkpoint that it cannot be had; others pass, or are mended."""
 
 
 class Evacuated(NamedTuple):
@@ -89,10 +109,11 @@ class RecoveringBase:
         **kwargs: Any,
     ) -> None:
         """Make the disk; that of an evacuated server of its newest checkpoint."""
-        if mirror_link.checkpoint_in(filename):  # what a disk that was made before lies on
+        checkpoint_id = mirror_link.checkpoint_in(filename)
+        if checkpoint_id:  # what a disk that was made before lies on
             if os.path.lexists(self.path):
                 return  # nothing is to be fetched; who starts it waits for the agent
-            raise self.host.seams.cannot_start(_elsewhere(filename))
+            raise self.host.seams.cannot_start(recovered_disk.elsewhere(checkpoint_id))
         evacuated = _under_way.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
             super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
@@ -114,7 +135,7 @@ class RecoveringBase:
             taken_at = _lay_newest(self.host, evacuated, self.path, size_bytes)
         except errors.AcstorError as e:
             why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
-            if own.recover == "required":
+            if own.recover == "required" or _is_late(e):
                 raise self.host.seams.cannot_start(why) from e
             LOG.warning("%s; it begins as its image, since [acstor] recover is preferred", why)
             return False
@@ -122,41 +143,25 @@ class RecoveringBase:
             self._instance.metadata = {**self._instance.metadata, RECOVERED_FROM: taken_at}
         return True
 
+    def direct_snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a snapshot; of a disk that may lack some of its checkpoint only on that.
+
+        What a guest that runs has is in the memory of its QEMU, whatever its file lacks.
+        """
+        if not composed_snapshot.is_of_running_guest():
+            recovered_disk.lay_again(self.host, self.path)
+        return super().direct_snapshot(*args, **kwargs)  # type: ignore[misc]
+
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
-            _lay_again(self.host, self.path)
+            recovered_disk.lay_again(self.host, self.path)
             base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
                 _wait_for_image(self.host, wait_for(self.host, checkpoint_id, base), base)
                 self._settle(info)  # type: ignore[attr-defined]
         return info
-
-
-def _lay_again(host: imagebackend.Host, path: str) -> None:
-    """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
-
-    :raises Exception: Nova's; it cannot be known, or done
-    """
-    try:
-        checkpoint_id = recovered_mark.read(path)
-        if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
-            return
-        shown = mirror_link.checkpoint_path(host.seams.conf.acstor.mount_point, checkpoint_id)
-        rebase = ("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", shown, path)
-        processutils.execute(*rebase, timeout=CREATE_S)
-    except (processutils.ProcessExecutionError, OSError, ValueError) as e:
-        why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
-        raise host.seams.cannot_start(why) from e
-
-
-def _elsewhere(what: str) -> str:
-    return (
-        f"its disk lies on checkpoint {mirror_link.checkpoint_in(what)}, which is on the host that "
-        "it was recovered on. acstor-checkpointd copies that into the disk there, which takes some "
-        "minutes for each 10 GiB from when acstor-agent-ctl says that all is there. Move it then"
-    )
 
 
 def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_bytes: int) -> str:
@@ -173,14 +178,46 @@ def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_b
         try:
             recovery = asked.recovery(one.checkpoint_id)
             base = _base(host, evacuated.context, recovery.image_id)
-            _lay(host, recovery, base, path, size_bytes)
-        except errors.AgentRefused as e:  # this one cannot be had; an older one may be
+            _lay_in_time(host, recovery, base, path, size_bytes)
+        except errors.AgentRefused as e:
+            if _is_late(e):
+                raise
+            # this one cannot be had; an older one may be
             LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
             failure = e
         else:
             LOG.info("%s is as it was at %s", path, one.taken_at)
             return one.taken_at
     raise failure
+
+
+def _is_late(e: errors.AcstorError) -> bool:
+    """Say whether a checkpoint could not be had now, and may be had later."""
+    if isinstance(e, errors.AgentRefused):
+        return e.kind not in _LOST
+    return isinstance(e, errors.AgentUnreachable)
+
+
+def _lay_in_time(
+    host: imagebackend.Host,
+    recovery: decision_client.Recovery,
+    base: str,
+    path: str,
+    size_bytes: int,
+) -> None:
+    """Lay a disk on a checkpoint; while that is only late, ask for the same again.
+
+    :raises errors.AcstorError: it cannot be had, or not within LATE_S
+    """
+    ends_s = time.monotonic() + LATE_S
+    while True:
+        try:
+            return _lay(host, recovery, base, path, size_bytes)
+        except (errors.AgentUnreachable, errors.AgentRefused) as e:
+            if not _is_late(e) or time.monotonic() > ends_s:
+                raise
+            LOG.warning("checkpoint %s is asked for again: %s", recovery.checkpoint_id, e)
+        time.sleep(ASK_AGAIN_S)
 
 
 def _base(host: imagebackend.Host, context: Any, image_id: str) -> str:
@@ -213,7 +250,7 @@ def _lay(
 ) -> None:
     _laying.add(recovery.checkpoint_id)
     try:
-        size_bytes = max(size_bytes, host.agent.attach_checkpoint(recovery, base))
+        size_bytes = max(size_bytes, host.agent.attach_checkpoint(recovery, base, size_bytes))
         wanted = mirror_link.checkpoint_path(
             host.seams.conf.acstor.mount_point, recovery.checkpoint_id
         )
@@ -236,7 +273,7 @@ def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> str:
         try:
             known = {one["checkpoint_id"]: one for one in host.agent.recovered()}
             if checkpoint_id not in known:
-                raise host.seams.cannot_start(_elsewhere(os.path.basename(path)))
+                raise host.seams.cannot_start(recovered_disk.elsewhere(checkpoint_id))
             os.stat(path)
         except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
             if time.monotonic() > ends_s:

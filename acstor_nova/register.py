@@ -221,6 +221,7 @@ def _register_driver(module: ModuleType) -> None:
         setattr(module.LibvirtDriver, _MARK, True)
         _register_precache(module)
         _register_composed(module)
+        _register_moves(module)
 
 
 def _register_precache(module: ModuleType) -> None:
@@ -315,6 +316,33 @@ def _begin_snapshot(
             used, is_live, is_suspended, record_of=record_of, make_live=make_live
         )
     )
+
+
+def _register_moves(module: ModuleType) -> None:
+    """Have servers stay on this host whose disks may lack what no other host has."""
+    stock = module.LibvirtDriver.migrate_disk_and_power_off
+
+    @functools.wraps(stock)
+    def migrate(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = self.image_backend.backend()
+        if hasattr(backend, "host") and (why := _why_unmovable(backend.host, instance.uuid)):
+            exception = importlib.import_module("nova.exception")
+            refused = exception.MigrationPreCheckError(reason=why)
+            raise exception.InstanceFaultRollback(refused)  # the server stays as it is
+        return stock(self, context, instance, *args, **kwargs)
+
+    try:
+        seams.check_moves(nova_version())
+    except Exception as e:
+        LOG.error("servers that were recovered may be moved too early: %s", e)
+        return
+    module.LibvirtDriver.migrate_disk_and_power_off = migrate
+
+
+def _why_unmovable(host: Any, instance_id: str) -> str:
+    from acstor_nova import recovered_disk
+
+    return recovered_disk.why_unmovable(host, instance_id)
 
 
 def _register_evacuations(module: ModuleType) -> None:

@@ -80,6 +80,17 @@ COMPOSED: Sequence[Seam] = (
 )
 """Of snapshots that are made of changes, in every version of SEAMS; without them the rest works."""
 
+_MIGRATE = (
+    *("self", "context", "instance", "dest", "flavor", "network_info"),
+    *("block_device_info", "timeout", "retry_interval"),
+)
+MOVES: Sequence[Seam] = (
+    Seam(DRIVER, "LibvirtDriver.migrate_disk_and_power_off", _MIGRATE),
+    Seam("nova.exception", "InstanceFaultRollback"),
+    Seam("nova.exception", "MigrationPreCheckError"),
+)
+"""Of moves that are refused, in every version of SEAMS."""
+
 
 def check(
     version: str, modules: Sequence[str], table: Mapping[int, Sequence[Seam]] = SEAMS
@@ -102,8 +113,16 @@ def check(
 
 def check_composed(version: str) -> None:
     """Check what snapshots that are made of changes need; as :func:`check`."""
-    table = dict.fromkeys(SEAMS, COMPOSED)
-    check(version, [seam.module for seam in COMPOSED], table)
+    _check_all(version, COMPOSED)
+
+
+def check_moves(version: str) -> None:
+    """Check what is needed to refuse moves; as :func:`check`."""
+    _check_all(version, MOVES)
+
+
+def _check_all(version: str, known: Sequence[Seam]) -> None:
+    check(version, [seam.module for seam in known], dict.fromkeys(SEAMS, known))
 
 
 def _what_is_wrong(seam: Seam) -> str:

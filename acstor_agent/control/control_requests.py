@@ -39,6 +39,7 @@ from acstor_common import control_wire
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import image_record
 from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
@@ -237,8 +238,10 @@ class ControlRequests:
         what = f"checkpoint {request.checkpoint_id}"
         with trio.move_on_after(self._patience_s):
             told = msgspec.structs.asdict(request)
-            backing = told.pop("backing_file")
-            made = await self._recovering.make(recovery.made(**told), backing)
+            backing, max_bytes = told.pop("backing_file"), told.pop("max_bytes")
+            made = await self._recovering.make(
+                recovery.made(**told), backing, max_bytes or image_record.SERVED_VIRTUAL_BYTES
+            )
             head = bytes(await made.read(0, checkpoint_file.HEAD_BYTES))
             return {
                 "disk_id": made.header.disk_id,

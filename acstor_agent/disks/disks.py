@@ -80,6 +80,7 @@ class Disks:
         self._boot_id = boot_id()
         self._disks: dict[disk_header.DiskId, disk.Disk] = {}
         self._opening = trio.Lock()
+        self._being_made: set[disk_header.DiskId] = set()
 
     def all(self) -> list[disk_header.DiskId]:
         """Return the disks of this host, whether opened since the start or not."""
@@ -173,21 +174,30 @@ class Disks:
         """Make a disk.
 
         :param beginning: what it has from the first on, in parts: whole chunks in all
-        :raises errors.Unusable: there is such a disk already
+        :raises errors.Unusable: there is such a disk already, or it is being made
         :raises errors.NumberTaken: the kernel would take it for another disk
         """
-        async with self._opening:
+        self._check_made(header.disk_id)
+        self._being_made.add(header.disk_id)
+        try:  # others are opened meanwhile: a beginning may be long
             self._claim(header.disk_id)
             await trio.to_thread.run_sync(
                 disk_files.create, self.folder, header, self._boot_id, beginning
             )
+        finally:
+            self._being_made.remove(header.disk_id)
+
+    def _check_made(self, disk_id: disk_header.DiskId) -> None:
+        if disk_id in self._being_made:
+            raise errors.Unusable(f"disk {disk_id}", "is being made")
 
     async def drop(self, disk_id: disk_header.DiskId) -> None:
         """Delete a disk that nobody has open, with all that was written to it.
 
-        :raises errors.Unusable: there is no such disk
+        :raises errors.Unusable: there is no such disk, or it is being made
         """
         async with self._opening:
+            self._check_made(disk_id)
             opened = self._disks.pop(disk_id, None)
             if opened is not None:
                 await opened.aclose()

@@ -5,10 +5,12 @@ The one rule: who gives something need not be believed.  What a holder gives is 
 disk's key (:mod:`acstor_common.checkpoint_sealing`), which nobody else could have closed it with;
 that the holder is a host of this cloud at all only spares others the question.
 
-A holder that has failed is asked last, until it has answered again.
+A holder that has failed is asked last, until it has answered again; for a minute that is so of all
+checkpoints that it keeps, where it was silent.
 """
 
 import itertools
+import math
 import os
 import ssl
 from collections.abc import Callable
@@ -36,6 +38,32 @@ MANIFEST_S = 25.0
 """Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
 TIMEOUT_S = 5.0
 """Of silence: so long a guest waits at first for a holder that is away."""
+SILENT_S = 60.0
+"""So long all remember that an address was silent."""
+SILENT_MOST = 256
+"""Addresses that are remembered."""
+
+
+class Silent:
+    """Addresses of holders that did not answer some time ago."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}  # the one that was silent last is the last
+
+    def __contains__(self, address: str) -> bool:
+        """Say whether an address was silent within SILENT_S."""
+        return trio.current_time() - self._since_s.get(address, -math.inf) < SILENT_S
+
+    def note(self, address: str) -> None:
+        """Remember that an address was silent."""
+        self.forget(address)
+        if len(self._since_s) >= SILENT_MOST:
+            self.forget(next(iter(self._since_s)))
+        self._since_s[address] = trio.current_time()
+
+    def forget(self, address: str) -> None:
+        """Remember nothing of an address: it has answered."""
+        self._since_s.pop(address, None)
 
 
 class Link:
@@ -50,6 +78,7 @@ class Link:
         self._link = http_link.Link("checkpoints", limits, context=context)
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
+        self.silent = Silent()
 
     def check(self) -> None:
         """Return if this host can prove to holders who it is.
@@ -140,7 +169,7 @@ class Holders:
         with trio.move_on_after(within_s):
             for tries in itertools.count():
                 may_come = False
-                for holder in list(self._in_order):
+                for holder in self._silent_last():
                     try:
                         return await self._from(holder, path, limit_bytes, check)
                     except errors.ChunkUnavailable as e:
@@ -160,8 +189,18 @@ class Holders:
         limit_bytes: int,
         check: Callable[[bytes, str], T],
     ) -> T:
-        sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
+        try:
+            sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
+        except errors.SourceCrowded:  # that says nothing of it
+            raise
+        except errors.SourceUnreachable:
+            self._link.silent.note(holder.address)
+            raise
+        self._link.silent.forget(holder.address)
         return await self._link.in_thread(check, sealed, holder.host)
+
+    def _silent_last(self) -> list[recovery_.Holder]:
+        return sorted(self._in_order, key=lambda holder: holder.address in self._link.silent)
 
     def _ask_last(self, holder: recovery_.Holder) -> None:
         self._in_order.remove(holder)

@@ -5,10 +5,15 @@ Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk lies on i
 the image's mirror.  It can be read as soon as its manifest is here; each chunk of the checkpoint
 comes when it is read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten
 before all of it is safe on this host's disk: not its manifest, and not its key.
+
+A disk's files are made, changed and removed under a lock of that disk's own: one whose holders are
+silent keeps no other one waiting.
 """
 
+import contextlib
 import logging
 import pathlib
+from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -31,6 +36,7 @@ from acstor_common import checkpoint_manifest
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import image_record
 
 LOG = logging.getLogger(__name__)
 
@@ -55,22 +61,39 @@ class Recovering:
         attach: Callable[[ids.ImageId], Awaitable[mirror.Mirror]],
     ) -> None:
         self._disks, self._attach = made, attach
-        self._making = trio.Lock()
+        self._changing: dict[disk_header.DiskId, trio.Lock] = {}
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()
 
-    async def make(self, recovery: recovery_.Recovery, backing: str) -> disk.Disk:
+    @contextlib.asynccontextmanager
+    async def _alone(self, disk_id: disk_header.DiskId) -> AsyncIterator[None]:
+        """Be the only one who changes the files of a disk, until the block ends."""
+        lock = self._changing.setdefault(disk_id, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if self._changing.get(disk_id) is lock and not lock.locked():  # nobody waits for it
+                del self._changing[disk_id]
+
+    async def make(
+        self,
+        recovery: recovery_.Recovery,
+        backing: str,
+        max_bytes: int = image_record.SERVED_VIRTUAL_BYTES,
+    ) -> disk.Disk:
         """Return the disk that is made of a checkpoint; it is made now if it is not there.
 
         :param backing: path of what has the image, raw
+        :param max_bytes: the server's disk can have had no more
         :raises errors.Unusable: it cannot be: another one has this id, or the manifest is of
-            something else
+            something else, or of a larger disk
         :raises errors.ChunkUnavailable: no holder has the manifest
         :raises errors.DeadlineExceeded: no holder has given it in time
         """
-        async with self._making:
+        async with self._alone(recovery.checkpoint_id):
             if not self._disks.exists(recovery.checkpoint_id):
-                await self._make(recovery, backing)
+                await self._make(recovery, backing, max_bytes)
             found = recovery_files.read(self._disks.folder, recovery.checkpoint_id)
             if found is None or found.manifest_name != recovery.manifest_name:
                 what = f"disk {recovery.checkpoint_id}"
@@ -78,7 +101,7 @@ class Recovering:
             self._wanted.set()
             return await self._disks.open(recovery.checkpoint_id)
 
-    async def _make(self, recovery: recovery_.Recovery, backing: str) -> None:
+    async def _make(self, recovery: recovery_.Recovery, backing: str, max_bytes: int) -> None:
         if self._disks.link is None:
             what = f"checkpoint {recovery.checkpoint_id}"
             raise errors.Unusable(what, "this host has no way to the holders")
@@ -88,6 +111,7 @@ class Recovering:
         manifest = await trio.to_thread.run_sync(of.opened, sealed)
         image = await self._attach(recovery.image_id)
         _check(recovery, manifest.subject, image)
+        _check_size(recovery, manifest.subject, max_bytes)
         plan = await trio.to_thread.run_sync(checkpoint_file.plan, manifest, backing)
         cut = geometry.Geometry(plan.file_bytes, checkpoint_file.cluster_bytes(manifest))
         header = _header(recovery, cut)
@@ -130,9 +154,10 @@ class Recovering:
     async def run(self) -> None:
         """Bring what disks lack, for ever; what former workers left of others is removed."""
         folder = self._disks.folder
-        async with self._making:
-            for disk_id in recovery_files.of_no_disk(folder, disk_files.STATE_ENDING):
-                _remove_left(folder, disk_id)
+        for disk_id in recovery_files.of_no_disk(folder, disk_files.STATE_ENDING):
+            async with self._alone(disk_id):
+                if not self._disks.exists(disk_id):  # else it was made just now
+                    _remove_left(folder, disk_id)
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
@@ -188,7 +213,7 @@ class Recovering:
             raise failures[0]
 
     async def _forget_key(self, recovery: recovery_.Recovery) -> None:
-        async with self._making:
+        async with self._alone(recovery.checkpoint_id):
             one = await self._disks.open(recovery.checkpoint_id)
             await one.sync()
             await trio.to_thread.run_sync(recovery_files.forget_key, self._disks.folder, recovery)
@@ -212,6 +237,18 @@ def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     if recovery_files.exist(folder, disk_id):  # else it is not such a disk's
         disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
     recovery_files.remove(folder, disk_id)
+
+
+def _check_size(
+    recovery: recovery_.Recovery, subject: checkpoint_manifest.Subject, max_bytes: int
+) -> None:
+    """Refuse a larger disk than the server can have had: its tables alone may fill this host's.
+
+    :raises errors.Unusable: it is larger
+    """
+    if subject.cut.size_bytes > max_bytes:
+        why = f"its disk has {subject.cut.size_bytes} bytes, and may have {max_bytes} at most"
+        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", why)
 
 
 def _check(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from acstor_agent.core.disks import recovery
+from acstor_agent.disks import holders
 from acstor_common import checkpoint_manifest as manifest
 from acstor_common import checkpoint_sealing as sealing
 from acstor_common import chunk_map
@@ -77,6 +78,7 @@ class Link:
 
     def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
         self.deadline_s = deadline_s
+        self.silent = holders.Silent()
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
         """Of holders, by their addresses: what they fail with, or make of what they give."""

@@ -46,6 +46,7 @@ print(json.dumps({
     "evacuations": manager.ComputeManager._rebuild_default_impl.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
     "composed": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
+    "moves": driver.LibvirtDriver.migrate_disk_and_power_off.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
@@ -122,7 +123,7 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
         assert classes[1:5] == [*OURS, STOCK]
-    for what in ("precache", "clean_up", "snapshots", "composed", "power"):
+    for what in ("precache", "clean_up", "snapshots", "composed", "moves", "power"):
         assert found[what] == register.__file__, what
     assert found["evacuations"] == evacuation.__file__
     for words in ("acstor is not used", "are not made of changes", "begin as their images"):

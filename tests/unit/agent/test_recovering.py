@@ -4,15 +4,18 @@
 import contextlib
 import pathlib
 import stat
+import threading
 import uuid
 
 import pytest
 import trio
+import trio.testing
 
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery as recovery_
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
+from acstor_agent.disks import holders
 from acstor_agent.disks import hydration
 from acstor_agent.disks import recovering
 from acstor_agent.disks import recovery_files
@@ -195,7 +198,86 @@ async def test_holder_that_fails_or_lies_is_passed_over(worker, kept, fault):
     worker.link.faults[ONE] = fault
     assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
     asked = [address for address, _ in worker.link.asked]
-    assert asked.count(ONE) == 2  # for the manifest, and for the first chunk: then it is asked last
+    # For the manifest, and for the first chunk: then it is asked last.  One that is silent once.
+    assert asked.count(ONE) == (1 if fault is AWAY else 2)
+
+
+async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, kept, monkeypatch):
+    get = worker.link.get
+
+    async def silent(url, limit_bytes):
+        if "ab" * 32 in url:
+            await trio.sleep_forever()
+        return await get(url, limit_bytes)
+
+    monkeypatch.setattr(worker.link, "get", silent)
+    late = kept.recovery(checkpoint_id=str(uuid.UUID(int=8)), manifest_name="ab" * 32)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.recovering.make, late, MIRROR)
+            nursery.start_soon(worker.recovering.make, late, MIRROR)  # waits for the other one
+            await trio.testing.wait_all_tasks_blocked()
+            assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
+            nursery.cancel_scope.cancel()
+    assert worker.recovering._changing == {}
+
+
+async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock_clock):
+    worker.link.faults[ONE] = AWAY
+    for number in (7, 8, 9):
+        if number == 9:
+            mock_clock.jump(holders.SILENT_S)
+        recovery = kept.recovery(checkpoint_id=str(uuid.UUID(int=number)))
+        await worker.recovering.make(recovery, MIRROR)
+    assert [address for address, _ in worker.link.asked] == [ONE, TWO, TWO, ONE, TWO]
+
+
+async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept):
+    worker.link.faults[ONE] = errors.SourceCrowded("it", "h2")
+    await worker.recovering.make(kept.recovery(), MIRROR)
+    assert ONE not in worker.link.silent
+    worker.link.silent.note(TWO)
+    worker.link.silent.note(ONE)
+    of = holders.Holders(worker.link, kept.recovery())
+    await of.manifest()
+    assert ONE in worker.link.silent and TWO not in worker.link.silent
+
+
+async def test_silent_holders_that_are_remembered_are_bounded():
+    silent = holders.Silent()
+    for number in range(holders.SILENT_MOST + 1):
+        silent.note(str(number))
+    assert len(silent._since_s) == holders.SILENT_MOST
+    assert "0" not in silent and "1" in silent
+
+
+async def test_larger_disk_than_the_server_can_have_had_is_refused(worker, kept):
+    with pytest.raises(errors.Unusable, match=f"may have {SIZE - 1} at most"):
+        await worker.recovering.make(kept.recovery(), MIRROR, SIZE - 1)
+    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
+    assert await content(await worker.recovering.make(kept.recovery(), MIRROR, SIZE)) == truth()
+
+
+async def test_other_disks_are_opened_while_tables_are_written(host, worker, kept):
+    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    may_end = threading.Event()
+
+    def tables():
+        assert may_end.wait(5)
+        yield bytes(CHUNK)
+
+    other = disk_header.parse_disk_id(str(uuid.UUID(int=8)))
+    header = disk_header.DiskHeader(other, one_host.IMAGE, CUT, 0)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.disks.make_of, header, tables())
+            await trio.testing.wait_all_tasks_blocked()
+            assert await worker.disks.open(DISK) is one
+            for change in (worker.disks.make_of(header), worker.disks.drop(other)):
+                with pytest.raises(errors.Unusable, match="is being made"):
+                    await change
+            may_end.set()
+    assert worker.disks.exists(other)
 
 
 async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kept):

@@ -14,9 +14,11 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import recovered_mark
 from acstor_nova import agent_client
+from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
 from acstor_nova import evacuation
 from acstor_nova import imagebackend
+from acstor_nova import recovered_disk
 from tests.fakes import nova_backend
 from tests.fakes import scripted_agent
 
@@ -133,7 +135,7 @@ def test_disk_of_an_evacuated_server_lies_on_its_newest_checkpoint(nova, agent, 
     [request] = asked(agent, control_wire.AttachCheckpoint)
     assert (request.checkpoint_id, request.holders) == (NEW, (("h2", "10.0.0.2:7205"),))
     assert {token for _, token in api.asked} == {"a-token"}
-    assert request.backing_file == str(nova.base)
+    assert (request.backing_file, request.max_bytes) == (str(nova.base), SIZE)
     assert made._instance.metadata == {"acstor_recovered_from": "2026-11-23T15:00:00Z"}
 
 
@@ -147,6 +149,12 @@ def test_disk_of_a_larger_flavor_is_as_large(nova, agent):
     with evacuation.noted(INSTANCE, CONTEXT):
         made = nova.spawn(size=2 * SIZE)
     assert base_of(made)[1] == 2 * SIZE
+
+
+def test_disk_of_a_flavor_without_a_size_is_as_large_as_the_checkpoint(nova, agent):
+    with evacuation.noted(INSTANCE, CONTEXT):
+        assert base_of(nova.spawn(size=None))[1] == SIZE
+    assert asked(agent, control_wire.AttachCheckpoint)[0].max_bytes == 0
 
 
 def test_rebuild_gives_an_empty_disk(nova, agent, api):
@@ -182,6 +190,30 @@ def test_older_checkpoint_is_taken_where_the_newest_cannot_be_had(nova, agent):
 
     agent.answers[control_wire.AttachCheckpoint] = answer
     assert base_of(evacuate(nova))[0] == f"{OLD}.qcow2"
+
+
+LATE = scripted_agent.failed("DeadlineExceeded", "it did not arrive")
+
+
+@pytest.mark.expect_log("is asked for again")
+def test_checkpoint_that_is_late_is_asked_for_again(nova, agent, monkeypatch):
+    monkeypatch.setattr(evacuation, "ASK_AGAIN_S", 0.0)
+    answers = iter([LATE, scripted_agent.failed("OSError", "no space left"), ATTACHED])
+    agent.answers[control_wire.AttachCheckpoint] = lambda request: next(answers)(request)
+    assert base_of(evacuate(nova))[0] == f"{NEW}.qcow2"
+
+
+@pytest.mark.parametrize("recover", ["required", "preferred"])
+def test_checkpoint_that_stays_late_is_neither_an_older_one_nor_an_empty_disk(
+    nova, agent, monkeypatch, recover
+):
+    monkeypatch.setattr(evacuation, "LATE_S", -1.0)
+    nova.conf.set_override("recover", recover, group="acstor")
+    agent.answers[control_wire.AttachCheckpoint] = LATE
+    with pytest.raises(nova_backend.CannotStartError, match="it did not arrive"):
+        evacuate(nova)
+    assert {one.checkpoint_id for one in asked(agent, control_wire.AttachCheckpoint)} == {NEW}
+    assert not (nova.folder / INSTANCE / "disk").exists()
 
 
 @pytest.mark.parametrize("disk_format", ["aki", "raw"])
@@ -345,6 +377,67 @@ def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, 
     monkeypatch.setattr(evacuation.processutils, "execute", fail)
     with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
         made.libvirt_info("none")
+
+
+@pytest.mark.parametrize(
+    ("how", "is_laid"), [(None, True), ((0, 0), True), ((1, 0), False), ((0, 1), False)]
+)
+def test_snapshot_of_a_server_that_is_off_has_all_of_its_checkpoint(nova, agent, how, is_laid):
+    seen = []
+    nova.stock.direct_snapshot = lambda self, *args: seen.append((base_of(self)[0], args))
+    made = marked(nova, agent)
+    under_way = how and composed_snapshot.UnderWay(None, bool(how[0]), bool(how[1]), None, None)
+    token = composed_snapshot._under_way.set(under_way)
+    try:
+        made.direct_snapshot("context", "name")
+    finally:
+        composed_snapshot._under_way.reset(token)
+    assert seen == [(f"{NEW}.qcow2" if is_laid else nova.base.name, ("context", "name"))]
+
+
+def test_snapshot_of_what_cannot_be_laid_on_its_checkpoint_is_an_error_in_words(nova, agent):
+    nova.stock.direct_snapshot = lambda self: pytest.fail("a snapshot was made")
+    made = marked(nova, agent)
+    os.unlink(made.path)
+    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+        made.direct_snapshot()
+
+
+def has_external_data(nova, path):
+    more = ["-o", f"data_file={path}.data", "-b", nova.base, "-F", "raw"]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *more, path, str(SIZE)], check=True)
+
+
+def lies_elsewhere(nova, path):
+    more = ["-u", "-b", "/etc/shadow", "-F", "raw"]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *more, path, str(SIZE)], check=True)
+
+
+def lies_on_nothing(nova, path):
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, str(SIZE)], check=True)
+
+
+@pytest.mark.parametrize("altered", [has_external_data, lies_elsewhere, lies_on_nothing])
+def test_disk_that_is_not_as_we_made_it_is_given_to_nobody(nova, agent, altered):
+    made = marked(nova, agent)
+    os.unlink(made.path)
+    altered(nova, made.path)
+    with open(made.path, "rb") as file:
+        before = file.read()
+    with pytest.raises(nova_backend.CannotStartError, match=r"external data|no image of Nova's"):
+        made.libvirt_info("none")
+    with open(made.path, "rb") as file:
+        assert file.read() == before
+
+
+def test_server_whose_disk_may_lack_something_is_not_moved(nova, agent):
+    made = nova.spawn()
+    assert recovered_disk.why_unmovable(nova.host, INSTANCE) == ""
+    recovered_mark.write(made.path, NEW)
+    assert f"checkpoint {NEW}" in recovered_disk.why_unmovable(nova.host, INSTANCE)
+    with open(made.path + recovered_mark.ENDING, "w") as file:
+        file.write("?")
+    assert "nobody can tell" in recovered_disk.why_unmovable(nova.host, INSTANCE)
 
 
 def test_damaged_mark_is_no_licence_to_start(nova, agent):

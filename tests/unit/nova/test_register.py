@@ -7,6 +7,7 @@ import pytest
 
 from acstor_nova import composed_snapshot
 from acstor_nova import imagebackend
+from acstor_nova import recovered_disk
 from acstor_nova import register
 from acstor_nova import seams
 
@@ -164,3 +165,62 @@ def test_driver_that_is_not_as_it_was_is_left_alone(driver, monkeypatch):
     module = types.SimpleNamespace(LibvirtDriver=type("LibvirtDriver", (Driver,), {}))
     register._register_composed(module)
     assert module.LibvirtDriver._suspend_guest_for_snapshot is Driver._suspend_guest_for_snapshot
+
+
+class RollbackError(Exception):
+    """As Nova's: the server stays as it was."""
+
+
+@pytest.fixture
+def moving(monkeypatch):
+    """Return Nova's driver, and what it has moved; ``why`` is asked why it may not."""
+
+    class LibvirtDriver:
+        def __init__(self):
+            self.moved, self.backend = [], types.SimpleNamespace(host=object())
+            self.image_backend = types.SimpleNamespace(backend=lambda: self.backend)
+
+        def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
+            self.moved.append((context, instance.uuid, args, kwargs))
+            return "disk info"
+
+    exception = types.SimpleNamespace(
+        InstanceFaultRollback=RollbackError, MigrationPreCheckError=lambda reason: reason
+    )
+    monkeypatch.setattr(register.seams, "check_moves", lambda version: None)
+    monkeypatch.setattr(register, "nova_version", lambda: "34.0.0")
+    monkeypatch.setattr(register.importlib, "import_module", {"nova.exception": exception}.get)
+    monkeypatch.setattr(recovered_disk, "why_unmovable", lambda host, instance_id: "it lacks some")
+    register._register_moves(types.SimpleNamespace(LibvirtDriver=LibvirtDriver))
+    return LibvirtDriver()
+
+
+def test_server_whose_disk_lacks_something_stays(moving, monkeypatch):
+    instance = types.SimpleNamespace(uuid=INSTANCE)
+    with pytest.raises(RollbackError, match="it lacks some"):
+        moving.migrate_disk_and_power_off("context", instance, "dest", timeout=1)
+    assert moving.moved == []
+    monkeypatch.setattr(recovered_disk, "why_unmovable", lambda host, instance_id: "")
+    assert moving.migrate_disk_and_power_off("context", instance, "dest", timeout=1) == "disk info"
+    assert moving.moved == [("context", INSTANCE, ("dest",), {"timeout": 1})]
+
+
+def test_servers_on_other_backends_are_moved_as_ever(moving):
+    moving.backend = object()
+    moving.migrate_disk_and_power_off("context", types.SimpleNamespace(uuid=INSTANCE))
+    assert moving.moved
+
+
+@pytest.mark.expect_log("may be moved too early")
+def test_driver_that_moves_otherwise_is_left_alone(monkeypatch):
+    def check(version):
+        raise ValueError("another one")
+
+    def stock(self):
+        pass
+
+    monkeypatch.setattr(register.seams, "check_moves", check)
+    monkeypatch.setattr(register, "nova_version", lambda: "34.0.0")
+    made = type("LibvirtDriver", (), {"migrate_disk_and_power_off": stock})
+    register._register_moves(types.SimpleNamespace(LibvirtDriver=made))
+    assert made.migrate_disk_and_power_off is stock

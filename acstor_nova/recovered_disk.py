@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's disk that may lack what its checkpoint has (:mod:`acstor_common.recovered_mark`).
+
+The rule: while the mark is there, nobody reads or moves such a disk by its tables alone.
+"""
+
+import os
+
+from oslo_concurrency import processutils
+
+from acstor_common import errors
+from acstor_common import local_file
+from acstor_common import recovered_mark
+from acstor_nova import disk_changes
+from acstor_nova import imagebackend
+from acstor_nova import mirror_link
+
+DISK = "disk"
+REBASE_S = 60
+
+
+def lay_again(host: imagebackend.Host, path: str) -> None:
+    """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
+
+    :raises Exception: Nova's; it cannot be known, or done
+    """
+    try:
+        checkpoint_id = recovered_mark.read(path)
+        if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
+            return
+        _check_header(host, path)
+        shown = mirror_link.checkpoint_path(host.seams.conf.acstor.mount_point, checkpoint_id)
+        rebase = ("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", shown, path)
+        processutils.execute(*rebase, timeout=REBASE_S)
+    except (
+        processutils.ProcessExecutionError,
+        errors.AcstorError,
+        OSError,
+        ValueError,
+    ) as e:
+        why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
+        raise host.seams.cannot_start(why) from e
+
+
+def _check_header(host: imagebackend.Host, path: str) -> None:
+    """Check that a disk is one of ours, on an image: qemu-img follows what a header says.
+
+    :raises errors.Unusable: it is not
+    :raises OSError: it cannot be read
+    """
+    with open(path, "rb") as file:
+        disk_changes.opened(file)
+    base = local_file.backing_of(path) or ""
+    if os.path.dirname(base) != os.path.dirname(host.base_path("")):
+        raise errors.Unusable(path, f"it lies on {base!r}, which is no image of Nova's cache")
+
+
+def why_unmovable(host: imagebackend.Host, instance_id: str) -> str:
+    """Return why a server has to stay, whose disk may lack what only this host has; else empty."""
+    path = os.path.join(host.seams.conf.instances_path, instance_id, DISK)
+    try:
+        checkpoint_id = recovered_mark.read(path)
+    except (OSError, ValueError) as e:
+        return f"nobody can tell whether {path} lacks some of a checkpoint: {e}"
+    return elsewhere(checkpoint_id) if checkpoint_id else ""
+
+
+def elsewhere(checkpoint_id: str) -> str:
+    """Return the words for who wants to move a server, or has moved it too early."""
+    return (
+        f"its disk lies on checkpoint {checkpoint_id}, which is on the host that it "
+        "was recovered on. acstor-checkpointd copies that into the disk there, which takes some "
+        "minutes for each 10 GiB from when acstor-agent-ctl says that all is there. Move it then"
+    )
