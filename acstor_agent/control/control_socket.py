@@ -114,7 +114,7 @@ async def serve(
                                     return
                 except errors.RemoteProtocolError as e:
                     await stream.send_all(control_wire.encode(_failed(e)))
-                except errors.Unusable as e:  # there is no room; it was logged, and not for each
+                except errors.Crowded as e:  # it was logged, and not for each
                     refused = control_wire.Failed(type(e).__name__, str(e))
                     await stream.send_all(control_wire.encode(refused))
 
@@ -135,7 +135,7 @@ class _Clients:
     def one_more(self) -> Iterator[trio.CancelScope]:
         """Be connected until the block ends, or until another one needs the place.
 
-        :raises errors.Unusable: all places are taken by clients whose requests are carried out
+        :raises errors.Crowded: all places are taken by clients whose requests are carried out
         """
         if len(self._idle) + len(self._busy) >= CLIENTS:
             self._make_room()
@@ -162,7 +162,7 @@ class _Clients:
         if untold is not None:
             LOG.warning("control socket: more than %d clients (%d times more)", CLIENTS, untold)
         if not self._idle:
-            raise errors.Unusable("control socket", f"{CLIENTS} requests are being carried out")
+            raise errors.Crowded(f"control socket ({CLIENTS} requests under way)")
         idlest = next(iter(self._idle))
         del self._idle[idlest]
         idlest.cancel()

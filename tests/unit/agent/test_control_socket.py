@@ -198,8 +198,8 @@ async def test_client_whose_request_is_carried_out_keeps_its_place(served, monke
         await stream.send_all(STATUS)
     await trio.testing.wait_all_tasks_blocked()
     failed, end = await served.ask(b"", replies=2)
-    assert (failed["kind"], end) == ("Unusable", None)
-    assert "4 requests are being carried out" in failed["error"]
+    assert (failed["kind"], end) == ("Crowded", None)
+    assert "4 requests under way" in failed["error"]
     may_end.set()
     for stream in streams:
         assert b'"done"' in await stream.receive_some(1000)
