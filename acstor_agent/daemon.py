@@ -257,7 +257,12 @@ class Agent:
             images=self._tasks.news,
             take_task=self._tasks.take,
             boots=self._timelines.news,
-            health=health.Health(self.picture).now,
+            health=health.Health(
+                late=lambda: self._rescue.late().values(),
+                failed_reads=self._images.failed_reads,
+                fallbacks=lambda: self._requests.nova_fallbacks,
+                troubles=self._troubles,
+            ).now,
         )
 
     def _share_images(self) -> sharing.Sharing:
@@ -375,11 +380,14 @@ class Agent:
             "shares": status.of_shares(self._sharing, self._promises),
             "disk_io": status.of_disk_io(self._io),
             "event_loop": status.of_latency(self._turns.latency),
-            "troubles": status.of_troubles(self._optional.troubles, self._source.places()),
+            "troubles": self._troubles(),
             "sources": status.of_sources(self._source.places()),
             "guests": status.of_guests(self._waiting, self._disks.writes, self._rescue.ended),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
+
+    def _troubles(self) -> dict[str, Any]:
+        return status.of_troubles(self._optional.troubles, self._source.places())
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How this host does, in the few words that the decision service shows of each.
 
-The one rule: it is taken from the agent's status, so that both say the same.
+The one rule: it is asked for with every sample, so it looks at nothing but these few numbers; the
+agent's status has the same.
 """
 
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from acstor_agent.core import lately
+from acstor_agent.core.mount import waits
 from acstor_common import decision_api
 from acstor_common import version
 
@@ -17,29 +20,39 @@ FAILED = "failed reads"
 
 
 class Health:
-    """Sums up the agent's status.
+    """Sums up how the host does.
 
-    :param picture: returns it
+    :param late: returns the requests that have waited for long, by whose they are
+    :param failed_reads: returns how many there were since the start
+    :param fallbacks: returns how often Nova did without acstor since the start, by the reason
+    :param troubles: returns which parts do not work, as the status has it
     """
 
-    def __init__(self, picture: Callable[[], dict[str, Any]]) -> None:
-        self._picture, self._version = picture, version.installed()[:64]
+    def __init__(
+        self,
+        *,
+        late: Callable[[], Collection[waits.Late]],
+        failed_reads: Callable[[], int],
+        fallbacks: Callable[[], Mapping[str, int]],
+        troubles: Callable[[], Mapping[str, Mapping[str, Any]]],
+    ) -> None:
+        self._late, self._failed_reads = late, failed_reads
+        self._fallbacks, self._troubles = fallbacks, troubles
+        self._version = version.installed()[:64]
         self._lately = lately.Lately(time.monotonic())
 
     def now(self) -> decision_api.HostHealth:
         """Return how the host does."""
-        picture = self._picture()
-        late = sorted(_late(picture), key=lambda one: -one["longest_s"])
-        failed = sum(image["failed_reads"] for image in picture["images"].values())
-        totals = {**picture["nova"]["fallbacks"], FAILED: failed}
+        late = sorted(self._late(), key=lambda one: -one.longest_s)
+        totals = {**self._fallbacks(), FAILED: self._failed_reads()}
         grown = self._lately.grown(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
-        troubles = sorted(picture["troubles"].items())[: decision_api.MAX_TROUBLES]
+        troubles = sorted(self._troubles().items())[: decision_api.MAX_TROUBLES]
         return decision_api.HostHealth(
             version=self._version,
-            waiting=sum(one["requests"] for one in late),
-            longest_wait_s=late[0]["longest_s"] if late else 0.0,
-            waits_for=next((one["why"] for one in late if one["why"]), "")[: decision_api.MAX_WHY],
+            waiting=sum(one.count for one in late),
+            longest_wait_s=late[0].longest_s if late else 0.0,
+            waits_for=next((one.why for one in late if one.why), "")[: decision_api.MAX_WHY],
             failed_reads=failed,
             fallbacks=dict(sorted(grown.items())[: decision_api.MAX_REASONS]),
             troubles={
@@ -49,10 +62,3 @@ class Health:
                 for what, one in troubles
             },
         )
-
-
-def _late(picture: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what waits for long, of each image and each disk."""
-    for shown in (*picture["images"].values(), *picture["disks"].values()):
-        if shown["waiting"] is not None:
-            yield shown["waiting"]

@@ -126,6 +126,10 @@ class Mirrors:
         """Return the mirrors of the attached images whose maps are open."""
         return list(self._mirrors.values())
 
+    def failed_reads(self) -> int:
+        """Return how many reads failed of the images whose maps are open."""
+        return sum(image.counters.failed_reads for image in self._mirrors.values())
+
     def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
         """Return the mirror if the image is attached and its map is open."""
         return self._mirrors.get(image_id)
