@@ -22,12 +22,11 @@ from collections.abc import Iterator
 
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import pace as pace_
 from acstor_glance import common_ranges
 
 CALL_BYTES = 256 * geometry.KIB
 """In one call: whoever reads either file waits for as long as the kernel compares so much."""
-_LATE_S = 0.1
-"""So much of a pause is made up for by more speed afterwards, and no more."""
 _FIDEDUPERANGE = 0xC0189436  # _IOWR(0x94, 54, struct file_dedupe_range) of linux/fs.h
 _ASKED = struct.Struct("=QQHHI")  # offset and length in the base, files that follow, reserved
 _TOLD = struct.Struct("=qQQiI")  # descriptor, offset there, bytes that are shared, status, reserved
@@ -107,17 +106,14 @@ class Pace:
         wait_s: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bytes_s, self._wait_s, self._clock = bytes_s, wait_s, clock
-        self._due_s = clock()
+        self._pace, self._wait_s = pace_.Pace(bytes_s, clock), wait_s
 
     def wait(self, done_bytes: int) -> None:
         """Wait until more may be done.
 
         :raises Stopped: nothing more is to be done
         """
-        now_s = self._clock()
-        self._due_s = max(self._due_s, now_s - _LATE_S) + done_bytes / self._bytes_s
-        if self._wait_s(max(0.0, self._due_s - now_s)):
+        if self._wait_s(self._pace.wait_s(done_bytes)):
             raise Stopped
 
 

@@ -35,7 +35,7 @@ def fault_of(
 
     :param known: ``ip:port`` of agents, of those hosts that have told theirs
     """
-    is_lab = not (at := known.get(owner, "")) or addresses.is_loopback(addresses.parse(at)[0])
+    is_local = not (at := known.get(owner, "")) or addresses.is_loopback(addresses.parse(at)[0])
     for holder in holders:
         what, ip = f"{holder.host} at {holder.address}", addresses.parse(holder.address)[0]
         if not is_enrolled(holder.host):
@@ -43,6 +43,6 @@ def fault_of(
         agent = known.get(holder.host, "")
         if agent and addresses.parse(agent)[0] != ip:
             return f"{what} is at {agent}, as it says itself"
-        if addresses.is_loopback(ip) and not is_lab:
+        if addresses.is_loopback(ip) and not is_local:
             return f"{what} would be {owner} itself"
     return ""
