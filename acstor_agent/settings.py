@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options whose values have to be looked at before they are of use.
 
-The one rule: what is wrong is told with the option's name, before the agent serves anybody.
+What is wrong is told with the option's name, before the agent serves anybody.
 """
 
 import grp

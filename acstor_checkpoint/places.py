@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many connections a vault has at a time, from whom.
 
-The one rule: no address and no host takes what others need.  Who has not shown yet which host
-he is, a stranger, has places of his own, few for each address and for a short time.
+No address and no host takes what others need.  Who has not shown yet which host he
+is, a stranger, has places of his own, few for each address and for a short time.
 """
 
 import collections

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents can say to each other, and how each message's body is written in bytes.
 
-The one rule: nobody gets a message out of range.  What is sent is checked as
-strictly as what was received, by the same functions; a fault is a ValueError
-(or struct.error) here, and ``peer_wire``, which frames the bodies and cuts the
-stream, says whose fault it is.  Every byte is described in
-doc/source/format/peer_wire.rst.
+Nobody gets a message out of range.  What is sent is checked as strictly as what
+was received, by the same functions; a fault is a ValueError (or struct.error)
+here, and ``peer_wire``, which frames the bodies and cuts the stream, says whose
+fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
 """
 
 import enum

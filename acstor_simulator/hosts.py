@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host in virtual time whose rules are the product's own: a shell around ``core.transfers``.
 
-The one rule: nothing is decided here.  Events are fed to the machine, and what it says is done in
-its order on the network of a :class:`World`: messages travel on connections, in their order.  The
-simulator's hosts are such shells, and so are the swarm's (``tests/fakes/transfer_hosts``), whose
-network loses, doubles and breaks, and whose hosts are killed.
+Nothing is decided here.  Events are fed to the machine, and what it says is done in its order on
+the network of a :class:`World`: messages travel on connections, in their order.  The simulator's
+hosts are such shells, and so are the swarm's (``tests/fakes/transfer_hosts``), whose network
+loses, doubles and breaks, and whose hosts are killed.
 """
 
 import functools

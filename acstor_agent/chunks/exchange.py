@@ -6,7 +6,7 @@ here, the core says which peers to ask (``asking``) or what to read from the sou
 what comes is checked where it arrives, stored, and the wish has its answer.  What peers ask for
 comes in at ``giving``, and what the core answers leaves there.
 
-The one rule: what is decided is decided in the core.  Nothing here waits but one timer; reads of
+What is decided is decided in the core.  Nothing here waits but one timer; reads of
 the source and of this host's disk have tasks of their own, many chunks in each.
 """
 

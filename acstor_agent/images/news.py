@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What concerns all images that are open: news of peers, and chunks that leave the cache.
 
-The one rule: none of it is trusted; it says whom to ask, what to fetch ahead and what to let go
+None of it is trusted; it says whom to ask, what to fetch ahead and what to let go
 first, never what a guest reads.
 """
 

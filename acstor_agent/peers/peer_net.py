@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """This host among its peers: connections that are opened, kept, bounded and closed.
 
-The one rule: a peer can cost time, never the daemon.  Whatever comes or does
-not come over a connection ends in an answer, in a loss that who asked is told, or in a
-dropped connection and a line in the log.  So does an error that nobody foresaw.
+A peer can cost time, never the daemon.  Whatever comes or does not come over a
+connection ends in an answer, in a loss that who asked is told, or in a dropped
+connection and a line in the log.  So does an error that nobody foresaw.
 
 Bytes are handed on as they came: whoever asked checks them against the CID.
 """

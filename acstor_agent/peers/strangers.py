@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Those who have connected and not shown yet who they are: few, for a moment.
 
-The one rule: strangers never keep out others.  Each address at which hosts of the v-node
-table stand has places of its own; all other addresses share theirs.  When there are too
-many, one goes: the oldest of that address, or of the address that has most of the shared
-places, so a crowd pushes itself out.
+Strangers never keep out others.  Each address at which hosts of the v-node table stand
+has places of its own; all other addresses share theirs.  When there are too many, one
+goes: the oldest of that address, or of the address that has most of the shared places,
+so a crowd pushes itself out.
 """
 
 import collections

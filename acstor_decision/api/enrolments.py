@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a host is: certificates for those who can prove it, and what operators say of it.
 
-The one rule: every request for a certificate is logged with the host, the user and
-the address that it came from, whatever became of it, and those that are refused are
-counted.
+Every request for a certificate is logged with the host, the user and the address
+that it came from, whatever became of it, and those that are refused are counted.
 """
 
 import http

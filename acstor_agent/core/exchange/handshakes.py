@@ -5,8 +5,8 @@ Who a connection is from is known only after its handshake; before it there is a
 address alone.  So each address at which hosts of the v-node table stand has an
 allowance of its own, which others cannot use up, and all other addresses share one.
 
-The one rule: the time that strangers can make this host spend on cryptography does
-not grow with their number.
+The time that strangers can make this host spend on cryptography does not grow
+with their number.
 """
 
 from collections.abc import Callable

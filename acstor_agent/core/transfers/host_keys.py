@@ -3,7 +3,7 @@
 
 A table has joined keys for a content instead of a list of hosts: a million holders fit into memory.
 
-The one rule: who is forgotten here is forgotten in every table at once; his key goes to nobody else
+Who is forgotten here is forgotten in every table at once; his key goes to nobody else
 before all others had their turn, and what names it even then costs a question.
 """
 

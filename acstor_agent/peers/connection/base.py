@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both ends of a connection between agents do: read, write, and end.
 
-The one rule: a connection may end at any moment, for any reason, and then
-everybody who waits on it hears of it at once; nothing else suffers.
+A connection may end at any moment, for any reason, and then everybody who waits
+on it hears of it at once; nothing else suffers.
 
 What is to be sent goes straight to the socket while that takes it, else to the
 outbox, which one task per connection empties.  What messages that came together bring

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes of attempts and reads: who is judged, and what goes on.
 
-The one rule: a peer is judged once for all that one event tells of it, and each content goes on for
+A peer is judged once for all that one event tells of it, and each content goes on for
 itself.
 """
 

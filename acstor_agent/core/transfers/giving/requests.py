@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers ask this host for: contents that are here, on their way, or to be read through.
 
-The one rule: a request is answered once, or cancelled, or its time ends; what it may wait for here
-follows from its mode (``acstor_common.peer_request``), and what one host makes this one hold and
-bring is bounded, also what it does not wait for any more.
+A request is answered once, or cancelled, or its time ends; what it may wait for here follows
+from its mode (``acstor_common.peer_request``), and what one host makes this one hold and bring
+is bounded, also what it does not wait for any more.
 """
 
 import collections

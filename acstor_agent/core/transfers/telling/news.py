@@ -8,7 +8,7 @@ told.  Of each content it is known who was *not* told, which is nobody mostly: s
 all neighbours, and a message is made once for all who get the same.  *Hints* go to hosts that have
 a copy too many of what this host is the home of: in no hurry, and never as an order.
 
-The one rule: what waits and what is remembered is bounded, and the oldest falls out.
+What waits and what is remembered is bounded, and the oldest falls out.
 """
 
 import collections
