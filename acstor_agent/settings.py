@@ -217,7 +217,7 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
         lost_after_s=own.lost_after_s,
         has_others=has_others,
         topology=topology(own),
-        may_race=Variant.NO_RACES not in own.variants,
+        may_hedge=Variant.NO_HEDGES not in own.variants,
         learns_ring=Variant.RING in own.variants,
     )
 

@@ -62,7 +62,7 @@ class HostKeys:
         return list(self._keys)
 
     def forget(self, host: ids.HostId) -> None:
-        """Forget what a host has: it is dead, in quarantine, or not to be asked any more."""
+        """Forget what a host has: it is dead, in backoff, or not to be asked any more."""
         key = self._keys.pop(host, None)
         if key is not None:
             del self._hosts[key]

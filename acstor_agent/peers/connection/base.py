@@ -46,7 +46,7 @@ class Limits:
 
     :param incoming: connections from other agents; an idle one makes room for a new one
     :param of_host: of them from one host, for each class
-    :param strangers: connections of those who have not said yet who they are
+    :param unauthenticated: connections of those who have not said yet who they are
     :param outgoing: connections to other agents; an idle one makes room for a new one
     :param requests: requests that are being answered, for all hosts; further ones wait in the
         sockets
@@ -63,7 +63,7 @@ class Limits:
 
     incoming: int = 8192
     of_host: int = 2
-    strangers: int = 64
+    unauthenticated: int = 64
     outgoing: int = 1024
     requests: int = 4096
     host_requests: int = 256
