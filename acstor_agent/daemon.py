@@ -374,7 +374,9 @@ class Agent:
             "disks": status.of_disks(self._disks, late),
             "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._peers),
-            "refused": status.of_refused(self._chunks, self._naming.others, self._peers.strangers),
+            "refused": status.of_refused(
+                self._chunks, self._naming.others, self._peers.unauthenticated
+            ),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "shares": status.of_shares(self._sharing, self._promises),

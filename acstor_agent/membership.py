@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """This host as a member of its cloud: who it can prove to be, the bus, the decision service.
 
-The one rule: without a bus, a decision service or an identity the host goes on alone.
+Without a bus, a decision service or an identity the host goes on alone.
 """
 
 import importlib

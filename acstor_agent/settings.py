@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options whose values have to be looked at before they are of use.
 
-The one rule: what is wrong is told with the option's name, before the agent serves anybody.
+What is wrong is told with the option's name, before the agent serves anybody.
 """
 
 import grp
@@ -217,7 +217,7 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
         lost_after_s=own.lost_after_s,
         has_others=has_others,
         topology=topology(own),
-        may_race=Variant.NO_RACES not in own.variants,
+        may_hedge=Variant.NO_HEDGES not in own.variants,
         learns_ring=Variant.RING in own.variants,
     )
 

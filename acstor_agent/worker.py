@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that does the work: opens the cache and the one nursery, and ends both.
 
-The one rule: what cannot be used is told as one error, whatever the nursery made of it.
+What cannot be used is told as one error, whatever the nursery made of it.
 """
 
 import functools

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent of this host has written down: v-node table, and chunk maps of its images.
 
-The one rule: the agent has checked them, with signatures and hashes, and nobody else can write
+The agent has checked them, with signatures and hashes, and nobody else can write
 there; here only what is needed of them is read.
 """
 

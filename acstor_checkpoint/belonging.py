@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts may speak to the vault of this one: those of the v-node table that are not revoked.
 
-The one rule: a certificate says who a host is, and the v-node table whether it is of this cloud.
+A certificate says who a host is, and the v-node table whether it is of this cloud.
 The last table that could be read stays in force.
 """
 

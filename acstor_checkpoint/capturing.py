@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts together from options what takes checkpoints of this host's servers, and runs it.
 
-The one rule: where nobody registers checkpoints none are taken.
+Where nobody registers checkpoints none are taken.
 """
 
 import contextlib

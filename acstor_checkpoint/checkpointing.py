@@ -12,7 +12,7 @@ What is done, in this order, so that whoever is killed loses the checkpoint at m
 A moment is not shown for long (patience.py).  When its time is over, what was read so far is what
 the next attempt is made from, as if it were a checkpoint; but it is none.
 
-The one rule: what is not registered is no checkpoint, and the next one is made as if it had
+What is not registered is no checkpoint, and the next one is made as if it had
 never been, but that chunks that holders have are not sent again.
 """
 

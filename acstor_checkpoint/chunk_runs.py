@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which chunks of a disk are to be read for a checkpoint, as runs of their numbers.
 
-The one rule: too many is slow, too few is wrong.  So a chunk is read if anything at all
-says that the last manifest may not have it as it is.
+Too many is slow, too few is wrong.  So a chunk is read if anything at all says
+that the last manifest may not have it as it is.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes checkpoints of this host's servers, one after the other, as long as the daemon runs.
 
-The one rule: whatever goes wrong with one server is said and tried again, and never keeps
+Whatever goes wrong with one server is said and tried again, and never keeps
 others from their turn.
 """
 

@@ -6,7 +6,7 @@ bitmap at the same instant.  The bitmap lies in QEMU and in the overlay.  What l
 the checkpoint is taken back at once, and told to it again when the next one needs it:
 with such notes libvirt neither migrates a domain nor lets Nova delete it.
 
-The one rule: whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
+Whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
 what is not called ``acstor-…`` is left alone.
 """
 

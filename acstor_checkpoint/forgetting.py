@@ -4,7 +4,7 @@
 An owner has its holders drop what it needs no more.  Who is gone does so no more, so each vault
 asks the decision service which of those for whom it keeps something are gone.
 
-The one rule: only a clear word of the service lets anything go, and never what an owner has
+Only a clear word of the service lets anything go, and never what an owner has
 spoken of since it was asked for: it may have come back.
 """
 

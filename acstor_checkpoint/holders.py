@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts keep the checkpoints of a disk.
 
-The one rule: a holder stays one while it lives.  A change of the v-node table moves no
-checkpoint; only a host that left the table, is drained, or is known to be unusable is replaced.
+A holder stays one while it lives.  A change of the v-node table moves no checkpoint; only a
+host that left the table, is drained, or is known to be unusable is replaced.
 
 No two copies are in one place, and none in that of the owner, as long as there are places: a
 rack fails as a whole.  A place is a whole location.  Among hosts that are as good, the ring

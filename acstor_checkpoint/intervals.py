@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Nova says of intervals that libvirt does not: the decision service tells it now and then.
 
-The one rule: while the service does not answer, what it said last goes on counting.
+While the service does not answer, what it said last goes on counting.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the vault of this host together from its options, and serves it.
 
-The one rule: without a place to listen there is no vault, and nothing of it is made.
+Without a place to listen there is no vault, and nothing of it is made.
 """
 
 import contextlib

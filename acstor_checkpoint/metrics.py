@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus endpoint: what the vault keeps, and how checkpoints of this host's servers go.
 
-The one rule: what is shown is read when it is asked for, and nothing waits for who asks.
+What is shown is read when it is asked for, and nothing waits for who asks.
 """
 
 from collections.abc import Callable

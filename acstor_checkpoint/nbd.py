@@ -8,7 +8,7 @@ pip could install beside acstor; ``qemu-img map`` shows a bitmap only through an
 that it calls experimental, and no command of QEMU's reads many ranges without starting once for
 each.
 
-The one rule: one request at a time, each answer checked for being its answer and no longer
+One request at a time, each answer checked for being its answer and no longer
 than what was asked for, and no wait without an end.
 """
 

@@ -6,7 +6,7 @@ disk's place.  So nobody who starts the server meanwhile finds its disk in use: 
 away then.  Only for the moment of the exchange the disk is locked, as QEMU locks it, so that no
 QEMU goes on with a file that is not the server's any more.
 
-The one rule: whatever was written to the disk since the copy began, the copy is not used.
+Whatever was written to the disk since the copy began, the copy is not used.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ was not read by then is read at the next moment: a part.  A guest that writes fa
 is read would have a part for ever and never a checkpoint.  When PARTS of them were of no use, its
 moment is shown until all is read, much longer; others have their turns meanwhile.
 
-The one rule: one server at a time has such a moment.
+One server at a time has such a moment.
 """
 
 import contextlib

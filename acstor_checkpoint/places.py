@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many connections a vault has at a time, from whom.
 
-The one rule: no address and no host takes what others need.  Who has not shown yet which host
-he is, a stranger, has places of his own, few for each address and for a short time.
+No address and no host takes what others need.  Who has not shown yet which host he
+is has places of his own, few for each address and for a short time.
 """
 
 import collections
@@ -14,8 +14,8 @@ from typing import Final
 from acstor_common import ids
 from acstor_common import vault_paths
 
-STRANGERS: Final = 64
-STRANGERS_OF_ADDRESS: Final = 8
+UNAUTHENTICATED: Final = 64
+UNAUTHENTICATED_OF_ADDRESS: Final = 8
 CONNECTIONS: Final = 256
 """Each is a thread, which holds a chunk at a time: 16 MiB for all, 1 GiB in chunks of 4 MiB."""
 
@@ -25,18 +25,18 @@ class Places:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._strangers = _Counted(STRANGERS, STRANGERS_OF_ADDRESS)
+        self._unauthenticated = _Counted(UNAUTHENTICATED, UNAUTHENTICATED_OF_ADDRESS)
         self._hosts = _Counted(CONNECTIONS, vault_paths.CONNECTIONS_OF_HOST)
 
-    def stranger(self, address: str) -> bool:
+    def unauthenticated(self, address: str) -> bool:
         """Take a place for somebody at an address; say whether there was one."""
         with self._lock:
-            return self._strangers.take(address)
+            return self._unauthenticated.take(address)
 
-    def stranger_left(self, address: str) -> None:
+    def unauthenticated_left(self, address: str) -> None:
         """Give the place back."""
         with self._lock:
-            self._strangers.give_back(address)
+            self._unauthenticated.give_back(address)
 
     @contextlib.contextmanager
     def host(self, host: ids.HostId) -> Iterator[bool]:

@@ -7,7 +7,7 @@ the server runs, by qemu-img while it is off.  The disk then lies on the mirror 
 so the server can move, and has checkpoints.  Disks of servers that are off have a thread of their
 own, one after the other: a large one keeps nobody that runs from his turn.
 
-The one rule: what a disk lies on, and a mark beside it until its file has all
+What a disk lies on, and a mark beside it until its file has all
 (:mod:`acstor_common.recovered_mark`), say how far it is.  So what is killed, or ended by Nova for a
 snapshot or a move, begins again.
 """

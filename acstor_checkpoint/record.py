@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the decision service is told of a checkpoint that all its holders keep.
 
-The one rule: whoever registers it returns only when it is registered.
+Whoever registers it returns only when it is registered.
 """
 
 from collections.abc import Callable

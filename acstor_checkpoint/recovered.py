@@ -3,7 +3,7 @@
 
 The disk of a server that was recovered lies on such a one, which lies on the image's mirror.
 
-The one rule: nothing is read through the agent's mount here, which may not answer.
+Nothing is read through the agent's mount here, which may not answer.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registers checkpoints at the decision service, and hears which are wanted now: over the bus.
 
-The one rule: only a clear yes of the service counts.  Whatever else comes, or does not come in
+Only a clear yes of the service counts.  Whatever else comes, or does not come in
 time, is an error, and the next checkpoint is taken as if this one had never been.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holders as the v-node table gives them.
 
-The one rule: a host that failed is left alone for a while, and then as good as any.
+A host that failed is left alone for a while, and then as good as any.
 """
 
 import time

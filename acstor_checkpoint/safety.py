@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes what was written to a file system safe, for all who wait at once.
 
-The one rule: who waits gets the end of a pass that began after he asked.  When one has failed, all
-later ones fail until the process is started anew: the kernel tells a fault of the disk once,
-and not whose bytes are lost.
+Who waits gets the end of a pass that began after he asked.  When one has failed, all later
+ones fail until the process is started anew: the kernel tells a fault of the disk once, and
+not whose bytes are lost.
 
 ``syncfs`` and not ``fsync``: of 128 files that were written together, each fsync is a commit of
 the file system's journal and a flush of the disk's cache; all together need one.  It writes what

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what the vault keeps, again and again, so that what a disk forgot is found in time.
 
-The one rule: it takes little of the disk, whatever the vault holds.  What it finds altered is
-removed by the vault; its owner, who asks what is missing before each checkpoint, sends it anew.
-So is what the disk cannot read any more.
+It takes little of the disk, whatever the vault holds.  What it finds altered is removed by the
+vault; its owner, who asks what is missing before each checkpoint, sends it anew.  So is what
+the disk cannot read any more.
 """
 
 import errno

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt's XML says of the servers that Nova has on this host.
 
-The one rule: only what Nova made is a server, and only its root disk is taken, if that lies on a
-mirror.  Ephemeral and swap disks, config drives and volumes have no checkpoints; nor has the disk
-that a server is rescued with: it is an overlay of an image as well, and would stand for the
-server's own, which is its second disk for that time.
+Only what Nova made is a server, and only its root disk is taken, if that lies on a mirror.
+Ephemeral and swap disks, config drives and volumes have no checkpoints; nor has the disk that a
+server is rescued with: it is an overlay of an image as well, and would stand for the server's
+own, which is its second disk for that time.
 """
 
 import os

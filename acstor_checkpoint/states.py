@@ -4,7 +4,7 @@
 ``<folder>/<instance>/state.json`` and, beside it, the sealed manifests that stay, each by its
 name.  The last one is what the next one is made from.
 
-The one rule: a file says what has happened, never what is to happen, but for what was begun:
+A file says what has happened, never what is to happen, but for what was begun:
 that is written down before it is begun, so that who comes after a kill can end it.
 """
 

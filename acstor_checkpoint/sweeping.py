@@ -5,7 +5,7 @@ Checkpoints are deleted, and servers leave, so what registers nothing more would
 One holder is asked at a time, between checkpoints: those that its disks have, and when the daemon
 starts and each hour all hosts, for others may have what this host knows nothing of any more.
 
-The one rule: the decision service alone says which checkpoints there are, and what it does not
+The decision service alone says which checkpoints there are, and what it does not
 say clearly is no reason to drop anything.
 """
 

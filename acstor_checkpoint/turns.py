@@ -5,7 +5,7 @@ A daemon that was killed, or gave up waiting, may have asked for something to be
 one finds chunks here, does not send them again, and registers a checkpoint that names
 them.  So what was asked before ends when the next connection speaks of the disk.
 
-The one rule: who has begun can be sure that nothing goes any more that was asked for before.
+Who has begun can be sure that nothing goes any more that was asked for before.
 """
 
 import contextlib

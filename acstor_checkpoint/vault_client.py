@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this host asks the vault of another one.
 
-The one rule: it is that host, or nothing is sent: its certificate must have its name.
+It is that host, or nothing is sent: its certificate must have its name.
 
 A connection is kept between requests.  One that has ended meanwhile is replaced and the
 request sent again, once, for each request may be done twice.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a vault: where they lie, what is written in them, which are there.
 
-The one rule: what has no name that a vault gives is left alone, but for what a killed process has
+What has no name that a vault gives is left alone, but for what a killed process has
 not finished.
 """
 

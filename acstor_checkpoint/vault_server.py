@@ -33,7 +33,7 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 10.0
-"""Of a host whose processor is busy; a stranger holds one of few places for so long."""
+"""Of a host whose processor is busy; who is unauthenticated holds one of few places for so long."""
 IDLE_S: Final = 120.0
 """A daemon comes back for the next disk within less, or connects anew."""
 LINGER_S: Final = 2.0
@@ -106,32 +106,32 @@ class VaultServer:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _take(self, sock: socket.socket, ip: str) -> None:
-        if not self._places.stranger(ip):
+        if not self._places.unauthenticated(ip):
             sock.close()
             return
         try:
             threading.Thread(target=self._meet, args=(sock, ip), daemon=True).start()
         except RuntimeError as e:  # no more threads
             LOG.warning("a connection of %s cannot be served: %s", ip, e)
-            self._places.stranger_left(ip)
+            self._places.unauthenticated_left(ip)
             sock.close()
 
     def _meet(self, sock: socket.socket, ip: str) -> None:
         """Find out who it is, and answer him."""
-        is_stranger = True
+        is_unauthenticated = True
         try:
             with self._shaken(sock) as tls, self._closable(tls):
                 certificate = self._known(tls)
-                self._places.stranger_left(ip)
-                is_stranger = False
+                self._places.unauthenticated_left(ip)
+                is_unauthenticated = False
                 with self._places.host(certificate.host) as has_place:
                     if has_place:
                         self._converse(tls, certificate)
         except (OSError, ValueError, errors.NotAuthentic, channel_.Broken) as e:
             LOG.info("connection of %s: %s", ip, e)
         finally:
-            if is_stranger:
-                self._places.stranger_left(ip)
+            if is_unauthenticated:
+                self._places.unauthenticated_left(ip)
             sock.close()
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frames of a boot image: checked, decompressed, and cut into the chunks that they hold.
 
-The one rule: a frame's bytes are its own by the CID in the table before they are decompressed, and
+A frame's bytes are its own by the CID in the table before they are decompressed, and
 its chunks are the image's by their CIDs in the chunk map.
 """
 

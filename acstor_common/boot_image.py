@@ -2,10 +2,9 @@
 """The boot image: the chunks that an image reads while it boots, contiguous in that order.
 
 It is a header, a table, and frames (S2: Nguyen 2019, "YOLO", section IV); the bytes
-are described in ``doc/source/format/boot_image.rst``.  The one rule: nothing of it is
-believed.  The table proves itself by its checksum, a frame by its CID in the table
-before it is decompressed, and its chunks, by the caller, by their CIDs in the chunk
-map.
+are described in ``doc/source/format/boot_image.rst``.  Nothing of it is believed.
+The table proves itself by its checksum, a frame by its CID in the table before it
+is decompressed, and its chunks, by the caller, by their CIDs in the chunk map.
 
 A reader needs the head (header and table, some KiB) first and then any frame in
 any order, so the bytes may come from a file, a source or the exchange.  Needs the

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws where the time of a boot went, for people.
 
-The one rule: the parts of the time add up to all of it, from the beginning to the last read.  What
+The parts of the time add up to all of it, from the beginning to the last read.  What
 the guest did when nothing of its image was under way is its own, whatever that was.
 """
 

@@ -5,7 +5,7 @@ A boot begins when a process opens an image, or with what was done for it just b
 over when nothing of the image was read for a while.  Moments are seconds from the beginning, by a
 clock that is never set; one moment, the beginning, is known by the wall clock as well.
 
-The one rule: a timeline has no byte of an image and a bounded size, whatever a guest reads.  Names
+A timeline has no byte of an image and a bounded size, whatever a guest reads.  Names
 of fields are never changed; a new field has a default.
 """
 

@@ -5,7 +5,7 @@ They are a header, a table of changes in the order of the disk, the bytes of tho
 and a trailer; the bytes are described in ``doc/source/format/changes.rst``.  What no change covers
 is the base's, and behind the base's end it is zeros.
 
-The one rule: all is checked before it is used, but for the bytes themselves.  Those are
+All is checked before it is used, but for the bytes themselves.  Those are
 proven by the trailer, which comes last: what is made of changes counts only after
 :meth:`Reader.end`, so a stream that was cut or altered never becomes a disk.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often checkpoints are taken, as flavors, host aggregates and servers of Nova's say it.
 
-The one rule: words that are no number say nothing, so that what counted before goes on counting.
+Words that are no number say nothing, so that what counted before goes on counting.
 """
 
 from typing import Final

@@ -7,8 +7,8 @@ every byte.  It is sealed (:mod:`acstor_common.checkpoint_sealing`) wherever it 
 memory of a host that has the disk's key, so nobody else can have written what is opened;
 bounds are checked nevertheless, since the host that wrote it may not be what it was.
 
-The one rule: it is never unpacked.  One of MAX_ENTRIES entries is 80 MiB long, and who
-goes through them takes them one by one.
+It is never unpacked.  One of MAX_ENTRIES entries is 80 MiB long, and who goes
+through them takes them one by one.
 """
 
 import bisect

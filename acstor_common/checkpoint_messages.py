@@ -15,7 +15,7 @@ is gone that it keeps checkpoints for a host calls ``OWNERS`` with an :class:`Ow
 sealed for the purpose ``checkpoint wanted``.  The answer is a :class:`Heard`, sealed by the host
 for the purpose ``checkpoint heard``.
 
-The one rule: nothing is used before its signature was checked, and a copy of an old message
+Nothing is used before its signature was checked, and a copy of an old message
 means nothing: it says when it was sent, and by or to which host.
 """
 

@@ -3,7 +3,7 @@
 
 A map is a header, one CID a chunk, the image's layout unless it is raw (layout.py),
 and a trailer that hashes all of it; the bytes are described in
-``doc/source/format/chunk_map.rst``.  The one rule: a map is believed only after
+``doc/source/format/chunk_map.rst``.  A map is believed only after
 :meth:`ChunkMap.parse` has checked it, and it is never unpacked: a map of 1 TiB is
 512 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
 CID or an extent is cut out when it is asked for.  map_builder.py writes maps.

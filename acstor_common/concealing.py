@@ -5,7 +5,7 @@ X25519 with a key that the sender makes for one message, BLAKE3 to derive a key 
 AES-256-GCM.  The service's key follows from the one that it signs with, so that there is none
 more to keep and to renew, and the derived one gives nothing of that away.
 
-The one rule: who sends has seen the service's signature under the public key, else he would
+Who sends has seen the service's signature under the public key, else he would
 conceal it from anybody but who gave him another one.
 """
 

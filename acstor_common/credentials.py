@@ -4,9 +4,9 @@
 The files (``identity_files``) may be replaced at any time; they are looked at every few
 seconds, and what cannot be used leaves in force what was there.
 
-The one rule: whether a certificate may be taken is said here and nowhere else, with
-times: OpenSSL checks the chain and that the key is there, but not the time, since
-hosts go on for a while with certificates that nobody could renew.
+Whether a certificate may be taken is said here and nowhere else, with times:
+OpenSSL checks the chain and that the key is there, but not the time, since hosts
+go on for a while with certificates that nobody could renew.
 """
 
 import contextlib

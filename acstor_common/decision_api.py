@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents and the decision service say to each other over the message bus.
 
-The one rule: nothing that came over the bus is used before :func:`decode` has
-looked at it.  Topics, methods and field names are never changed and never used
-for something else; a new field has a default.
+Nothing that came over the bus is used before :func:`decode` has looked at it.
+Topics, methods and field names are never changed and never used for something
+else; a new field has a default.
 
 Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The
 service casts a new v-node table to all agents (fanout of ``AGENT_TOPIC``), and to

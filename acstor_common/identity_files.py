@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that prove who this host is, and those of whom it believes.
 
-The one rule: they are one set.  Who reads them gets the certificate with its own
-key and the authorities of the same day, also while a new set takes their place: the
-folder's name is a link to the set in use, and the link is replaced, never a file.
-Operators may put a plain folder there instead, or name one elsewhere.
+They are one set.  Who reads them gets the certificate with its own key and the
+authorities of the same day, also while a new set takes their place: the folder's
+name is a link to the set in use, and the link is replaced, never a file.  Operators
+may put a plain folder there instead, or name one elsewhere.
 
 A set is looked for again when somebody asks and some seconds have passed.
 """

@@ -3,8 +3,8 @@
 
 A record is an image as Glance's API v2 gives it: a mapping with the base
 properties (``id``, ``status``, ``disk_format``...) and the additional ones side by
-side.  The one rule: nothing in a record is believed to have the right type, for
-additional properties are text that a tenant wrote.
+side.  Nothing in a record is believed to have the right type, for additional
+properties are text that a tenant wrote.
 """
 
 import re

@@ -6,9 +6,9 @@ is no table (identity).  Of a qcow2 image a table of extents says for each run o
 where it lies, and whether it is compressed; what no extent covers is zeros.  The table is part of
 the chunk map (``doc/source/format/chunk_map.rst``), and is read where it lies.
 
-The one rule: an extent is only a hint.  What is read by it counts when it hashes to the CID in
-the map, so a table that is wrong costs time and gives nothing wrong; but no extent leads out of
-the stored file or the image, or to more bytes than the limits here.
+An extent is only a hint.  What is read by it counts when it hashes to the CID in the map, so a
+table that is wrong costs time and gives nothing wrong; but no extent leads out of the stored
+file or the image, or to more bytes than the limits here.
 
 Extents never cross the border of a page of PAGE_CHUNKS chunks.  An index says with which entry
 each page begins, so a host that has not got the map finds a page's extents with two reads.

@@ -5,7 +5,7 @@ Nova names the first image of a line of snapshots (:data:`scope.BASE_IMAGE`), an
 property of an image to the snapshots of its servers.  So the host that sends changes names the
 image that the disk lies on, and the snapshot that this is true of.
 
-The one rule: a tenant may write either, so it is a hint.  Who uses it asks first whether the owner
+A tenant may write either, so it is a hint.  Who uses it asks first whether the owner
 of the image may read the other one (:func:`scope.may_see`).
 """
 

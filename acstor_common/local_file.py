@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of this host, read by ranges; and what a qcow2 file of this host lies on.
 
-The one rule: all that was asked for, or an error.
+All that was asked for, or an error.
 """
 
 import os

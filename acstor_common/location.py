@@ -6,8 +6,8 @@ A location is a path from the widest place to the narrowest, such as
 of two hosts is the number of levels up to their common ancestor: 0 within one
 rack, 1 between racks of one pod, 2 between pods of one site, 3 between sites.
 
-The one rule: all locations of a table have the same number of levels.  Then
-"nearer than a threshold" divides the hosts into groups that do not overlap.
+All locations of a table have the same number of levels.  Then "nearer than a
+threshold" divides the hosts into groups that do not overlap.
 """
 
 import re

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A line of the log that tells what is wrong, once until that changes.
 
-The one rule: what is tried again and again does not fill the log while it fails for one reason.
+What is tried again and again does not fill the log while it fails for one reason.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the rooms' doors to the message bus share: how one is opened, and how it begins to hear.
 
-The one rule: a broker that is away, or a message that makes no sense, ends nothing.
+A broker that is away, or a message that makes no sense, ends nothing.
 """
 
 import functools

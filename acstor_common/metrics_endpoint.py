@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus endpoint of every service: one registry at one address, in threads of its own.
 
-The one rule: who scrapes costs a thread for a while and no more.  CONNECTIONS are answered at a
+Who scrapes costs a thread for a while and no more.  CONNECTIONS are answered at a
 time, one more is closed, and one on which nothing comes for TIMEOUT_S, too.
 """
 

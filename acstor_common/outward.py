@@ -6,9 +6,9 @@ else: only a share of their v-nodes counts on the rings of wider places.  Within
 place all of them count.  And the homes of a place may ask another wider home before
 they read the source than the rest of the table does, or none.
 
-The one rule: which v-nodes count follows from the v-nodes' names and the share
-alone, and a smaller share is a part of a larger one; so all hosts find the same
-homes, and a share that changes moves no more than the difference.
+Which v-nodes count follows from the v-nodes' names and the share alone, and a
+smaller share is a part of a larger one; so all hosts find the same homes, and a
+share that changes moves no more than the difference.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long somebody who works by a rate has to wait before going on.
 
-The one rule: over any time that is longer than a moment, no more than the rate.
+Over any time that is longer than a moment, no more than the rate.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@
 A host on which instances use an image asks the others to keep their shares of it (Keep), for a
 while; each of them says how far its share is (Kept).
 
-The one rule: that of ``peer_messages``; a fault is a ValueError or struct.error here.
+A fault is a ValueError or struct.error here.
 """
 
 import enum

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents can say to each other, and how each message's body is written in bytes.
 
-The one rule: nobody gets a message out of range.  What is sent is checked as
-strictly as what was received, by the same functions; a fault is a ValueError
-(or struct.error) here, and ``peer_wire``, which frames the bodies and cuts the
-stream, says whose fault it is.  Every byte is described in
-doc/source/format/peer_wire.rst.
+Nobody gets a message out of range.  What is sent is checked as strictly as what
+was received, by the same functions; a fault is a ValueError (or struct.error)
+here, and ``peer_wire``, which frames the bodies and cuts the stream, says whose
+fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
 """
 
 import enum
@@ -102,7 +101,7 @@ class Gone(NamedTuple):
     prefixes: tuple[int, ...]
 
 
-class LetGo(NamedTuple):
+class EvictionHint(NamedTuple):
     """A home tells a holder of chunks that many others hold: let these make room first.
 
     :param prefixes: as in Advertise
@@ -111,7 +110,7 @@ class LetGo(NamedTuple):
     prefixes: tuple[int, ...]
 
 
-Prefixes = Advertise | Gone | LetGo
+Prefixes = Advertise | Gone | EvictionHint
 News = Prefixes | Keep | Kept
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
 Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
@@ -130,7 +129,7 @@ class Type(enum.IntEnum):
     ADVERTISE = 8
     REFER = 9
     GONE = 10
-    LET_GO = 11
+    EVICTION_HINT = 11
     KEEP = 12
     KEPT = 13
     HURRY = 14
@@ -274,7 +273,7 @@ KINDS: dict[type[Message], Kind] = {
     Advertise: _news(Type.ADVERTISE, Advertise),
     Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
     Gone: _news(Type.GONE, Gone),
-    LetGo: _news(Type.LET_GO, LetGo),
+    EvictionHint: _news(Type.EVICTION_HINT, EvictionHint),
     Keep: Kind(
         Type.KEEP,
         peer_keeping.MIN_KEEP_BYTES,

@@ -5,7 +5,7 @@ A Get names up to MAX_BATCH chunks of one image; each of them has a number of it
 answered for itself (with its bytes, a refusal or a referral), as soon as that can be done and in
 any order, and can be cancelled for itself.
 
-The one rule: that of ``peer_messages``; a fault is a ValueError or struct.error here.
+A fault is a ValueError or struct.error here.
 """
 
 import enum
@@ -67,7 +67,7 @@ class Mode(enum.IntEnum):
     Three questions: give what you hold (HELD), read it through as its home (HOME), read it for me
     who asks as a home (RELAYED).  ``ONLY`` ones are not to be answered with a referral.
 
-    The one rule: who is asked in one mode waits only for what is lower in this list, so no two
+    Who is asked in one mode waits only for what is lower in this list, so no two
     hosts can wait for each other, whatever v-node tables they have:
 
     1. HELD waits for anything under way there, for a bounded time;

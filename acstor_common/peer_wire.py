@@ -29,13 +29,13 @@ from acstor_common import peer_seal
 from acstor_common.peer_messages import Advertise as Advertise
 from acstor_common.peer_messages import Cancel as Cancel
 from acstor_common.peer_messages import Chunk as Chunk
+from acstor_common.peer_messages import EvictionHint as EvictionHint
 from acstor_common.peer_messages import Get as Get
 from acstor_common.peer_messages import Gone as Gone
 from acstor_common.peer_messages import Hello as Hello
 from acstor_common.peer_messages import Hurry as Hurry
 from acstor_common.peer_messages import Keep as Keep
 from acstor_common.peer_messages import Kept as Kept
-from acstor_common.peer_messages import LetGo as LetGo
 from acstor_common.peer_messages import Ping as Ping
 from acstor_common.peer_messages import Pong as Pong
 from acstor_common.peer_messages import Refer as Refer
@@ -69,7 +69,9 @@ Type = peer_messages.Type
 batches = peer_request.batches
 proof_of = peer_request.proof_of
 
-BULK_ONLY = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO, Type.KEEP, Type.KEPT, Type.HURRY})
+BULK_ONLY = frozenset(
+    {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.HURRY}
+)
 FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
 """What the side that opened the connection may send."""
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})

@@ -8,7 +8,7 @@ A file has a header, the refcount table and its blocks, the L1 table, L2 tables 
 anything, and the data: clusters as they are, and compressed ones, which are carried as they were
 stored elsewhere, one right behind the other.
 
-The one rule: the file is what QEMU would have written, version 3 with refcounts that are right, so
+The file is what QEMU would have written, version 3 with refcounts that are right, so
 ``qemu-img check`` finds no error and no leak.  What is kept is the L1 table, 1 MiB for a
 disk of 64 TiB with clusters of 64 KiB, and never more than 32 MiB.
 """

@@ -6,7 +6,7 @@ that lead to such clusters later, at the latest when the guest flushes.  Who kil
 leaves a disk that lies on the image's mirror and has not all that the checkpoint had.  So the mark
 is there before QEMU begins to copy, and goes when the file has all of it.
 
-The one rule: as long as it is there the checkpoint's disk stays, the server starts on that, and
+As long as it is there the checkpoint's disk stays, the server starts on that, and
 no checkpoint is made of what the tables say.  It goes with the server's folder.
 """
 

@@ -7,11 +7,11 @@ in cloud services: deduplication in cloud storage").  So the chunks of images th
 everybody may read are named with a key of their project, as in convergent encryption
 with a salt for each tenant (Storer et al. 2008, "Secure data deduplication").
 
-The one rule: a chunk has a name that others know only if they may read that very
-chunk.  Those are the chunks of images that everybody may read, and those that an
-image has, at the same place, from an image that its owner may read.  At the same place:
-otherwise whoever offers an image to boot from could fill it with guesses and
-recognise them in the snapshots of others, wherever the guest has put them.
+A chunk has a name that others know only if they may read that very chunk.  Those are
+the chunks of images that everybody may read, and those that an image has, at the same
+place, from an image that its owner may read.  At the same place: otherwise whoever
+offers an image to boot from could fill it with guesses and recognise them in the
+snapshots of others, wherever the guest has put them.
 """
 
 import enum

@@ -2,9 +2,9 @@
 """Options in configuration files that nobody reads, and what was probably meant.
 
 oslo.config ignores what it does not know, so a typing error, or an option that stands
-in another section than its own, silently leaves the default in force.  The one rule: a
-section is judged only by who knows all of its options; those of others, in a file that
-is shared, are left to them.
+in another section than its own, silently leaves the default in force.  A section is
+judged only by who knows all of its options; those of others, in a file that is shared,
+are left to them.
 """
 
 import difflib

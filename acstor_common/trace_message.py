@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boot trace of one real boot, on its way from an agent to those who prepare images.
 
-The one rule: only numbers of chunks travel, no byte of anybody's image, and none is
-used before its host's signature was checked, and :class:`BootTrace` has looked at it.
-Names here are never changed; a new field has a default.
+Only numbers of chunks travel, no byte of anybody's image, and none is used before
+its host's signature was checked, and :class:`BootTrace` has looked at it.  Names here
+are never changed; a new field has a default.
 """
 
 from typing import Annotated

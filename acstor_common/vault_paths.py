@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a host that reads what vaults keep asks for it; acstor_checkpoint has all that vaults answer.
 
-The one rule: these strings are what hosts of other versions say, too, and are never changed.
+These strings are what hosts of other versions say, too, and are never changed.
 """
 
 from typing import Final

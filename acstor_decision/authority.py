@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cloud's certificate authority, and the keys that sign v-node tables and tasks.
 
-The one rule: hosts know a new key before anything is signed with it, and know the
-former one until nothing is left that it signed.  So a renewal needs no handwork on
-any host; only a key that was stolen is taken out of use at once.
+Hosts know a new key before anything is signed with it, and know the former one
+until nothing is left that it signed.  So a renewal needs no handwork on any host;
+only a key that was stolen is taken out of use at once.
 
 All of it lies in the database, so all instances of the service have the same, and
 whoever reads the database can speak in the service's name.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the database knows of a host's enrolment, and what changes in it.
 
-The one rule: nothing here decides who gets a certificate, :mod:`core.enrolment` does; a
-name that goes to somebody else never brings back a certificate of who had it before.
+Nothing here decides who gets a certificate, :mod:`core.enrolment` does; a name that
+goes to somebody else never brings back a certificate of who had it before.
 """
 
 from acstor_common import certificates

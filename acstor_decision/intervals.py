@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often checkpoints of a host's servers are wanted, as Nova knows it: aggregates, metadata.
 
-The one rule: who owns a server may ask for no more than the operator offers.  Metadata is the
-tenant's, so it counts only where the operator has said how short an interval may be, and a
-shorter one is that.  What aggregates and flavors say is the operator's own.
+Who owns a server may ask for no more than the operator offers.  Metadata is the tenant's,
+so it counts only where the operator has said how short an interval may be, and a shorter
+one is that.  What aggregates and flavors say is the operator's own.
 
 Hosts that ask while Nova does not answer, or too often, are told to ask again; none waits for
 what another one asked.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the instances leads: the one that holds tooz' lock.
 
-The one rule: who is not sure does not lead.  Two may think so for a moment (a
-lock service that restarts forgets who held it); the database gives each epoch
-once, and who comes second steps down.
+Who is not sure does not lead.  Two may think so for a moment (a lock service
+that restarts forgets who held it); the database gives each epoch once, and who
+comes second steps down.
 """
 
 import logging

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus endpoint of the decision service: what an instance knew after its last round.
 
-The one rule: a picture is made by the thread that makes rounds, and never changed
-afterwards; the endpoint's thread only reads it.
+A picture is made by the thread that makes rounds, and never changed afterwards;
+the endpoint's thread only reads it.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service's door to the message bus: samples come in, v-node tables go out.
 
-The one rule: a broker that is gone never ends the service.  Samples are handed
-over in threads of oslo.messaging; what is sent waits for the broker a few seconds
-at most, since agents that missed a table show it by their next sample.
+A broker that is gone never ends the service.  Samples are handed over in threads
+of oslo.messaging; what is sent waits for the broker a few seconds at most, since
+agents that missed a table show it by their next sample.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom the decision service believes, and what it signs with, as it was at one time.
 
-The one rule: a certificate of the right authority is not enough.  Its host has to have
+A certificate of the right authority is not enough.  Its host has to have
 enrolled here, with this key, and not to have been revoked since.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the decision service, again and again, whom to believe; or reads it from files.
 
-The one rule: nobody waits for this.  What was known last counts while the service is
-away, and what nobody has said yet is believed of nobody.
+Nobody waits for this.  What was known last counts while the service is away, and
+what nobody has said yet is believed of nobody.
 """
 
 import logging

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of an image: what it says it was made from, if its owner may read that.
 
-The one rule: what an image says is a hint that its owner may have written, so nothing of another
-image is looked at, and nothing of it is told, before Glance has said that he may read it.
+What an image says is a hint that its owner may have written, so nothing of another image
+is looked at, and nothing of it is told, before Glance has said that he may read it.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ Hosts are told by the decision service; which of them take a boot image is their
 their option ``boot_images_ahead``.  What they are told of an image is what only Glance knows:
 whether it is public, and which images of its family came before it.
 
-The one rule: this is a help to those who boot.  Where there is no decision service nobody is told,
+This is a help to those who boot.  Where there is no decision service nobody is told,
 and no tenant has hosts take what none of them has use for.
 """
 

@@ -7,9 +7,9 @@ temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
 resource limits and by a :mod:`sandbox`; it dies with this process.  Its disk, its
 socket and its log have no names, so a builder that is killed leaves nothing behind.
 
-The one rule: the guest decides nothing but which chunks are in the trace.  Whether
-it hangs, floods its console, ends QEMU or never stops reading, the builder is done
-at its limit, and every chunk is checked against the chunk map before it is kept.
+The guest decides nothing but which chunks are in the trace.  Whether it hangs,
+floods its console, ends QEMU or never stops reading, the builder is done at its
+limit, and every chunk is checked against the chunk map before it is kept.
 
 A boot is over when the marker was seen on the console and a little later, or when
 nothing new was read for a while, or at a limit.  Where the firmware says that there is

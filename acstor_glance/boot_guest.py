@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The throw-away guest that boots an image for the builder: QEMU, and what holds it.
 
-The one rule: nothing that the guest or QEMU touches has a name in the file system;
-its disk, its socket and its log are open files, and it dies with this process.
+Nothing that the guest or QEMU touches has a name in the file system; its disk,
+its socket and its log are open files, and it dies with this process.
 """
 
 import contextlib

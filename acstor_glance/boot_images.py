@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes boot images of images in Glance: by the builder, or of the boots that agents recorded.
 
-The one rule: a boot image is a help and never a condition.  An image that cannot be
-booted, a host without QEMU, traces that fit nothing: all of it is said in the log,
-and the image stays as ready as it was.
+A boot image is a help and never a condition.  An image that cannot be booted, a
+host without QEMU, traces that fit nothing: all of it is said in the log, and the
+image stays as ready as it was.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has boot images made: of images that were just prepared, and of boots that agents recorded.
 
-The one rule: a sender of traces costs a look at its message and no more.  What
-follows is done by one thread of ours, an image at a time; images that wait are
-each in the queue once, and those that hosts boot come before the others.
+A sender of traces costs a look at its message and no more.  What follows is done
+by one thread of ours, an image at a time; images that wait are each in the queue
+once, and those that hosts boot come before the others.
 
 Nothing that matters is in the queue: what a killed listener had there the next
 one finds by its traces and by its first reconcile.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bus's server: what agents and the decision service may tell those who prepare images.
 
-The one rule: a message that makes no sense costs a look and a line in the log.
+A message that makes no sense costs a look and a line in the log.
 """
 
 import logging

@@ -2,7 +2,7 @@
 """Counts the images of the whole cloud by why acstor does not serve them.
 
 The words are those of Nova's fallbacks (:class:`control_wire.Fallback`) where both know the reason.
-The one rule: it changes nothing, and holds counts and some examples, however many images there are.
+It changes nothing, and holds counts and some examples, however many images there are.
 """
 
 import dataclasses

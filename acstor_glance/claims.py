@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims: of all plugins and listeners one works on a thing of an image at a time.
 
-The one rule: a claim saves work and guards nothing.  Who gets one reads the image
-again before he begins; and two who work on one image all the same (a coordination
-service that is away, listeners without a common one) leave one artefact in force.
+A claim saves work and guards nothing.  Who gets one reads the image again before
+he begins; and two who work on one image all the same (a coordination service that
+is away, listeners without a common one) leave one artefact in force.
 """
 
 import contextlib

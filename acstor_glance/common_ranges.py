@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image has in common with its base, and where that lies in the files of both.
 
-The one rule: it is told by names of chunks and by layouts, which are hints here.  Who makes
+It is told by names of chunks and by layouts, which are hints here.  Who makes
 anything of it compares the bytes.  No I/O.
 """
 

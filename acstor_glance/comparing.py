@@ -4,7 +4,7 @@
 Every image is a whole one: who made it of a base and of changes made all its bytes.  What that
 costs is room in the store, and of a file store the file system gives it back, where it can.
 
-The one rule: all of this is told to operators and saves room, and no image waits for it, is less
+All of this is told to operators and saves room, and no image waits for it, is less
 ready for it, or has other bytes after it.
 """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts an image of another format to a qcow2 file, for agents to read instead of it.
 
-The image is hostile.  oslo.utils inspects all of it first and must find the format that Glance
-says and nothing unsafe, as in Glance and Nova.  qemu-img then runs in a :mod:`sandbox`, where there
-are two files, the image and what it becomes, with bounds on its memory, its time and its output.
-The one rule: time and output grow with what was uploaded, not with what that says of itself: a few
-KiB that claim a disk of terabytes cost what a few KiB cost.
+The image is hostile.  oslo.utils inspects all of it first and must find the format that Glance says
+and nothing unsafe, as in Glance and Nova.  qemu-img then runs in a :mod:`sandbox`, where there are
+two files, the image and what it becomes, with bounds on its memory, its time and its output.  Time
+and output grow with what was uploaded, not with what that says of itself: a few KiB that claim a
+disk of terabytes cost what a few KiB cost.
 
 What is wrong with the image itself is :class:`errors.NotRaw` and is not tried again.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the decision service's REST API, as acstor's service user.
 
-The one rule: an answer is believed as far as its form goes, and no longer than asked for.
+An answer is believed as far as its form goes, and no longer than asked for.
 """
 
 import functools

@@ -3,9 +3,9 @@
 
 Glance knows no families.  An image came before another one if the same project owns both, it is
 older, and the two have the same name, or the same distribution, version and way to boot, or the
-younger one is a snapshot of it (FAMILY, NAME and BASE are what says so).  The one rule: of a
-predecessor only numbers of chunks are used, and of those only the ones whose contents the younger
-image has as well.
+younger one is a snapshot of it (FAMILY, NAME and BASE are what says so).  Of a predecessor only
+numbers of chunks are used, and of those only the ones whose contents the younger image has as
+well.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says whether this cloud keeps images that hosts need from being deleted, and where it does not.
 
-The one rule: it changes nothing, and what it cannot see it does not call well.
+It changes nothing, and what it cannot see it does not call well.
 """
 
 from collections.abc import Iterator

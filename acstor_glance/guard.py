@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protects images in Glance from being deleted while hosts need them (:mod:`protection`).
 
-The one rule: nobody waits for this, and nothing that fails ends it.  A pass asks the decision
-service which images are needed, looks at those in Glance whose standing is not known, and changes
-what is to be changed, a bounded number at a time.  Of several listeners one makes a pass at a
-time; two that do so all the same (their coordination service is away) do the same things.
+Nobody waits for this, and nothing that fails ends it.  A pass asks the decision service which
+images are needed, looks at those in Glance whose standing is not known, and changes what is to be
+changed, a bounded number at a time.  Of several listeners one makes a pass at a time; two that do
+so all the same (their coordination service is away) do the same things.
 """
 
 import collections

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest reads of an image's file, whatever the file is, by the image's chunk map.
 
-The one rule: nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
+Nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
 """
 
 import collections

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of an image that is being hashed.
 
-The one rule: it is only read, and whoever changes it meanwhile is noticed.
+It is only read, and whoever changes it meanwhile is noticed.
 """
 
 import contextlib

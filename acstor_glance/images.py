@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place of this room that talks to Glance, as acstor's service user.
 
-The one rule: nothing of keystoneauth or glanceclient leaves this file; their
-errors become those of the family (:func:`translated`), and images are plain
-records (:mod:`acstor_common.image_record`).
+Nothing of keystoneauth or glanceclient leaves this file; their errors become
+those of the family (:func:`translated`), and images are plain records
+(:mod:`acstor_common.image_record`).
 
 Calls block and may come from several threads.
 """

@@ -2,8 +2,8 @@
 """``acstor_prehash``: a plugin of Glance's image import that makes the chunk map on the way.
 
 It runs in Glance's own process, after the bytes are staged and before they go to a
-store.  The one rule: it never raises, for an image whose import plugin failed stays
-in ``importing`` for ever; whatever goes wrong is logged, and the listener does the
+store.  It never raises, for an image whose import plugin failed stays in
+``importing`` for ever; whatever goes wrong is logged, and the listener does the
 work later.
 
 An import waits while the staged file is read once, and for nothing else.  Glance

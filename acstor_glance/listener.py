@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listener service: messages and reconciles fill a queue, workers empty it.
 
-The one rule: nothing that fails ends the service.  The broker may be away
-(reconciles go on), Glance may be away (everything is looked at again soon), and a
-worker's surprise is logged with its image.
+Nothing that fails ends the service.  The broker may be away (reconciles go on),
+Glance may be away (everything is looked at again soon), and a worker's surprise
+is logged with its image.
 
 Nothing that matters is kept here: a listener that is killed loses its place in the
 queue, and the next one's first reconcile finds every image that still needs work.

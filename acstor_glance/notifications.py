@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Glance's notifications, as ids of images that somebody should look at.
 
-The one rule: a message says only *that* something happened to an image.  What is
-to be done is read from Glance itself, so false, late and doubled messages cost a
-look each and no more.
+A message says only *that* something happened to an image.  What is to be done is
+read from Glance itself, so false, late and doubled messages cost a look each and
+no more.
 
 oslo.messaging works only with the process's global configuration object.
 """

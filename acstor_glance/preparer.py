@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does with one image what its plan says: hash, publish, refuse, write down a failure.
 
-The one rule: whatever happens to an image is written on the image, so that every
-listener knows and an operator can read it; only when Glance itself is away does
-nothing change.
+Whatever happens to an image is written on the image, so that every listener
+knows and an operator can read it; only when Glance itself is away does nothing
+change.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom the listener believes: hosts of the cloud about themselves, the decision service about all.
 
-The one rule: nothing that came over the message bus is looked into before its
-signature was checked.  Whoever may publish there can waste the time that a look at
-a signature takes, and a host that was taken over can send traces in its own name,
-so many and no more.
+Nothing that came over the message bus is looked into before its signature was
+checked.  Whoever may publish there can waste the time that a look at a signature
+takes, and a host that was taken over can send traces in its own name, so many and
+no more.
 """
 
 import collections

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether agents can read parts of an image: from Glance, or from the gateway beside it.
 
-The one rule: a store is asked for one byte of one image, not of each; all images of a cloud that
-lie in the same stores are as this one.  What neither says clearly is not called well, and is not
-asked for again and again.
+A store is asked for one byte of one image, not of each; all images of a cloud that lie in the
+same stores are as this one.  What neither says clearly is not called well, and is not asked for
+again and again.
 """
 
 import enum

@@ -2,8 +2,8 @@
 """Whether the bytes of an image are of the format that Glance calls them.
 
 Glance accepts a qcow2 file under the name raw, and a hypervisor that guesses
-formats would follow the files that its header names.  The one rule: such an image
-is never served.
+formats would follow the files that its header names.  Such an image is never
+served.
 
 oslo.utils decides, as it does in Glance and Nova.
 """

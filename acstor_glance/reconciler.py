@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over all images and all artefacts, for what no message told.
 
-The one rule: a pass only finds; images are prepared by whoever takes them from
-the list it returns, and an artefact is deleted only after one more look at the
-image that it names.  Of images no record is held, of artefacts no more than plans need.
+A pass only finds; images are prepared by whoever takes them from the list it returns,
+and an artefact is deleted only after one more look at the image that it names.  Of
+images no record is held, of artefacts no more than plans need.
 """
 
 import collections

@@ -6,8 +6,8 @@ the few requests that QEMU needs, because it is all that sees the reads in order
 and in time without privileges: FUSE would need pyfuse3 and a mount, and QEMU's
 trace events are not in every build of it.
 
-The one rule: QEMU runs a hostile image and may itself be taken over, so whatever
-it sends is checked, and costs at most this connection.  The protocol is that of
+QEMU runs a hostile image and may itself be taken over, so whatever it sends is
+checked, and costs at most this connection.  The protocol is that of
 https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 """
 

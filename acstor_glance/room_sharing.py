@@ -6,7 +6,7 @@ both files, compares the bytes itself and shares them only if they are the same.
 asked for, no file ever has other bytes than before; it counts who uses a block, so either file may
 be deleted; and what a killed process had shared stays right, so there is nothing to mend.
 
-The one rule: files are opened for reading, and nothing is written.
+Files are opened for reading, and nothing is written.
 """
 
 import contextlib

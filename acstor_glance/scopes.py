@@ -5,8 +5,8 @@ The cloud's secret is an artefact in Glance like the chunk maps: hidden, private
 acstor's service project, made by whoever needs it first.  So all hosts have the same
 one without handwork, it is kept as long as the maps are, and who may read it may
 read every image anyway.  It lies in the artefact's bytes, for its properties are in
-Glance's notifications.  The one rule: the oldest one that is whole counts, so that
-two who make one at the same time agree from the next image on.
+Glance's notifications.  The oldest one that is whole counts, so that two who make
+one at the same time agree from the next image on.
 
 If it is lost, new private images share nothing with those before; nothing else.
 """

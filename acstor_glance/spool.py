@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunk maps that wait: made of a staged file, before Glance knows the image's hash.
 
-The one rule: a waiting map names no hash, so nobody can take it for a finished
-one; :meth:`Spool.bound` makes the finished map when Glance has hashed the image.
+A waiting map names no hash, so nobody can take it for a finished one;
+:meth:`Spool.bound` makes the finished map when Glance has hashed the image.
 
 The spool is a folder that only its user can read and write, shared by the import
 plugin and the listener of one host.

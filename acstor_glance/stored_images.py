@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents read of an image: its own bytes, or of another format what it was converted to.
 
-The one rule: who reads an image's bytes to compare them with its chunk map asks here which.
+Who reads an image's bytes to compare them with its chunk map asks here which.
 """
 
 from typing import NamedTuple

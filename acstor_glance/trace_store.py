@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot traces that agents have sent, by image, until a boot image is made of them.
 
-The one rule: whoever sends, and however much, the folder stays small: so many
-traces of an image, so many of them from one host, so many images.  A host that was
-taken over gains no more than its places among those.
+Whoever sends, and however much, the folder stays small: so many traces of an
+image, so many of them from one host, so many images.  A host that was taken over
+gains no more than its places among those.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks whether what Glance has of an image's artefacts is whole and its own.
 
-The one rule: it reads and changes nothing.
+It reads and changes nothing.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All images with their chunk maps, one after the other, however many there are.
 
-The one rule: of the cloud no more is held than some pages.  Images come by their ids, the artefacts
-beside them by their names, in which these ids are, so both are in one order; what is out of it,
+Of the cloud no more is held than some pages.  Images come by their ids, the artefacts beside
+them by their names, in which these ids are, so both are in one order; what is out of it,
 because somebody renamed it, is looked up.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says whether the images of a host's instances stay whole there, and what keeps them from it.
 
-The one rule: that there will be no room is said before it is so, for images that Nova's instances
+That there will be no room is said before it is so, for images that Nova's instances
 have and the agent has not promised yet, too.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST API as the commands see it: paths in, plain data out, one kind of error.
 
-The one rule: what went wrong is told here, once, so that it says what to do.
+What went wrong is told here, once, so that it says what to do.
 """
 
 import time

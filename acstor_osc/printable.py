@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands show to people, without what would do something to their terminal.
 
-The one rule: a name or a reason may be a tenant's or a host's own words, so what is no printable
-character is a question mark in every table.  Programs (``-f json``, ``-f value``) get all as it is.
+A name or a reason may be a tenant's or a host's own words, so what is no printable character is a
+question mark in every table.  Programs (``-f json``, ``-f value``) get all as it is.
 """
 
 from collections.abc import Iterable

@@ -2,8 +2,8 @@
 """What Nova says that it did for a server's boot, as far as it tells.
 
 Nova's own record of what was asked for a server, and of what its services did then, says it; its
-times are whole seconds, by the clocks of the hosts where it was done.  The one rule: without Nova's
-word a boot is drawn all the same.
+times are whole seconds, by the clocks of the hosts where it was done.  Without Nova's word a
+boot is drawn all the same.
 """
 
 import datetime

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host in virtual time whose rules are the product's own: a shell around ``core.transfers``.
 
-The one rule: nothing is decided here.  Events are fed to the machine, and what it says is done in
-its order on the network of a :class:`World`: messages travel on connections, in their order.  The
-simulator's hosts are such shells, and so are the swarm's (``tests/fakes/transfer_hosts``), whose
-network loses, doubles and breaks, and whose hosts are killed.
+Nothing is decided here.  Events are fed to the machine, and what it says is done in its order on
+the network of a :class:`World`: messages travel on connections, in their order.  The simulator's
+hosts are such shells, and so are the swarm's (``tests/fakes/transfer_hosts``), whose network
+loses, doubles and breaks, and whose hosts are killed.
 """
 
 import functools
@@ -227,7 +227,7 @@ class Host:
         self.send(hurry.host, Hurries(hurry.numbers), MESSAGE_BYTES)
 
     def _tell(self, tell: actions.Tell) -> None:
-        size_bytes = MESSAGE_BYTES + 8 * (len(tell.here) + len(tell.gone) + len(tell.let_go))
+        size_bytes = MESSAGE_BYTES + 8 * (len(tell.here) + len(tell.gone) + len(tell.evictable))
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
     def _heard(self, heard: actions.Heard) -> None:
@@ -300,8 +300,8 @@ class Host:
                 self.do(self.core.peer_hurried(now, connection, numbers))
             case Cancels(numbers):
                 self.do(self.core.peer_cancelled(now, connection, numbers))
-            case actions.Tell(_, here, gone, let_go):
-                self.do(self.core.heard(now, host, here, gone, let_go))
+            case actions.Tell(_, here, gone, evictable):
+                self.do(self.core.heard(now, host, here, gone, evictable))
             case Alive():
                 self.do(self.core.alive(now, host))
 

@@ -6,7 +6,7 @@
 
 * ``local`` has none, so each host reads the storage for itself;
 * ``collaborative`` has one of equal hosts for each pod, whatever the traffic, and no more than the
-  papers' exchange: no referrals, nothing advertised, no races, no guest who is better off at the
+  papers' exchange: no referrals, nothing advertised, no hedges, no guest who is better off at the
   storage;
 * ``acstor`` has the options that agents have by default, and the ring that the decision service's
   cores make of the traffic (``acstor-switches``: of the load of switches too).
@@ -23,7 +23,7 @@ from acstor_simulator import rings
 
 AGENT = settings_.Settings(copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING)
 """What agents have by default."""
-PLAIN = AGENT._replace(copies_limit=0, topology=None, may_race=False)
+PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False)
 
 
 class Policy(NamedTuple):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A test that logs a warning which nobody expected fails (a habit of s3ql).
 
-The one rule: WARNING and above from the rooms' loggers (``acstor_*``) is part
+WARNING and above from the rooms' loggers (``acstor_*``) is part
 of what a test promises.  A test says which with a marker, a regular expression
 that is searched in the message::
 

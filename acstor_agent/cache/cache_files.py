@@ -338,9 +338,9 @@ class CacheFiles:
         """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
         self._core.gone = tell
 
-    def let_go(self, cid: ids.Cid) -> bool:
+    def demote(self, cid: ids.Cid) -> bool:
         """Make a borrowed chunk the first to make room; say whether it is one."""
-        return (slot := self._core.peek(cid)) is not None and self._core.let_go(slot)
+        return (slot := self._core.peek(cid)) is not None and self._core.demote(slot)
 
     def drop(self, cid: ids.Cid) -> bool:
         """Take a chunk out of the cache; say whether it was there."""

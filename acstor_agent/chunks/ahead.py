@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks that are fetched ahead, many in one event, and each told of as it comes.
 
-The one rule: one that cannot be had stops none of the others.
+One that cannot be had stops none of the others.
 """
 
 from collections.abc import Callable

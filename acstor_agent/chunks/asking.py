@@ -189,12 +189,12 @@ class Asking:
         news: list[peer_wire.Prefixes] = []
         news += [peer_wire.Advertise(tell.here)] if tell.here else []
         news += [peer_wire.Gone(tell.gone)] if tell.gone else []
-        news += [peer_wire.LetGo(tell.let_go)] if tell.let_go else []
+        news += [peer_wire.EvictionHint(tell.evictable)] if tell.evictable else []
         for one in news:
             self._net.tell(tell.host, address, one)
         self._counters.advertised += len(tell.here)
         self._counters.taken_back += len(tell.gone)
-        self._counters.copies_told += len(tell.let_go)
+        self._counters.copies_told += len(tell.evictable)
 
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Tell a host something else, if it is on the table in force and not left alone."""

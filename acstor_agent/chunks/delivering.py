@@ -4,7 +4,7 @@
 One task looks at all connections that the core watches, each less and less often, and at none of
 which something waits in this host: it is looked at again when that is gone.
 
-The one rule: a connection at which it cannot be looked has its answers, so others have its places.
+A connection at which it cannot be looked has its answers, so others have its places.
 """
 
 import heapq

@@ -6,7 +6,7 @@ here, the core says which peers to ask (``asking``) or what to read from the sou
 what comes is checked where it arrives, stored, and the wish has its answer.  What peers ask for
 comes in at ``giving``, and what the core answers leaves there.
 
-The one rule: what is decided is decided in the core.  Nothing here waits but one timer; reads of
+What is decided is decided in the core.  Nothing here waits but one timer; reads of
 the source and of this host's disk have tasks of their own, many chunks in each.
 """
 
@@ -297,7 +297,7 @@ class Exchange:
 
     def heard(self, host: ids.HostId, news: peer_wire.Prefixes) -> None:
         """Take what a peer tells unasked."""
-        kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo)
+        kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
         told = [news.prefixes if isinstance(news, kind) else () for kind in kinds]
         self.feed(self.core.heard, host, *told)
 
@@ -319,12 +319,12 @@ class Exchange:
         """Return everything that neighbours have advertised, for an image attached later."""
         return self.core.parts.holders.known()
 
-    def quarantined(self) -> dict[ids.HostId, float]:
+    def in_backoff(self) -> dict[ids.HostId, float]:
         """Return the hosts that are left alone now, and for how many seconds more.
 
         May be called from any thread.
         """
-        return self.core.parts.book.quarantined(self.clock())
+        return self.core.parts.book.in_backoff(self.clock())
 
     def tell(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Tell a host something, if it is on the table and worth it; never waits, never fails."""

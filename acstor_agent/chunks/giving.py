@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes what peers ask for to the core, and sends what it answers.
 
-The one rule: nothing is known here of what may be asked for; that is the core's (``rights``).
+Nothing is known here of what may be asked for; that is the core's (``rights``).
 """
 
 import logging

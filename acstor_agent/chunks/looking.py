@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learns what images name that are not attached here, for requests of peers that wait for it.
 
-The one rule: who gives up leaves nothing behind.  There is a task for each image that requests of a
+Who gives up leaves nothing behind.  There is a task for each image that requests of a
 connection wait for, and none where none of them waits any more.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts what came into the cache, and tells the core what is kept, and whether there is room.
 
-The one rule: what cannot be kept is given to who waits for it all the same.
+What cannot be kept is given to who waits for it all the same.
 """
 
 import itertools

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The message bus, as far as an agent has to do with it: the only place of oslo.messaging here.
 
-The one rule: nobody in the agent waits for the broker.  What is to be sent goes
-into a bounded queue that a thread empties; the oldest message is dropped when it
-is full, and a broker that is gone is looked for again and again.  What comes in is
-handed to callbacks in threads of oslo.messaging.
+Nobody in the agent waits for the broker.  What is to be sent goes into a bounded
+queue that a thread empties; the oldest message is dropped when it is full, and a
+broker that is gone is looked for again and again.  What comes in is handed to
+callbacks in threads of oslo.messaging.
 
 oslo.messaging works with the global configuration alone, so :func:`open_bus`
 reads the agent's files a second time, into that.  Its threads live until

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """This host and the decision service: samples go there, v-node tables and tasks come from there.
 
-The one rule: nothing here makes a reader wait, and nothing that the service, the
-broker or the network does not do ends the agent: the last table stays in force.
-What comes without the service's signature is refused and named in the log.
+Nothing here makes a reader wait, and nothing that the service, the broker or the
+network does not do ends the agent: the last table stays in force.  What comes
+without the service's signature is refused and named in the log.
 """
 
 import collections

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets this host's certificate from the decision service, and the next one long before it ends.
 
-The one rule: nobody waits for this.  Guests are served without a certificate, peers
-go on with the one that is there until it has ended and its grace has passed, and
-whatever goes wrong is told, with what to do about it, and tried again.
+Nobody waits for this.  Guests are served without a certificate, peers go on with
+the one that is there until it has ended and its grace has passed, and whatever
+goes wrong is told, with what to do about it, and tried again.
 
 keystoneauth blocks, so asking is done in a thread of its own, which the end of the
 worker does not wait for.  One that does not come back is left behind, and nobody asks

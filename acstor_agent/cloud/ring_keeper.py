@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The v-node table in force: from the decision service, a file, or the control socket.
 
-The one rule: what came from elsewhere is believed for its signature alone, also
-when it is found again in the state folder; and which table takes the place of which
-is decided in one place (:mod:`acstor_agent.core.cloud.table_rules`).
+What came from elsewhere is believed for its signature alone, also when it is found
+again in the state folder; and which table takes the place of which is decided in
+one place (:mod:`acstor_agent.core.cloud.table_rules`).
 
 The table that was replaced is remembered for a while, because its homes hold what
 the new ones have not got yet; the one before that is forgotten.  What did not come

@@ -344,7 +344,7 @@ def _status(status: dict[str, Any]) -> str:
         "Worker's turns": f"{1000 * status['event_loop']['p99_s']:g} ms at most in 99 %, the "
         f"longest {1000 * status['event_loop']['longest_s']:.1f} ms",
         "Peers left alone": ", ".join(
-            f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
+            f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["in_backoff"].items()
         )
         or "none",
         "Nova without acstor": ", ".join(

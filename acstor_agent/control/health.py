@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How this host does, in the few words that the decision service shows of each.
 
-The one rule: it is asked for with every sample, so it looks at nothing but these few numbers; the
+It is asked for with every sample, so it looks at nothing but these few numbers; the
 agent's status has the same.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this host is asked to do about images over the bus, and what it tells about them.
 
-The one rule: who asks waits for nothing and is told nothing directly; samples say
-what has become of a task.  So whatever goes wrong with one is kept until then.
+Who asks waits for nothing and is told nothing directly; samples say what has
+become of a task.  So whatever goes wrong with one is kept until then.
 """
 
 import collections

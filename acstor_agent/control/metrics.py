@@ -211,7 +211,7 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         "acstor_chunks_in_flight", "Chunks on their way to this host", exchange["chunks_in_flight"]
     )
     yield core.GaugeMetricFamily(
-        "acstor_quarantined_peers", "Peers that are left alone now", len(exchange["quarantined"])
+        "acstor_peers_in_backoff", "Peers that are left alone now", len(exchange["in_backoff"])
     )
     yield core.GaugeMetricFamily(
         "acstor_is_source_first",
@@ -225,7 +225,7 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("served_chunks", "Chunks given to peers"),
         ("invalid_chunks", "Answers of peers that were not what was asked for"),
         ("fallbacks", "Times that a place failed and the next one was asked"),
-        ("races", "Times that a place was slow and the next one was asked as well"),
+        ("hedges", "Times that a place was slow and the next one was asked as well"),
         ("referrals_followed", "Times that a busy peer named others to ask instead"),
         ("source_first", "Times that a guest's read went to the source because peers were slower"),
         ("advertised", "Chunks told to neighbours, once for each of them"),
@@ -235,7 +235,7 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("endpoint_reopened", "Times that this host's own endpoint for peers had died"),
         ("peer_faults", "Requests and connections of peers that ended by a fault of the agent's"),
         ("copies_told", "Chunks that others were asked to let go first, as their home"),
-        ("copies_let_go", "Chunks that their homes asked this host to let go first"),
+        ("copies_demoted", "Chunks that their homes asked this host to let go first"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
 

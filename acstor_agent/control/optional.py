@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of the agent that guests do not need: they are begun, and begun again when they fail.
 
-The one rule: whatever becomes of such a part, the worker goes on and guests are served.  What
-does not work is told once in the log, is in ``status`` and in the metrics until it works.
+Whatever becomes of such a part, the worker goes on and guests are served.  What does not
+work is told once in the log, is in ``status`` and in the metrics until it works.
 """
 
 import logging

@@ -36,7 +36,7 @@ from acstor_agent.images import uses as uses_
 from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
-from acstor_agent.peers import strangers
+from acstor_agent.peers import unauthenticated
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_common import identity_files
@@ -301,11 +301,13 @@ def of_guests(reads: waiting.Waiting, writes: waiting.Waiting, ended: int) -> di
 
 
 def of_refused(
-    chunks: exchange.Exchange, looked: unattached.UnattachedImages, connected: strangers.Strangers
+    chunks: exchange.Exchange,
+    looked: unattached.UnattachedImages,
+    connected: unauthenticated.Unauthenticated,
 ) -> dict[str, int]:
     """Return how often other hosts, or who says to be one, were refused."""
     return {
-        "gets": chunks.core.counters.not_admitted,
+        "gets": chunks.core.counters.unauthorized,
         "looks": looked.refused,
         "connections": connected.dropped,
         "handshakes": connected.handshakes.refused,
@@ -323,7 +325,7 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "served_chunks": counted.served_chunks,
         "invalid_chunks": core.invalid,
         "fallbacks": core.fallbacks,
-        "races": core.races,
+        "hedges": core.hedges,
         "referrals_followed": counted.referrals,
         "source_first": core.source_firsts,
         "is_source_first": chunks.core.waiters.travels.preference.is_source_first,
@@ -332,10 +334,10 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "advertised_denied": core.denied,
         "taken_back": counted.taken_back,
         "copies_told": counted.copies_told,
-        "copies_let_go": counted.let_go,
+        "copies_demoted": counted.demoted,
         "endpoint_reopened": net.endpoint.reopened,
         "peer_faults": net.faults.count + chunks.faults.count,
-        "quarantined": {host: round(left_s, 1) for host, left_s in chunks.quarantined().items()},
+        "in_backoff": {host: round(left_s, 1) for host, left_s in chunks.in_backoff().items()},
     }
 
 

@@ -147,15 +147,15 @@ class ExchangeCounters:
     question to its bytes, added up; ``relayed_bytes`` are those that it took from another home
     instead; ``referrals`` answers that named others; ``advertised`` and ``taken_back`` what
     neighbours were told, once for each; ``copies_told`` what others were asked to let go first,
-    ``let_go`` what their homes asked this host to.
+    ``demoted`` what their homes asked this host to.
     """
 
     __slots__ = (
         "advertised",
         "copies_told",
+        "demoted",
         "fetched",
         "fetched_before",
-        "let_go",
         "referrals",
         "relayed_bytes",
         "served_bytes",
@@ -177,7 +177,7 @@ class ExchangeCounters:
         self.relayed_bytes = 0
         self.referrals = 0
         self.advertised = self.taken_back = 0
-        self.copies_told = self.let_go = 0
+        self.copies_told = self.demoted = 0
 
     def forget(self, image_id: ids.ImageId) -> None:
         """Count an image that is not attached any more together with others like it."""

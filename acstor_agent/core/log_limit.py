@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which lines to write to the log where others decide how many there are.
 
-The one rule: of lines that are alike one is written in a while, with the number of those left
+Of lines that are alike one is written in a while, with the number of those left
 out, and what is remembered for that is bounded: nobody fills the log, or memory.
 """
 

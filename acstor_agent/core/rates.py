@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much somebody may have in a second: token buckets, one for each of many.
 
-The one rule: what is remembered is bounded.  Who was forgotten begins with a full bucket, so where
+What is remembered is bounded.  Who was forgotten begins with a full bucket, so where
 anybody can be many, all together have a bucket of their own.
 
 Times are seconds of one clock that never goes back, given by the caller.

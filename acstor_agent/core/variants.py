@@ -21,7 +21,7 @@ class Variant(enum.StrEnum):
     NO_READ_AHEAD = "no-read-ahead"
     READ_AHEAD_BY_UNITS = "read-ahead-by-units"
     NO_REFERRALS = "no-referrals"
-    NO_RACES = "no-races"
+    NO_HEDGES = "no-hedges"
     NO_COPY_HINTS = "no-copy-hints"
     RING = "ring"
     BY_PLACE = "by-place"
@@ -40,7 +40,7 @@ MEANINGS = {
     Variant.READ_AHEAD_BY_UNITS: "all of the part of an image that is being read is fetched, in "
     "whatever order",
     Variant.NO_REFERRALS: "a busy host names no others to ask instead",
-    Variant.NO_RACES: "a slow answer is waited for until it fails",
+    Variant.NO_HEDGES: "a slow answer is waited for until it fails",
     Variant.NO_COPY_HINTS: "no holder is told to let chunks go that many hosts hold",
     Variant.RING: "hosts that read an image at the same time over slow links learn a ring and "
     "give it round there; on all hosts or on none",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what other hosts keep of a checkpoint: its manifest and its chunks, sealed.
 
-The one rule: who gives something need not be believed.  What a holder gives is opened with the
-disk's key (:mod:`acstor_common.checkpoint_sealing`), which nobody else could have closed it with;
-that the holder is a host of this cloud at all only spares others the question.
+Who gives something need not be believed.  What a holder gives is opened with the disk's key
+(:mod:`acstor_common.checkpoint_sealing`), which nobody else could have closed it with; that the
+holder is a host of this cloud at all only spares others the question.
 
 A holder that has failed is asked last, until it has answered again; for a minute that is so of all
 checkpoints that it keeps, where it was silent.

@@ -3,8 +3,8 @@
 
 What a disk still has of its image is copied into the disk's own file, behind
 everything that guests wait for; what guests write meanwhile stays theirs.  Zeros
-stay where they are: the chunk map of this host knows them.  The one rule: a disk
-that still depends on something is named, with the reason.
+stay where they are: the chunk map of this host knows them.  A disk that still
+depends on something is named, with the reason.
 """
 
 from collections.abc import Sequence

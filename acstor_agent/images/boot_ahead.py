@@ -7,7 +7,7 @@ boot image come by the exchange, as at a boot, those of which not every chunk is
 lie in the cache under their names until a guest boots.  Their chunks are checked then, against the
 chunk map, as always.
 
-The one rule: nobody waits for this.  It goes behind everything else, and takes no room from what
+Nobody waits for this.  It goes behind everything else, and takes no room from what
 boots have used, nor from images that are to be whole.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head of one image's boot image: which frames there are, kept on disk, or from the source.
 
-The one rule: it is of the image as the chunk map has it, or it is not used.
+It is of the image as the chunk map has it, or it is not used.
 """
 
 import contextlib

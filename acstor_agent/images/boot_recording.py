@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records real boots on this host and hands their traces to whoever makes boot images of them.
 
-The one rule: a guest's read pays for this only while a window is open, and a trace
-that cannot be handed on is lost without harm.
+A guest's read pays for this only while a window is open, and a trace that cannot
+be handed on is lost without harm.
 """
 
 import collections

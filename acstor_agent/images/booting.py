@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boots of one image: its boot image, in memory before guests ask and dropped after it.
 
-The head of the boot image comes from the source (and is kept on disk); its
-frames come like chunks, through the cache, other hosts and the source, each
-frame once.  A chunk enters memory when it hashes to its CID in the chunk map,
-and can be read from that moment; a guest that needs a chunk whose frame is not
-there yet has that frame hurried instead of fetching the chunk beside it.  The
-one rule: whatever is wrong with a boot image, the guest reads on without it.
+The head of the boot image comes from the source (and is kept on disk); its frames come like chunks,
+through the cache, other hosts and the source, each frame once.  A chunk enters memory when it
+hashes to its CID in the chunk map, and can be read from that moment; a guest that needs a chunk
+whose frame is not there yet has that frame hurried instead of fetching the chunk beside it.
+Whatever is wrong with a boot image, the guest reads on without it.
 """
 
 import enum

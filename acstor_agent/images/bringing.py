@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is brought that nobody waits for: in batches, to the end, with its progress.
 
-The one rule: what cannot be had stops nothing else; it is told at the end.
+What cannot be had stops nothing else; it is told at the end.
 """
 
 import dataclasses

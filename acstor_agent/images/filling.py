@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches what of an image is not here, behind everything that anybody waits for.
 
-The one rule: guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at
-most, and all of them together take what the link has to spare, and a tenth of that while guests
-wait now and then (``core/images/whole_pace.py``).
+Guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at most, and all
+of them together take what the link has to spare, and a tenth of that while guests wait now and
+then (``core/images/whole_pace.py``).
 """
 
 import collections

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What concerns all images that are open: news of peers, and chunks that leave the cache.
 
-The one rule: none of it is trusted; it says whom to ask, what to fetch ahead and what to let go
+None of it is trusted; it says whom to ask, what to fetch ahead and what to let go
 first, never what a guest reads.
 """
 
@@ -46,8 +46,8 @@ class News:
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):
                 image.prefetch.advertised(heard.here)
-            for cid in filter(None, map(image.prefetch.cid_of, heard.let_go)):
-                self._chunks.counters.let_go += self._cache.let_go(cid)
+            for cid in filter(None, map(image.prefetch.cid_of, heard.evictable)):
+                self._chunks.counters.demoted += self._cache.demote(cid)
 
     def gone(self, cid: ids.Cid) -> None:
         """Note that a chunk has left the cache."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of promises, and the chunk maps beside it that say what they are of.  It blocks.
 
-The one rule: what cannot be read is told and made up for; it ends nothing.
+What cannot be read is told and made up for; it ends nothing.
 """
 
 import logging

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images this host keeps, whole or its share of them: promised in a file, and pinned.
 
-The one rule: what was promised is not given up because room is short, only when the image is no
-longer used, or by the operator; what is kept for the instances of other hosts makes room for
-what this host's use.  So pins are there before the cache is opened: derived from the promises and
-the chunk maps, both in ``state_dir``, and for shares from the v-node table.  Where the file of
-promises is lost, all attached images are promised again, those touched last first, as far as there
-is room; the ones that are not used are given up when that is known.
+What was promised is not given up because room is short, only when the image is no longer used, or
+by the operator; what is kept for the instances of other hosts makes room for what this host's use.
+So pins are there before the cache is opened: derived from the promises and the chunk maps, both in
+``state_dir``, and for shares from the v-node table.  Where the file of promises is lost, all
+attached images are promised again, those touched last first, as far as there is room; the ones
+that are not used are given up when that is known.
 """
 
 import collections

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a read of a boot be known where its bytes are found, so that its time can be accounted for.
 
-The one rule: a read that belongs to no boot pays nothing here.
+A read that belongs to no boot pays nothing here.
 """
 
 import contextvars

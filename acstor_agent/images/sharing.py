@@ -6,7 +6,7 @@ answer how far their shares are, and so does it for theirs (``core/images/keeper
 ``core/images/leases.py``).  What it keeps for others is promised, pinned and fetched as what it
 keeps for itself (:mod:`wholeness`), after that.
 
-The one rule: a host that asks names images, nothing else.  What is kept is what this host's own
+A host that asks names images, nothing else.  What is kept is what this host's own
 source says of them, and what others can make it keep, remember and look for is bounded.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that is done once for all who want it while it is under way.
 
-The one rule: it goes on when those who wait give up, and whatever it ends with belongs to them and
+It goes on when those who wait give up, and whatever it ends with belongs to them and
 not to the worker.
 """
 

@@ -4,7 +4,7 @@
 A boot is noted from when somebody opens an image until he closes it, or reads nothing for a while.
 Who reads next to nothing, as Nova does when it looks at an image, leaves nothing behind.
 
-The one rule: a guest's read pays for this only while its boot goes on, and what is noted of boots,
+A guest's read pays for this only while its boot goes on, and what is noted of boots,
 however many begin, is bounded.  It is lost with the worker.
 """
 

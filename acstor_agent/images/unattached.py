@@ -12,9 +12,9 @@ read or keep the map of a very large image.  A page is not covered by the map's
 checksum; what is wrong in it leads to a refusal and no further, since who asks has
 to prove that he knows the same CID.
 
-The one rule: what peers can make this host load and remember is bounded, for all
-of them and for each: at a time, and in a second.  Who asks for what is not there, as
-somebody who makes up ids, is soon refused without a look.
+What peers can make this host load and remember is bounded, for all of them and for
+each: at a time, and in a second.  Who asks for what is not there, as somebody who
+makes up ids, is soon refused without a look.
 """
 
 import collections

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the images that are to be whole are being booted: they are filled when that is over.
 
-The one rule: a boot is known by what its guest waits for that is not here, and ends by itself.
+A boot is known by what its guest waits for that is not here, and ends by itself.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is told of images that are to be whole: to operators, to other services, to other hosts.
 
-The one rule: an image is called whole when nothing of it is missing any more; where images stay
+An image is called whole when nothing of it is missing any more; where images stay
 whole in the cloud, when all hosts that keep shares of it say so of theirs.
 """
 

@@ -9,7 +9,7 @@ go; its chunks stay until others need the room.
 Where images stay whole in the cloud a host keeps its share of each instead, also of what the
 instances of others use (``sharing``); an image counts as whole when all hosts have their shares.
 
-The one rule: whatever fails is tried again, later and later, and ends nothing.
+Whatever fails is tried again, later and later, and ends nothing.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds out, from /proc, whose waiting requests keep a killed process from ending.
 
-The one rule: nothing here asks anything of a mount, or of what a hung process may hold: no path
+Nothing here asks anything of a mount, or of what a hung process may hold: no path
 below a mount is touched, no memory map or command line is read.
 """
 

@@ -4,7 +4,7 @@
 A guest's read may wait for hours.  Who reads the log learns of it, and whoever kills the guest's
 process is not kept waiting: its requests are answered, with an error that nobody reads any more.
 
-The one rule: this costs nothing while nothing waits.
+This costs nothing while nothing waits.
 """
 
 import logging

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers that are sent one after the other: what of them is left, and how TLS is given them.
 
-The one rule: the bytes of a chunk are never copied here.
+The bytes of a chunk are never copied here.
 """
 
 from acstor_agent import tls_session

@@ -9,7 +9,7 @@ were accepted before go on.
 Who need not even be heard is turned away before there is a task for him: a connection
 that is accepted and closed at once takes 0.02 ms, one that is looked at ten times that.
 
-The one rule: accepting ends only when the agent does.
+Accepting ends only when the agent does.
 """
 
 import errno

@@ -4,9 +4,9 @@
 With ``peer_security = authenticated`` both: TLS for the handshake and for a secret
 from each side, then clear text whose frames carry codes made with these secrets.
 
-The one rule: once connected, sockets between agents are touched here and nowhere else.  What
-the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say
-what to whom that of :mod:`acstor_agent.peers.peer_net`.
+Once connected, sockets between agents are touched here and nowhere else.  What
+the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say what
+to whom that of :mod:`acstor_agent.peers.peer_net`.
 
 The clear-text link calls a non-blocking socket itself and waits by trio only
 when it must: trio's own socket methods take one turn of the scheduler per call,

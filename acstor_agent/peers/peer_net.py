@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """This host among its peers: connections that are opened, kept, bounded and closed.
 
-The one rule: a peer can cost time, never the daemon.  Whatever comes or does
-not come over a connection ends in an answer, in a loss that who asked is told, or in a
-dropped connection and a line in the log.  So does an error that nobody foresaw.
+A peer can cost time, never the daemon.  Whatever comes or does not come over a
+connection ends in an answer, in a loss that who asked is told, or in a dropped
+connection and a line in the log.  So does an error that nobody foresaw.
 
 Bytes are handed on as they came: whoever asked checks them against the CID.
 """
@@ -23,7 +23,7 @@ from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import security
-from acstor_agent.peers import strangers
+from acstor_agent.peers import unauthenticated
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
@@ -86,8 +86,10 @@ class PeerNet:
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
         self.faults = faults.Faults()
-        self.strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s, hosts_at)
-        may_enter = self.strangers.may_come if credentials else lambda ip: True
+        self.unauthenticated = unauthenticated.Unauthenticated(
+            self._limits.unauthenticated, self._limits.hello_s, hosts_at
+        )
+        may_enter = self.unauthenticated.may_come if credentials else lambda ip: True
         self.endpoint = peer_endpoint.Endpoint(self._accept, may_enter)
         self._nursery: trio.Nursery | None = None
         self._giver: answering.Giver
@@ -96,7 +98,7 @@ class PeerNet:
     @property
     def connections(self) -> tuple[int, int]:
         """Number of connections from other agents, and to other agents."""
-        return len(self.strangers) + len(self._answering), len(self._lines)
+        return len(self.unauthenticated) + len(self._answering), len(self._lines)
 
     async def aclose(self) -> None:
         """End :meth:`run` and :meth:`serve_forever` and close every connection."""
@@ -292,7 +294,7 @@ class PeerNet:
         try:
             ip, port = stream.socket.getpeername()[:2]
             peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-            with self.strangers.one_from(ip):
+            with self.unauthenticated.one_from(ip):
                 if not await self._may_begin(stream, ip):
                     return
                 connection, early = await self._welcome(stream, peer)
@@ -303,13 +305,15 @@ class PeerNet:
             finally:
                 self._answering.discard(connection)
             if isinstance(connection.failure, errors.RemoteProtocolError):
-                self.strangers.say(ip, peer, f"it broke the protocol: {connection.failure.why}")
+                self.unauthenticated.say(
+                    ip, peer, f"it broke the protocol: {connection.failure.why}"
+                )
         except trio.TooSlowError:
-            self.strangers.say(ip, peer, "no Hello in time")
+            self.unauthenticated.say(ip, peer, "no Hello in time")
         except errors.RemoteProtocolError as error:
-            self.strangers.say(ip, peer, f"it broke the protocol: {error.why}")
+            self.unauthenticated.say(ip, peer, f"it broke the protocol: {error.why}")
         except (*peer_link.LINK_ERRORS, errors.NotAuthentic) as error:
-            self.strangers.say(ip, peer, peer_link.reason(error))
+            self.unauthenticated.say(ip, peer, peer_link.reason(error))
         except Exception as error:
             self.faults.note("a connection of a peer", error)
         finally:
@@ -332,7 +336,7 @@ class PeerNet:
         if self._credentials is None:
             return True
         await connecting.begun(stream)
-        return self.strangers.may_begin(ip)
+        return self.unauthenticated.may_begin(ip)
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str

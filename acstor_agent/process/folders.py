@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of the agent: made, closed to others, and locked against other agents.
 
-The one rule: what is kept is for its owner alone, and one agent alone works in a folder.
+What is kept is for its owner alone, and one agent alone works in a folder.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker, from the fork to its exit, as its supervisor wants it.
 
-The one rule: a supervisor that comes back must not meet a worker of the one before it.
+A supervisor that comes back must not meet a worker of the one before it.
 """
 
 import logging

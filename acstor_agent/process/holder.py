@@ -7,7 +7,7 @@ agent's.  A supervisor leaves the descriptors of its mount there, says again eve
 that they are to be kept, and the next supervisor takes them.
 
 One datagram and one answer for each connection to a socket in the state folder, which is root's
-alone.  The one rule: a holder does nothing but hold, so that it has no reason to be replaced.
+alone.  A holder does nothing but hold, so that it has no reason to be replaced.
 """
 
 import contextlib

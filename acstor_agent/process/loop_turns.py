@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long the turns of the event loop are.
 
-The one rule: in a turn everything that is ready is carried on, one after the other, and whatever
-becomes ready meanwhile waits for its end.  So the longest turn is the longest that a guest, a peer
-or a deadline ever waits for this process itself.
+In a turn everything that is ready is carried on, one after the other, and whatever becomes ready
+meanwhile waits for its end.  So the longest turn is the longest that a guest, a peer or a deadline
+ever waits for this process itself.
 """
 
 import time

@@ -8,7 +8,7 @@ answered, and hands all that it keeps to a worker that asks for it as it would a
 What it keeps is in the mount's record (process/under_way.py), whatever happens to the process; the
 next relay goes on with it.  It ends when its supervisor ends it, or is gone and the worker, too.
 
-The one rule: it never waits for a worker, since that may be waiting for it.
+It never waits for a worker, since that may be waiting for it.
 """
 
 import collections

@@ -17,11 +17,11 @@ A worker that was killed may not end: a thread of it that hangs in the kernel, i
 call to a dead file server, ends when the server answers.  The supervisor does not wait
 for that.  Nothing of such a worker runs any more, so the next one is started.
 
-The one rule: a signal to stop does not take the mount from running guests.  Who
-sends it learns from the log who uses what; where nobody would keep the mount the
-agent goes on, and only a service manager that waits for its end is obeyed, as
-soon as nobody uses the mount any more.  Whether it is used is the kernel's to
-say: it is unmounted, unless busy, while the worker still answers.
+A signal to stop does not take the mount from running guests.  Who sends it
+learns from the log who uses what; where nobody would keep the mount the agent
+goes on, and only a service manager that waits for its end is obeyed, as soon as
+nobody uses the mount any more.  Whether it is used is the kernel's to say: it is
+unmounted, unless busy, while the worker still answers.
 """
 
 import contextlib

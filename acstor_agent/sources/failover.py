@@ -5,10 +5,10 @@ A source that did not answer counts as down for a short while and is then asked
 last, never left out: a reader does not wait for its time-out while others
 answer, and a chunk that only it has is still found (``core/sources/circuit_breaker.py``).
 
-One that is silent for longer than sources usually are is raced: the next one is
+One that is silent for longer than sources usually are is hedged: the next one is
 asked as well, and the first answer counts.  If the silent one has answered
 nobody meanwhile it is down, and all who wait for it go on to the next one.  As
-among peers a race costs bytes, so only a small share of all reads is raced
+among peers a hedge costs bytes, so only a small share of all reads is hedged
 (``core/exchange/hedge.py``), and one more at a time, unless the source is known to be down.
 """
 
@@ -36,9 +36,9 @@ LOG = log.getLogger(__name__)
 DOWN_S = circuit_breaker.FIRST_PAUSE_S
 """How long a source that did not answer is asked last, at first."""
 SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
-"""After how long a silent source is raced: at the least, while little is known, and at the most."""
+"""After how long a silent source is hedged: at least, while little is known, and at most."""
 TICK_S = 0.25
-"""How often one who may not race looks whether he may."""
+"""How often one who may not hedge looks whether he may."""
 
 _MOST_USEFUL_FIRST = (errors.SourceUnreachable, errors.ChunkInvalid, errors.ChunkRefused)
 
@@ -61,7 +61,7 @@ class _Place:
         self.source = source
         self.breaker = circuit_breaker.CircuitBreaker(down_s)
         self.trouble: troubles.Trouble | None = None
-        self.is_raced = False
+        self.is_hedged = False
         """One who waits for it has asked the next source though there was no budget for it."""
 
 
@@ -97,9 +97,9 @@ class FailoverSource(base.Source):
         if not pieces:
             return
         question = _Question(self, blob, pieces, told)
-        race = self._race(question.ask, question.is_answered)
-        question.when_answered = race.won
-        await race.run()
+        hedge = self._hedge(question.ask, question.is_answered)
+        question.when_answered = hedge.won
+        await hedge.run()
         question.give_up()
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
@@ -130,20 +130,20 @@ class FailoverSource(base.Source):
         ]
 
     async def _first(self, ask: Callable[[_Place], Awaitable[T]]) -> T:
-        race = self._race(ask)
-        await race.run()
-        return race.answer()
+        hedge = self._hedge(ask)
+        await hedge.run()
+        return hedge.answer()
 
-    def _race(
+    def _hedge(
         self,
         ask: Callable[[_Place], Awaitable[T]],
         is_answered: Callable[[], bool] = lambda: False,
-    ) -> "_Race[T]":
+    ) -> "_Hedge[T]":
         now_s = trio.current_time()
         in_order = sorted(self._places, key=lambda place: not place.breaker.may_be_first(now_s))
-        return _Race(self, in_order, ask, is_answered)
+        return _Hedge(self, in_order, ask, is_answered)
 
-    # What races tell
+    # What hedges tell
 
     def note_answer(self, place: _Place) -> None:
         """Note that a source has answered."""
@@ -160,7 +160,7 @@ class FailoverSource(base.Source):
         place.trouble = troubles.Trouble(why, since_s)
 
 
-class _Race(Generic[T]):
+class _Hedge(Generic[T]):
     """One question, and the sources that are asked it: one after the other, or beside each other.
 
     :param in_order: the sources that are left
@@ -177,7 +177,7 @@ class _Race(Generic[T]):
         self._source, self._ask, self._is_answered = source, ask, is_answered
         self._left = list(in_order)
         self._under_way: dict[_Place, float] = {}  # since when
-        self._raced: list[_Place] = []
+        self._hedged: list[_Place] = []
         self._changed = trio.Event()
         self._answers: list[T] = []
         self._winner: _Place | None = None
@@ -188,7 +188,7 @@ class _Race(Generic[T]):
         """Ask until one has answered, all have failed, or nothing is left to ask."""
         if len(self._left) > 1:
             await self._ask_all()
-        else:  # nobody to race
+        else:  # nobody to hedge
             await self._ask_one(self._enter(self._left.pop()))
         if self._fault and not self._answers:
             raise self._fault
@@ -202,8 +202,8 @@ class _Race(Generic[T]):
                     await self._wait()
                 nursery.cancel_scope.cancel()
         finally:
-            for place in self._raced:
-                place.is_raced = False
+            for place in self._hedged:
+                place.is_hedged = False
 
     def answer(self) -> T:
         """Return the first answer.
@@ -234,12 +234,12 @@ class _Race(Generic[T]):
         place, now_s = self._last(), trio.current_time()
         if now_s < self._late_s():
             return False
-        if place.breaker.is_down or self._source.hedge.may_race():
+        if place.breaker.is_down or self._source.hedge.may_hedge():
             return True
-        if place.is_raced or now_s < place.breaker.silent_since_s + SILENT_LONGEST_S:
+        if place.is_hedged or now_s < place.breaker.silent_since_s + SILENT_LONGEST_S:
             return False
-        place.is_raced = True
-        self._raced.append(place)
+        place.is_hedged = True
+        self._hedged.append(place)
         return True
 
     def _late_s(self) -> float:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens TCP connections to web servers, by their names.
 
-The one rule: a resolver that hangs takes threads of its own source alone, and few of them
+A resolver that hangs takes threads of its own source alone, and few of them
 (threads.py); the event loop and all that works in trio's own threads goes on.
 
 Where a name has many addresses they are tried in the resolver's order, each next one when the one

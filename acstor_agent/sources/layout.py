@@ -6,8 +6,8 @@ Pieces of an image become reads of its stored file (``core/sources/stored_reads.
 compressed clusters are decompressed in threads, while the rest is being read.  A raw image
 is what is stored, and is read as if this wrapper was not there.
 
-The one rule: what comes out has been checked against its CID, as if it had been stored so.
-Bytes that do not decompress are bytes of another chunk: the same error against the same place.
+What comes out has been checked against its CID, as if it had been stored so.  Bytes that do
+not decompress are bytes of another chunk: the same error against the same place.
 
 What is decoded is bounded by the layout: no more than an extent's guest bytes, and by
 ``MAX_CLUSTER_BYTES`` an extent.  Of clusters that are larger than what was wanted of them a few

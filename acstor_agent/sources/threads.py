@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that may hang in the kernel, in threads that a fence keeps from becoming many.
 
-A thread in a system call cannot be cancelled, only left behind; it goes on until the kernel lets
-go of it.  The one rule: the worker waits for none of them, and so many at most are left behind
+A thread in a system call cannot be cancelled, only left behind; it goes on until the kernel lets go
+of it.  The worker waits for none of them, and so many at most are left behind
 (``core/sources/fence.py``).  Then a call fails at once, with how many hang since when, and the next
 source is asked; as soon as one comes back calls are made again, without anybody's help.
 """

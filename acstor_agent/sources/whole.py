@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes what all places refuse to give in parts from copies of the whole; around failover.
 
-The one rule: places come first, and a fault that may pass makes no copy.  What they refuse for want
-of ranges (``CopiesSource.can_give``) is taken from copies, for a while without asking them again.
+Places come first, and a fault that may pass makes no copy.  What they refuse for want of ranges
+(``CopiesSource.can_give``) is taken from copies, for a while without asking them again.
 """
 
 import collections

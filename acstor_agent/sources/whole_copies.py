@@ -5,7 +5,7 @@ A copy begins with the first read of a blob and comes to its end whoever waits (
 Chunk maps every host copies for itself.  An image, and its boot image, one host copies for all,
 which others ask as they ask a home (``core/transfers/fetching/through.py``).
 
-The one rule: what copies take is bounded, at a time and of the disk, and goes when it is of no use.
+What copies take is bounded, at a time and of the disk, and goes when it is of no use.
 """
 
 import collections

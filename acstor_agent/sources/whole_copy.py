@@ -4,7 +4,7 @@
 It is read where the stream has been, while the rest comes.  A stream that broke is begun again, and
 what is here already is skipped, for a store without ranges can only begin at the beginning.
 
-The one rule: no more is taken in than Glance's record says, and what has come stays as it is.
+No more is taken in than Glance's record says, and what has come stays as it is.
 """
 
 import contextlib

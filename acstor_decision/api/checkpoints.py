@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of servers' disks: what there is, another one now, and what recovery needs.
 
-The one rule: the key of a disk is in one answer alone, that of ``recovery``, and who gets that can
+The key of a disk is in one answer alone, that of ``recovery``, and who gets that can
 read all that the disk had.
 """
 

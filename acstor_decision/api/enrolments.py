@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a host is: certificates for those who can prove it, and what operators say of it.
 
-The one rule: every request for a certificate is logged with the host, the user and
-the address that it came from, whatever became of it, and those that are refused are
-counted.
+Every request for a certificate is logged with the host, the user and the address
+that it came from, whatever became of it, and those that are refused are counted.
 """
 
 import http
@@ -23,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 _STATUS = {
     enrolment.Verdict.REVOKED: http.HTTPStatus.FORBIDDEN,
-    enrolment.Verdict.STRANGER: http.HTTPStatus.FORBIDDEN,
+    enrolment.Verdict.NOT_ALLOWED: http.HTTPStatus.FORBIDDEN,
     enrolment.Verdict.TOO_OFTEN: http.HTTPStatus.TOO_MANY_REQUESTS,
     enrolment.Verdict.NO_ROOM: http.HTTPStatus.TOO_MANY_REQUESTS,
 }
@@ -111,7 +110,9 @@ def _note_refusal(call: operation.Call, host: str, verdict: enrolment.Verdict, w
 def _check_name(host: ids.HostId, limits: members.Limits) -> None:
     if not members.may_join(host, limits):
         raise enrolment.Refused(
-            host, enrolment.Verdict.STRANGER, "[acstor_decision] allowed_hosts has no place for it"
+            host,
+            enrolment.Verdict.NOT_ALLOWED,
+            "it is not in [acstor_decision] allowed_hosts",
         )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be done about images: prepare them, bring them to hosts, hurry them, record their boots.
 
-The one rule: who does it is told over the bus and nobody waits for him; how far it
-is stands in the image (preparation) or in what its hosts tell (everything else).
-Who leads the service gives a task again to hosts that tell nothing of it.
+Who does it is told over the bus and nobody waits for him; how far it is stands
+in the image (preparation) or in what its hosts tell (everything else).  Who leads
+the service gives a task again to hosts that tell nothing of it.
 """
 
 import http

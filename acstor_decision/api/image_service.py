@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Glance, asked in the name of whoever asks the API.
 
-The one rule: what an image is called, and whether it exists, is told to nobody to
-whom Glance does not tell it; so Glance decides, with the token that came along.
+What an image is called, and whether it exists, is told to nobody to whom Glance
+does not tell it; so Glance decides, with the token that came along.
 """
 
 import logging

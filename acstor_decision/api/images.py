@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images: how far they are prepared, what hosts hold of them, where their bytes came from.
 
-The one rule: who may not see all hosts sees the images that Glance shows to him,
-what all hosts did with them together, and no host.
+Who may not see all hosts sees the images that Glance shows to him, what all
+hosts did with them together, and no host.
 """
 
 import logging

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images hosts need: they use them, and are not whole.
 
-The one rule: a host that fell silent needs what it needed for a day, so nobody takes
-an image for unneeded because a host, or the message bus, is away.  A revoked one needs nothing.
+A host that fell silent needs what it needed for a day, so nobody takes an image for unneeded
+because a host, or the message bus, is away.  A revoked one needs nothing.
 """
 
 import msgspec

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the v-node table has to change, and into what.
 
-The one rule: a table changes only if hosts came, went, moved or were drained, if
-some host was overloaded for several collections in a row, or if a threshold or what
-is said of a place changed; and then only the v-nodes that must move do.  The same
-table twice is no decision.
+A table changes only if hosts came, went, moved or were drained, if some host was
+overloaded for several collections in a row, or if a threshold or what is said of a
+place changed; and then only the v-nodes that must move do.  The same table twice is
+no decision.
 """
 
 import collections

@@ -33,7 +33,7 @@ class Verdict(enum.StrEnum):
     OTHER_USER = "other_user"  # the host is another user's
     OTHER_KEY = "other_key"  # nothing proves that who asks has the host's key
     NOT_LET_IN = "not_let_in"  # an operator has named another key
-    STRANGER = "stranger"  # no host of this name may join
+    NOT_ALLOWED = "not_allowed"  # no host of this name may join
     TOO_OFTEN = "too_often"  # it was given one just now
     NO_ROOM = "no_room"  # its user, or the cloud, has too many names
     MALFORMED = "malformed"  # it is no request

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom and where a host may name as keepers of its checkpoints.
 
-The one rule: who recovers a server connects to what was named, so a host that lies must not be
+Who recovers a server connects to what was named, so a host that lies must not be
 able to lead others anywhere but to hosts of this cloud, at their own addresses.
 """
 

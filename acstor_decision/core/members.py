@@ -34,7 +34,7 @@ _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses
 class Refusal(enum.Enum):
     """Why a sample is not used; the values are names in logs and metrics."""
 
-    STRANGER = "stranger"  # no host of this name may join
+    NOT_ALLOWED = "not_allowed"  # no host of this name may join
     FUTURE = "future"  # it was sent, or its agent started, after now
     LATE = "late"  # it says what was, not what is
     DOUBLED = "doubled"  # it was here already
@@ -246,7 +246,7 @@ class Members:
 
     def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         if not may_join(sample.host, self.limits):
-            return Refusal.STRANGER
+            return Refusal.NOT_ALLOWED
         if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
             return Refusal.FUTURE
         if sample.sent_s < wall_s - self._longest_s():

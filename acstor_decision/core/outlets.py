@@ -6,11 +6,11 @@ its hosts are; so do the racks of a pod behind such a link.  How many times slow
 place is than its *siblings*, the other places of the same wider place, is what the
 table's share of its v-nodes follows, level by level.
 
-The one rule: nobody's word counts for more than that of one of many.  A host says
-only how long *it* waited for each of its peers; its figures are divided by what is
-usual for it, so that neither a slow reader nor one who lies about all of them makes
-anybody look slow; and of a place counts the median over all pairs of a reader
-elsewhere and a host there, of ``QUORUM`` readers or more.
+Nobody's word counts for more than that of one of many.  A host says only how long
+*it* waited for each of its peers; its figures are divided by what is usual for it,
+so that neither a slow reader nor one who lies about all of them makes anybody look
+slow; and of a place counts the median over all pairs of a reader elsewhere and a
+host there, of ``QUORUM`` readers or more.
 """
 
 import collections

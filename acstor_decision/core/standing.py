@@ -7,8 +7,8 @@ just because little is asked of it.  A group whose homes get chunks much faster
 elsewhere, from nearer homes or from the source, asks there for a while and then
 tries the usual way again, since nothing is measured on a way that is not used.
 
-The one rule: what a place's own hosts say decides whom *they* ask, and what hosts
-elsewhere waited for it decides what it gives.
+What a place's own hosts say decides whom *they* ask, and what hosts elsewhere
+waited for it decides what it gives.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statements about boots of servers; :mod:`acstor_decision.db.database` runs them.
 
-The one rule: a host has one row for each server, its last boot there, and so many rows at most.
+A host has one row for each server, its last boot there, and so many rows at most.
 Who tells of a server that is not his fills his own rows.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statements about checkpoints; :mod:`acstor_decision.db.database` runs them.
 
-The one rule: newer is what was registered later.  The moments that hosts tell are for people:
+Newer is what was registered later.  The moments that hosts tell are for people:
 their clocks may be wrong, and a wrong one must not hide what was taken since.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statements about tasks on their way to hosts; :mod:`acstor_decision.db.database` runs them.
 
-A task is here from when it was given until a sample speaks of it.  The one rule: a
-host has one for each image, the last, as an agent tells of one only.
+A task is here from when it was given until a sample speaks of it.  A host has
+one for each image, the last, as an agent tells of one only.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statements about keys and enrolments; :mod:`acstor_decision.db.database` runs them.
 
-The one rule: the first key of a kind is made once.  Its number is part of the primary
-key, so of several instances that start together one notes its key, and the others
-use that one.
+The first key of a kind is made once.  Its number is part of the primary key, so
+of several instances that start together one notes its key, and the others use
+that one.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of what knows how busy the switches are, and how one is found.
 
-The one rule: :meth:`SwitchLoads.levels` answers within ``TIMEOUT_S`` or raises
+:meth:`SwitchLoads.levels` answers within ``TIMEOUT_S`` or raises
 :class:`LoadsUnknown`; then the thresholds stay as they are.
 """
 

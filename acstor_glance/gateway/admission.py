@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many reads of a store run at a time, and how long the one who asks waits for his.
 
-The one rule: a store that hangs costs as many threads as it may have reads, and nobody waits longer
-than an answer may take.  A read in a thread cannot be stopped: one that is late is left to itself,
-and keeps its place until it ends.
+A store that hangs costs as many threads as it may have reads, and nobody waits longer than an
+answer may take.  A read in a thread cannot be stopped: one that is late is left to itself, and
+keeps its place until it ends.
 """
 
 import http

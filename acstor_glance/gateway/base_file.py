@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of a base image, read out of its store for one composition.
 
-The one rule: a store that is busy or away is asked again while there is time, since what
-was sent to Glance already would be lost; what it refuses for good ends the composition.
+A store that is busy or away is asked again while there is time, since what was sent to
+Glance already would be lost; what it refuses for good ends the composition.
 """
 
 import collections

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Glance says: who may download an image, how it is, and where its bytes are.
 
-The one rule: the gateway has no rules of its own.  Whether somebody may download an image Glance
-is asked with his own token and no other: a range that begins behind the image's end.  Glance
-answers that with 416 after it has decided, and touches no store.  Where the bytes are it tells the
-service user.
+The gateway has no rules of its own.  Whether somebody may download an image Glance is asked with
+his own token and no other: a range that begins behind the image's end.  Glance answers that with
+416 after it has decided, and touches no store.  Where the bytes are it tells the service user.
 """
 
 import hashlib

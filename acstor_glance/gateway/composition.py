@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One image, composed out of a base and changes while both come, and sent to Glance.
 
-The one rule: nothing is kept of it but what is on its way: a few parts of the base, one piece of
-the changes, one that Glance has not taken yet.  So whoever is slowest sets the pace of all.
+Nothing is kept of it but what is on its way: a few parts of the base, one piece of the
+changes, one that Glance has not taken yet.  So whoever is slowest sets the pace of all.
 
     client, changes --> Body     \\
                                   merging, qcow2_writer --> Filling --> Glance

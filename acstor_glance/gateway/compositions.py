@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compositions of this process: who may begin one, what he is told, what is counted.
 
-The one rule: a thread of the WSGI server waits for each, and another one works; the first does not
+A thread of the WSGI server waits for each, and another one works; the first does not
 leave before the second has read the last of the body, for that is the server's own.
 
 What fails before the body has come whole is answered with a status of its own.  After that the

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the bytes of an image into Glance, in the name of the one who made it.
 
-The one rule: whether he may Glance decides, with his token and no other, and an image that was not
-sent whole is never active: it is said how long it is, and what ends before is refused by Glance,
-which then has the image ``queued`` again.
+Whether he may Glance decides, with his token and no other, and an image that was not sent whole
+is never active: it is said how long it is, and what ends before is refused by Glance, which then
+has the image ``queued`` again.
 """
 
 import http

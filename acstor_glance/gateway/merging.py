@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Of what an image is made that has a base and changes: which bytes of it come from where.
 
-The one rule: what a change covers is the change's, and the rest is the base's; behind the base's
-end, and where the base has nothing, it is zeros.  Clusters that the base has compressed, and that
-no change touches, are carried as they are stored.
+What a change covers is the change's, and the rest is the base's; behind the base's end, and
+where the base has nothing, it is zeros.  Clusters that the base has compressed, and that no
+change touches, are carried as they are stored.
 
 All here is looked at piece by piece, in the order of the disk, and nothing is kept.  No I/O.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many compositions run at a time, in all and for one project.
 
-The one rule: who finds no place is told so at once, and to come back; nobody waits here.
+Who finds no place is told so at once, and to come back; nobody waits here.
 """
 
 import collections

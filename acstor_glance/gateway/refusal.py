@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is answered instead of bytes.
 
-The one rule: the status says who can do something.  With 409 it is whoever looks after this one
-image or the stores' configuration: asking again does not help, and other images are not concerned.
-With 502, 503 and 504 it is a store or Glance, which may answer later.
+The status says who can do something.  With 409 it is whoever looks after this one image or the
+stores' configuration: asking again does not help, and other images are not concerned.  With 502,
+503 and 504 it is a store or Glance, which may answer later.
 """
 
 import http

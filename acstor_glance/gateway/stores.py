@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stores of ``glance-api.conf``, and what reads each of them.
 
-The one rule: which store a location is in says Glance.  What is not read is refused with the
+Which store a location is in says Glance.  What is not read is refused with the
 store's name and why, and said in the log once at the start.
 """
 

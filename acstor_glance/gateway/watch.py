@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a composition goes on, as the one who waits for it sees it.
 
-The one rule: whatever it waits for, a client, a store or Glance, it ends when nothing has moved for
+Whatever it waits for, a client, a store or Glance, it ends when nothing has moved for
 so long.  What works asks often, what waits decides.
 """
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs benchmarks and keeps their figures: JSON, a picture, and one line each.
 
-The one rule: a benchmark reports, it never judges the machine.  A missed target
-is a result like any other; only a benchmark that could not run is a failure.
-Figures are ratios taken in one run where that is possible, since absolute times
-say more about the machine than about acstor.
+A benchmark reports, it never judges the machine.  A missed target is a result
+like any other; only a benchmark that could not run is a failure.  Figures are
+ratios taken in one run where that is possible, since absolute times say more
+about the machine than about acstor.
 
 A benchmark is a function in a module ``tests/bench/<id>_<name>.py``::
 

@@ -15,7 +15,7 @@ can beat.  P7 is the mean with remap, divided by it.
 
 P7a is the gain: acstor without remap, divided by acstor with it, one option of the
 service.  The paper's 2.6 is against a cache whose hosts ask homes and nobody else.  So P7b is
-the paper's comparison: agents without advertisements, referrals, races and remap,
+the paper's comparison: agents without advertisements, referrals, hedges and remap,
 against all of acstor.  P7c is what remap does to the CV of all traffic (Equation 2):
 of the bytes that hosts' links carry, both ways, while hosts read.  P7d is how many
 v-nodes moved, of those that had to.
@@ -57,7 +57,7 @@ COLLECTION_S = 2.0
 COLLECTIONS_BEFORE = 6
 DEADLINE_S = 120.0
 TARGET = 2.6
-HOMES_ONLY = {"variants": "no-advertisements,no-referrals,no-races"}
+HOMES_ONLY = {"variants": "no-advertisements,no-referrals,no-hedges"}
 WAYS: dict[str, tuple[dict[str, object], bool]] = {
     "homes only": (HOMES_ONLY, False),
     "homes only, remap": (HOMES_ONLY, True),
@@ -174,7 +174,7 @@ def outcome(
         "served_bytes": [one["served_bytes"] for one in exchange],
         "source_bytes": [one["source_bytes"] for one in exchange],
         "referrals": sum(one["referrals_followed"] for one in exchange),
-        "races": sum(one["races"] for one in exchange),
+        "hedges": sum(one["hedges"] for one in exchange),
     }
 
 

@@ -37,7 +37,7 @@ OTHER_VARIANTS = (
     ("", variants.Variant.NO_READ_AHEAD, variants.Variant.READ_AHEAD_BY_UNITS),
     ("", variants.Variant.NO_COPY_HINTS),
     ("", variants.Variant.NO_PREFETCH, variants.Variant.UNBOUNDED_PREFETCH),
-    ("", variants.Variant.NO_RACES),
+    ("", variants.Variant.NO_HEDGES),
     ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),
 )

@@ -3,7 +3,7 @@
 
 Other hosts reach each of them through a relay, which can be made bad.
 
-The one rule: the process of the run itself never touches a mount, or it waits with the readers.
+The process of the run itself never touches a mount, or it waits with the readers.
 """
 
 import configparser

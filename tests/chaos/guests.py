@@ -4,7 +4,7 @@
 What it reads is judged by what it prints (``guest_disk``): each part of its disk has the right
 checksum.  QEMU pauses a guest whose read fails, so its monitor is asked, too.
 
-The one rule: nothing here waits for QEMU, which may hang in the kernel as any reader may.
+Nothing here waits for QEMU, which may hang in the kernel as any reader may.
 """
 
 import contextlib

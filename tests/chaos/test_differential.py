@@ -189,7 +189,7 @@ def check_faults_happened(
 ) -> None:
     """A test in which nothing went wrong shows nothing."""
     assert flaky.faults > 10
-    assert peer.gets > 0  # each lie earns a quarantine, so how many depends on the time it takes
+    assert peer.gets > 0  # each lie earns a backoff, so how many depends on the time it takes
     logs = "".join(agent.log() for agent in cloud.agents.values())
     assert "starting another" in logs
     assert "is damaged in slab file" in logs

@@ -43,7 +43,7 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Ping(request_id),
                     peer_wire.Advertise(prefixes(rng)),
                     peer_wire.Gone(prefixes(rng)),
-                    peer_wire.LetGo(prefixes(rng)),
+                    peer_wire.EvictionHint(prefixes(rng)),
                     peer_wire.Keep((peer_keeping.Lease(IMAGE, rng.randrange(86401)),)),
                     peer_wire.Kept(
                         rng.randrange(2**64),

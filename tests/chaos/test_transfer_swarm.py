@@ -151,9 +151,9 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
     few, few_times = collective(8, 32)
     many, many_times = collective(64, 32)
     for world in (few, many):
-        races = sum(host.core.counters.races for host in world.hosts.values())
-        assert sum(world.source.reads.values()) <= 32 + races
-        assert max(world.source.reads.values()) <= 2  # by the home, and who acts for it in a race
+        hedges = sum(host.core.counters.hedges for host in world.hosts.values())
+        assert sum(world.source.reads.values()) <= 32 + hedges
+        assert max(world.source.reads.values()) <= 2  # by the home, and who acts for it in a hedge
     assert max(many_times.values()) < 4 * max(few_times.values())
 
 
@@ -186,7 +186,7 @@ def test_who_knows_no_cid_gets_nothing_of_an_image():
         host.cache.update({chunk.cid: world.content_of(chunk.cid) for chunk in world.secret})
     world.hosts[world.names[0]].cache.clear()
     world.network.run(20.0)
-    refused = [host.core.counters.not_admitted for host in world.hosts.values()]
+    refused = [host.core.counters.unauthorized for host in world.hosts.values()]
     assert min(refused[1:]) > 10
 
 
@@ -223,7 +223,7 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
 def test_every_chunk_is_read_from_the_source_once(name):
     pattern = transfer_patterns.pattern(name, 8, 64, beyond=0)
     done = transfer_patterns.play(pattern, burst_bytes=None)
-    # Where all wait for the source, the first races are in vain: four for each host at most.
+    # Where all wait for the source, the first hedges are in vain: four for each host at most.
     assert done.source <= (1.0625 if name == "sync-disjoint" else 1.0)
 
 

@@ -333,7 +333,7 @@ class Run:
         surplus = sum(count - allowed for count in reads if count > allowed)
         wished = 0  # guests who were better off like that
         for host in self.world.hosts.values():
-            wished += host.core.counters.races + host.core.counters.source_firsts
+            wished += host.core.counters.hedges + host.core.counters.source_firsts
         if self.is_slow:  # whose link is full is left alone now and then: others read for it
             wished += int(SLOW_SURPLUS * len(reads))
         if surplus > wished:

@@ -48,7 +48,7 @@ EMPTY_S = 300.0
 WALL_S = 120
 """No seed may take longer: then something goes round and round."""
 ONCE = 1.15
-"""So often may the source be read when nothing breaks: races cost a little."""
+"""So often may the source be read when nothing breaks: hedges cost a little."""
 CALM_EVERY = 10
 HURRY_S = 60.0
 """An image that is to be whole in a while is to be so in this at most."""

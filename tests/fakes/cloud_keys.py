@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of a cloud in the test's hands: an authority, and what the decision service signs with.
 
-The one rule: everything is made with the project's own code, as the decision service makes it.
+Everything is made with the project's own code, as the decision service makes it.
 """
 
 import datetime

@@ -91,8 +91,8 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
     with http_server.serve(files) as server:
         server.always = witness
         options = hosts.http_options(server.url, 5) | patient(5)
-        # A race on a slow machine may read a chunk twice; it has tests and a budget of its own.
-        with hosts.cloud(tmp_path, images, names, variants="no-races", **options) as cloud:
+        # A hedge on a slow machine may read a chunk twice; it has tests and a budget of its own.
+        with hosts.cloud(tmp_path, images, names, variants="no-hedges", **options) as cloud:
             assert read_everywhere(cloud, image_id) == [DATA] * len(names)
             statuses = cloud.statuses()
     assert sum(stop - start for start, stop in asked) == len(DATA)
@@ -122,7 +122,7 @@ def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
         assert read(cloud["h1"].image_path(image_id), again) == chunk(again)
 
         def is_asked_again() -> int:
-            """Read one more: after a quarantine a host is tried, in a race with the next one."""
+            """Read one more: after a backoff a host is tried, in a hedge with the next one."""
             number = next(later)
             assert read(cloud["h1"].image_path(image_id), number) == chunk(number)
             time.sleep(0.5)

@@ -62,12 +62,12 @@ def test_lie_inside_a_batch_costs_its_teller_his_trust_and_no_other_chunk(
 ):
     giver = Giver(is_liar=True)
     with lying_peer.answering("liar", giver.answer) as peer:
-        options = {"in_ring_only": {"liar": peer.port}, "variants": "no-races"}
+        options = {"in_ring_only": {"liar": peer.port}, "variants": "no-hedges"}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             assert cloud["h1"].image_path(image_id).read_bytes() == DATA
             exchange = cloud["h1"].status()["exchange"]
             assert giver.lies, giver.batches
-            assert exchange["invalid_chunks"] == 1 and exchange["quarantined"]["liar"] > 10
+            assert exchange["invalid_chunks"] == 1 and exchange["in_backoff"]["liar"] > 10
             assert "liar is left alone" in cloud["h1"].log()
             assert failed_reads(cloud, image_id) == 0
             got = cloud["h1"].status()["fetched"]["home"]["bytes"]
@@ -81,7 +81,7 @@ def test_table_that_changes_before_the_answer_costs_no_read(tmp_path, images, im
     with lying_peer.answering("h9", giver.answer) as peer:
         ghosts = {"h9": peer.port}
         patient = {tuned.PEER_SILENCE_S: 8.0}
-        options = {"in_ring_only": ghosts, "variants": "no-races", "constants": patient}
+        options = {"in_ring_only": ghosts, "variants": "no-hedges", "constants": patient}
         with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
             got = {}
 
@@ -105,7 +105,7 @@ def test_table_that_changes_before_the_answer_costs_no_read(tmp_path, images, im
             assert got == {"h1": True, "h2": True} and failed_reads(cloud, image_id) == 0
             statuses = cloud.statuses().values()
             assert sum(s["fetched"]["home"]["bytes"] for s in statuses) > 0
-            assert not any(s["exchange"]["quarantined"] for s in statuses)
+            assert not any(s["exchange"]["in_backoff"] for s in statuses)
             assert all(s["exchange"]["invalid_chunks"] == 0 for s in statuses)
 
 
@@ -134,7 +134,7 @@ def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
         assert f"it speaks version {ours} of the peer protocol, this host {theirs}" in (
             cloud["h3"].log()
         )
-        assert set(statuses["h1"]["exchange"]["quarantined"]) <= {"h3"}
+        assert set(statuses["h1"]["exchange"]["in_backoff"]) <= {"h3"}
 
         cloud["h3"].stop()
         cloud["h3"].constants = {}
@@ -173,5 +173,5 @@ def test_host_that_stands_still_now_and_then_blames_nobody(tmp_path, images, ima
             time.sleep(0.3)
         reader.join(60)
         assert b"".join(got) == DATA and failed_reads(cloud, image_id) == 0
-        assert not cloud["h1"].status()["exchange"]["quarantined"]
+        assert not cloud["h1"].status()["exchange"]["in_backoff"]
         assert "is left alone" not in cloud["h1"].log()

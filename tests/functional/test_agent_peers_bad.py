@@ -145,7 +145,7 @@ def resident_bytes(pid: int | None) -> int:
     return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) * 1024
 
 
-@pytest.mark.parametrize("kind", [peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo])
+@pytest.mark.parametrize("kind", [peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint])
 def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
     tmp_path, images, image_id, kind
 ):
@@ -172,13 +172,13 @@ def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
 def test_strangers_are_not_listened_to(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
-        for kind in (peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo):
+        for kind in (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint):
             with impostor(cloud, "h1", "h99") as link, contextlib.suppress(ConnectionError):
                 flood(link, kind, 20)
                 assert link.recv(1000) == b""  # not even Hello
         assert "Hello of h99 proves nothing" in cloud["h1"].log()
         status = cloud["h1"].status()["exchange"]
-        assert (status["copies_let_go"], status["advertised_denied"]) == (0, 0)
+        assert (status["copies_demoted"], status["advertised_denied"]) == (0, 0)
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
 
 

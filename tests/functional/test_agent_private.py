@@ -22,7 +22,7 @@ DATA = local.random_bytes(12 * MIB)
 KEY = ids.ScopeKey(os.urandom(ids.SCOPE_KEY_BYTES))
 NAMES = ("h1", "h2", "h3", "h4", "h5", "h6")
 SLACK = 1.1
-"""A race on a slow machine may read a chunk twice."""
+"""A hedge on a slow machine may read a chunk twice."""
 
 
 def read_on(folder, images, users, naming, **options):

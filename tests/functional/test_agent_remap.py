@@ -24,9 +24,9 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(12 * MIB, seed=9)
 NAMES = ("h1", "h2", "h3", "h4")
 PODS = {"h1": "site/pod1", "h2": "site/pod1", "h3": "site/pod2", "h4": "site/pod2"}
-ONCE = {"variants": "no-races", "constants": {tuned.PEER_SILENCE_S: 5}}
-"""A race, or a peer that is given up on a slow machine, may read the source twice."""
-QUIET = {**ONCE, "variants": "no-races,no-advertisements"}
+ONCE = {"variants": "no-hedges", "constants": {tuned.PEER_SILENCE_S: 5}}
+"""A hedge, or a peer that is given up on a slow machine, may read the source twice."""
+QUIET = {**ONCE, "variants": "no-hedges,no-advertisements"}
 FEW_COPIES = {tuned.COPIES_LIMIT: 1}
 
 
@@ -145,7 +145,7 @@ def test_host_that_leaves_the_ring_under_readers_still_gives_what_it_has(
         with reading(cloud, image_id, "h3"):
             pass
         assert count(cloud, "source_bytes") <= 1.02 * len(DATA)
-        assert all(s["exchange"]["quarantined"] == {} for s in cloud.statuses().values())
+        assert all(s["exchange"]["in_backoff"] == {} for s in cloud.statuses().values())
 
 
 def test_host_that_died_is_taken_off_the_ring_under_readers(tmp_path, images, image_id):
@@ -218,17 +218,17 @@ def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
             pass
         beyond = (len(NAMES) - 2) * len(DATA) // CHUNK  # all but the home and one holder
         hosts.wait_until(
-            lambda: count(cloud, "copies_let_go") > 0.8 * beyond, "chunks that may go", 30
+            lambda: count(cloud, "copies_demoted") > 0.8 * beyond, "chunks that may go", 30
         )
-        assert count(cloud, "copies_let_go") <= count(cloud, "copies_told")
+        assert count(cloud, "copies_demoted") <= count(cloud, "copies_told")
 
 
 def test_home_tells_holders_beyond_the_limit_to_let_go(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, constants=FEW_COPIES, life_s=60) as cloud:
         with reading(cloud, image_id, *NAMES):
             pass
-        hosts.wait_until(lambda: count(cloud, "copies_let_go") > 0, "chunks that may go", 30)
-        assert count(cloud, "copies_let_go") <= count(cloud, "copies_told")
+        hosts.wait_until(lambda: count(cloud, "copies_demoted") > 0, "chunks that may go", 30)
+        assert count(cloud, "copies_demoted") <= count(cloud, "copies_told")
         with reading(cloud, image_id, *NAMES):  # there is room: nothing was dropped
             pass
         assert count(cloud, "source_bytes") < 1.5 * len(DATA)

@@ -20,7 +20,7 @@ SIMPLE = {
     Variant.NO_PREFETCH,
     Variant.NO_READ_AHEAD,
     Variant.NO_REFERRALS,
-    Variant.NO_RACES,
+    Variant.NO_HEDGES,
     Variant.NO_COPY_HINTS,
     Variant.BY_PLACE,
     Variant.CACHE_FIFO,
@@ -42,8 +42,8 @@ def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
             assert list(threads.map(lambda path: path.read_bytes() == DATA, paths)) == [True] * 3
         statuses = cloud.statuses().values()
     assert sum(status["read"]["home"]["bytes"] for status in statuses) > 0
-    if Variant.NO_RACES in chosen:
-        assert all(status["exchange"]["races"] == 0 for status in statuses)
+    if Variant.NO_HEDGES in chosen:
+        assert all(status["exchange"]["hedges"] == 0 for status in statuses)
     if Variant.NO_REFERRALS in chosen:
         assert all(status["exchange"]["referrals_followed"] == 0 for status in statuses)
     if {Variant.NO_ADVERTISEMENTS, Variant.NO_REFERRALS} <= chosen:  # nobody knows other holders

@@ -234,7 +234,7 @@ def test_silent_strangers_hold_up_nobody(start: Start) -> None:
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(_from("127.0.0.2", h2.port))
-            for _ in range(places.STRANGERS_OF_ADDRESS + 4)
+            for _ in range(places.UNAUTHENTICATED_OF_ADDRESS + 4)
         ]
         began = time.monotonic()
         with h1.client(h2) as client:

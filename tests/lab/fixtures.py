@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What functional tests and tests of attacks are given: agents, and the services of one OpenStack.
 
-The one rule: a run has one OpenStack.  A session fixture that a second conftest imports would be
+A run has one OpenStack.  A session fixture that a second conftest imports would be
 made twice, so these are a plug-in, which the conftest above all tests names.
 """
 

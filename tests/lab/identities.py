@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The certificate authority of a run of the lab: it gives every agent its certificate.
 
-The one rule: a host that has files already, from a decision service or from a test,
-keeps them.
+A host that has files already, from a decision service or from a test, keeps
+them.
 """
 
 import functools

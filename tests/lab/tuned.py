@@ -4,8 +4,8 @@
     python -P tests/lab/tuned.py MODULE '{"acstor_glance.plan.RETRY_FIRST_S": 1}' ARGUMENT...
 
 What no operator turns is no option but a constant, and a test that cannot wait for it, or must
-have less of something, changes it here.  The one rule: the product knows nothing of this, so a
-constant can be changed only where the product looks it up in its module when it needs it.
+have less of something, changes it here.  The product knows nothing of this, so a constant can
+be changed only where the product looks it up in its module when it needs it.
 """
 
 import importlib

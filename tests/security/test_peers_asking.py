@@ -102,7 +102,7 @@ def test_proof_that_was_made_for_another_host_is_of_no_use(cloud, mirrored):
 # Who may speak
 
 OTHER = certificates.Authority.create("another cloud", time.time(), DAY_S)
-STRANGERS: dict[str, tuple[str, identity_files.Set | None, str]] = {
+UNAUTHENTICATED: dict[str, tuple[str, identity_files.Set | None, str]] = {
     "not on the table": ("h9", identities.issue("h9"), "it is not on the v-node table"),
     "another cloud": ("evil", identities.issue("evil", OTHER), "its certificate is not believed"),
     "another's name": ("evil", identities.issue("h9"), "its certificate is of h9"),
@@ -121,9 +121,9 @@ STRANGERS: dict[str, tuple[str, identity_files.Set | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", UNAUTHENTICATED)
 def test_stranger_gets_no_answer_and_is_named_in_the_log(cloud, name):
-    host, files, said = STRANGERS[name]
+    host, files, said = UNAUTHENTICATED[name]
     with raw_peer.RawPeer(cloud.ports["h1"], host, files) as peer:
         assert not isinstance(peer.greet(), peer_wire.Hello)
     hosts.wait_until(lambda: said in cloud["h1"].log(), f"a line about {name}")

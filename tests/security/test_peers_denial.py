@@ -25,7 +25,7 @@ pytestmark = hosts.needs_fuse
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(16 * geometry.MIB, seed=12)
 CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
-STRANGERS = 2048
+UNAUTHENTICATED = 2048
 DEAF = 100
 MEMORY_LIMIT_BYTES = 512 * geometry.MIB
 
@@ -53,7 +53,7 @@ def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
     ) as cloud:
         cloud["h1"].ctl("ensure", image_id)
         with contextlib.ExitStack() as stack:
-            for _ in range(STRANGERS):
+            for _ in range(UNAUTHENTICATED):
                 address = (local.LOOPBACK, cloud.ports["h1"])
                 stack.enter_context(socket.create_connection(address, 10))
             path = cloud["h2"].image_path(image_id)
@@ -66,7 +66,7 @@ def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
         assert exchange["home"]["bytes"] + exchange["peer"]["bytes"] > 0
         assert took_s < 5.0
         assert memory < MEMORY_LIMIT_BYTES
-        print(f"{STRANGERS} strangers: 16 MiB in {took_s:.2f} s, {memory >> 20} MiB resident")
+        print(f"{UNAUTHENTICATED} strangers: 16 MiB in {took_s:.2f} s, {memory >> 20} MiB resident")
 
 
 def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
@@ -142,7 +142,7 @@ def test_certificates_that_are_replaced_under_load_cost_no_connection(tmp_path, 
                 assert file.read(CHUNK) == DATA[start : start + CHUNK]
         for name in ("h1", "h2"):
             assert "dropped" not in cloud[name].log()
-            assert not cloud[name].status()["exchange"]["quarantined"]
+            assert not cloud[name].status()["exchange"]["in_backoff"]
 
 
 class FlippingProxy:

@@ -16,7 +16,7 @@ import pytest
 
 from acstor_agent.core.exchange import handshakes
 from acstor_agent.peers import peer_net
-from acstor_agent.peers import strangers
+from acstor_agent.peers import unauthenticated
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -110,12 +110,15 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
         refused = cloud["h1"].status()["refused"]
         log = cloud["h1"].log()
         assert fetched["home"]["bytes"] + fetched["peer"]["bytes"] > 0
-        assert answered[0] <= handshakes.OF_STRANGERS.burst + handshakes.OF_STRANGERS.per_s * took_s
+        assert (
+            answered[0]
+            <= handshakes.OF_UNAUTHENTICATED.burst + handshakes.OF_UNAUTHENTICATED.per_s * took_s
+        )
         assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were pushed out
         assert spent_s < SPENT_S
         said = [line for line in log.splitlines() if "Handshakes come too quickly" in line]
         assert said and any(ip in said[0] for ip in ADDRESSES)
-        assert len(said) <= 1 + took_s / strangers.SAY_AGAIN_S
+        assert len(said) <= 1 + took_s / unauthenticated.SAY_AGAIN_S
         print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
 
 
@@ -130,7 +133,7 @@ def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
                 stack.enter_context(
                     socket.create_connection((local.LOOPBACK, port), 10, source_address=(ip, 0))
                 )
-            crowded = len(ADDRESSES) - peer_net.Limits().strangers
+            crowded = len(ADDRESSES) - peer_net.Limits().unauthenticated
             hosts.wait_until(
                 lambda: cloud["h1"].status()["refused"]["connections"] >= crowded, "the crowd", 4.0
             )

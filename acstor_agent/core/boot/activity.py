@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether guests of this host boot from an image, told from what they need from elsewhere.
 
-The one rule: a boot is over when it has needed nothing for a while, and in any case some time after
-it began.  Boots that follow each other without a pause are one: else an image that is opened often
-would boot for ever.
+A boot is over when it has needed nothing for a while, and in any case some time after it began.
+Boots that follow each other without a pause are one: else an image that is opened often would boot
+for ever.
 
 Times are seconds of one clock that never goes back, given by the caller.
 """

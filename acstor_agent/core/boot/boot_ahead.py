@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boot images come to a host before a guest of it asks for them, and how slowly.
 
-Hosts are told of a new boot image by the decision service; each decides for itself.  The one rule:
-a host takes only what its operator wants here, of images that every project may read or of a
-project whose images it serves already, and no more in a day than it keeps of such.
+Hosts are told of a new boot image by the decision service; each decides for itself.  A host takes
+only what its operator wants here, of images that every project may read or of a project whose
+images it serves already, and no more in a day than it keeps of such.
 """
 
 import enum

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boot images may lie in memory, and for how long.
 
-The one rule: together they never take more than the limit.  A boot image is held
-from the moment that a guest is about to boot until it has been read by nobody for
-a while, or until the longest boot must be over; one that has fallen quiet makes
-room for a new one at once.
+Together they never take more than the limit.  A boot image is held from the
+moment that a guest is about to boot until it has been read by nobody for a while,
+or until the longest boot must be over; one that has fallen quiet makes room for a
+new one at once.
 """
 
 from collections.abc import Iterator

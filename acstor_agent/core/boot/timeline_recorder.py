@@ -5,8 +5,8 @@ At each moment at which reads are under way the oldest of them is the one that i
 the times by what was waited for add up to the time in which something was, however many reads of a
 guest were under way at once.
 
-The one rule: however long a boot takes and however much it reads, this stays as small as it is.
-When the slices of time are used up pairs become one, and each is twice as long from then on.
+However long a boot takes and however much it reads, this stays as small as it is.  When the
+slices of time are used up pairs become one, and each is twice as long from then on.
 """
 
 import collections

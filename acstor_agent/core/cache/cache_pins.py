@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What shall stay in the public cache, counted by content: images share chunks.
 
-The one rule: a pin says that a chunk shall be here, whether it is here or not.  So a pin does not
+A pin says that a chunk shall be here, whether it is here or not.  So a pin does not
 go when its chunk is lost, and whoever brings a pinned chunk need not know of it.
 """
 

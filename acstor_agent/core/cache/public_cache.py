@@ -199,7 +199,7 @@ class PublicCache:
                     break  # they are pinned, or were in use when room was needed
                 self._change_class(first, KeepClass.BORROWED)
 
-    def let_go(self, slot: cache_slot.Slot) -> bool:
+    def demote(self, slot: cache_slot.Slot) -> bool:
         """Make a borrowed chunk the first to make room until it is used; say whether it is one.
 
         A chunk that this host keeps for others or for booting stays where it is.

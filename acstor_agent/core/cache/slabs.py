@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slab files of the public cache: how many bytes they may have, and which are given up first.
 
-The one rule: they never get more bytes than the limit, and what the operator allows beyond it for
+They never get more bytes than the limit, and what the operator allows beyond it for
 pinned chunks.
 """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a host asks for its next certificate: long before the one that it has ends.
 
-The one rule: hosts that were started together must not ask together, nor for ever.
-Each asks in a stretch of a tenth of its certificate's life before two thirds of it,
-and after a failure waits twice as long as before, up to RETRY_LAST_S, give or take
-a quarter.  With a life of 24 h a host has 8 h to be heard before its certificate
-ends, and the days of ``certificates.GRACE_S`` after that.
+Hosts that were started together must not ask together, nor for ever.  Each asks in
+a stretch of a tenth of its certificate's life before two thirds of it, and after a
+failure waits twice as long as before, up to RETRY_LAST_S, give or take a quarter.
+With a life of 24 h a host has 8 h to be heard before its certificate ends, and the
+days of ``certificates.GRACE_S`` after that.
 """
 
 from acstor_common import certificates

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept beside a disk that was made of a checkpoint: who has its chunks, and the key.
 
-The byte-level description is doc/source/format/recovery.rst.  The one rule: the key is there only
+The byte-level description is doc/source/format/recovery.rst.  The key is there only
 as long as a chunk is missing; it opens all that the holders have of the disk.
 """
 

@@ -5,6 +5,6 @@
 * who holds what, told without being asked: ``neighbours``, ``listening``, ``content_index``,
   ``prefetch``;
 * who is busy or slow: ``uplink_places``, ``hedge``;
-* what strangers and askers may use up: ``handshakes``, ``budget``;
+* what the unauthenticated and askers may use up: ``handshakes``, ``budget``;
 * what nobody has: ``denials``, ``absences``.
 """

@@ -4,7 +4,7 @@
 A source that says "no such image" may be wrong for a while: rights that are being changed, a
 folder that is not mounted.  And a host that has just left the v-node table may only start anew.
 
-The one rule: bytes are lost when the source has denied their image for ``lost_after_s``, asked
+Bytes are lost when the source has denied their image for ``lost_after_s``, asked
 again and again meanwhile, and no host has left the table within that time.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts have said of which chunks that they have not got them.
 
-The one rule: a chunk is nowhere when every host has said so of late, and silence says nothing.
+A chunk is nowhere when every host has said so of late, and silence says nothing.
 What is remembered is bounded; of what is forgotten hosts are asked again.
 """
 

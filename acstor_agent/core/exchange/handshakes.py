@@ -5,8 +5,8 @@ Who a connection is from is known only after its handshake; before it there is a
 address alone.  So each address at which hosts of the v-node table stand has an
 allowance of its own, which others cannot use up, and all other addresses share one.
 
-The one rule: the time that strangers can make this host spend on cryptography does
-not grow with their number.
+The time that unauthenticated peers can make this host spend on cryptography does not grow
+with their number.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from acstor_agent.core import rates
 
 OF_HOST = rates.Rate(per_s=4.0, burst=32.0)
 """A host has four connections, and opens them anew after a restart or when they were idle."""
-OF_STRANGER = rates.Rate(per_s=5.0, burst=10.0)
-OF_STRANGERS = rates.Rate(per_s=50.0, burst=100.0)
+OF_ADDRESS = rates.Rate(per_s=5.0, burst=10.0)
+OF_UNAUTHENTICATED = rates.Rate(per_s=50.0, burst=100.0)
 """All together: 5 % of a processor.  They are hosts that come from another address than theirs."""
 ADDRESSES = 16384
-"""Addresses of which something is remembered, of hosts and of strangers."""
+"""Addresses of which something is remembered, of hosts and of others."""
 
 
 class Handshakes:
@@ -38,8 +38,8 @@ class Handshakes:
         self.refused = 0
         self._hosts_at = hosts_at
         self._hosts: rates.Buckets[str] = rates.Buckets(OF_HOST, ADDRESSES)
-        self._strangers: rates.Buckets[str] = rates.Buckets(OF_STRANGER, ADDRESSES)
-        self._all_strangers: rates.Buckets[None] = rates.Buckets(OF_STRANGERS, 1)
+        self._others: rates.Buckets[str] = rates.Buckets(OF_ADDRESS, ADDRESSES)
+        self._all: rates.Buckets[None] = rates.Buckets(OF_UNAUTHENTICATED, 1)
 
     def may_come(self, ip: str, now: float) -> bool:
         """Say whether one from an address might begin now; if not it counts as refused."""
@@ -56,11 +56,11 @@ class Handshakes:
         elif hosts:
             self._hosts.take(ip, 1 / hosts, now)
         else:
-            self._strangers.take(ip, 1, now)
-            self._all_strangers.take(None, 1, now)
+            self._others.take(ip, 1, now)
+            self._all.take(None, 1, now)
         return may
 
     def _is_left(self, ip: str, hosts: int | None, now: float) -> bool:
         if hosts:
             return self._hosts.level(ip, now) >= 1 / hosts
-        return self._all_strangers.level(None, now) >= 1 and self._strangers.level(ip, now) >= 1
+        return self._all.level(None, now) >= 1 and self._others.level(ip, now) >= 1

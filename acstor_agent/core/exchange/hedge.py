@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When to stop waiting for a slow answer and race it by asking the next place as well.
+"""When to stop waiting for a slow answer and hedge it by asking the next place as well.
 
 A place that is much slower than places usually are is probably frozen or cut
 off.  The second question costs bytes, so it is asked after several times what
 nearly all answers take, and only for a small share of all fetches: where
-everything is slow at once, as on a full link, racing would make it slower.
+everything is slow at once, as on a full link, hedging would make it slower.
 """
 
 import bisect
@@ -14,20 +14,20 @@ WINDOW = 200
 """Latest answers that make up what is usual."""
 SHARE_OF_ANSWERS = 0.95
 TIMES = 3.0
-"""How much longer than nearly all answers one may take before it is raced."""
+"""How much longer than nearly all answers one may take before it is hedged."""
 SHORTEST_S = 0.1
 FIRST_GUESS_S = 0.5
 """The delay while there are fewer than ENOUGH answers to go by."""
 ENOUGH = 20
 BUDGET_SHARE = 0.02
-"""Races a fetch: at most 2 % of all fetches are made twice."""
+"""Hedges a fetch: at most 2 % of all fetches are made twice."""
 BUDGET_FIRST = 4.0
-"""Races at the start, when little is known; two put a frozen peer in quarantine."""
+"""Hedges at the start, when little is known; two put a frozen peer in backoff."""
 BUDGET_MOST = 16.0
 
 
 class Hedge:
-    """What is usual, and how many races are left.
+    """What is usual, and how many hedges are left.
 
     :param shortest_s: no answer is late before
     :param first_guess_s: when one is late as long as little is known
@@ -51,7 +51,7 @@ class Hedge:
         self._latest_s: collections.deque[float] = collections.deque()
         self._sorted_s: list[float] = []
         self._budget = BUDGET_FIRST
-        self.races = 0
+        self.hedges = 0
 
     @property
     def delay_s(self) -> float:
@@ -70,10 +70,10 @@ class Hedge:
             oldest_s = self._latest_s.popleft()
             del self._sorted_s[bisect.bisect_left(self._sorted_s, oldest_s)]
 
-    def may_race(self) -> bool:
-        """Take one race out of the budget; say whether there was one."""
+    def may_hedge(self) -> bool:
+        """Take one hedge out of the budget; say whether there was one."""
         if self._budget < 1.0:
             return False
         self._budget -= 1.0
-        self.races += 1
+        self.hedges += 1
         return True

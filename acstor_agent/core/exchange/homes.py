@@ -6,8 +6,8 @@ first owner that is nearer to it than the table's threshold.  So each group of n
 hosts reads the source once.  Before it does, its home may ask others that are
 likely to have the chunk: *upstreams*.
 
-The one rule: an upstream is asked with ``is_relayed`` and then asks nobody itself,
-so a question has one link more than without, whatever tables the hosts have.
+An upstream is asked with ``is_relayed`` and then asks nobody itself, so a
+question has one link more than without, whatever tables the hosts have.
 """
 
 import enum

@@ -5,8 +5,8 @@ What is told is counted twice: in prefixes, of which a peer may tell as many as 
 link can carry chunks, and in look-ups, of which a prefix takes one for each image that
 is mirrored here and one more.  The look-ups have a bound for each peer and one for all.
 
-The one rule: the time that all news together take is bounded, whatever is mirrored and
-however many tell; what is beyond it is dropped and counted.
+The time that all news together take is bounded, whatever is mirrored and however
+many tell; what is beyond it is dropped and counted.
 """
 
 from acstor_agent.core import rates

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which advertised chunks of one image to fetch before a guest asks (Nicolae 2016, 3.1.4).
 
-The one rule: what is fetched in vain is bounded.  A chunk is *unmatched* while
-it was prefetched and no guest has read it.  Advertisements are acted upon while
-the unmatched chunks are fewer than are allowed, else they are held back.
+What is fetched in vain is bounded.  A chunk is *unmatched* while it was
+prefetched and no guest has read it.  Advertisements are acted upon while the
+unmatched chunks are fewer than are allowed, else they are held back.
 
 The paper counts a chunk when it has arrived, so a batch of advertisements that
 comes at once passes the test as a whole; here those under way count too, and so

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images are in use, told from what was seen of them.
 
-The one rule: what cannot be told counts as used.  An image that is taken for used for too long
+What cannot be told counts as used.  An image that is taken for used for too long
 costs room; one that is taken for unused too early costs a guest its disk.
 
 Times are seconds of one clock that never goes back, given by the caller.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images other hosts have asked this one to keep its shares of, and for how long.
 
-The one rule: what others can make this host remember is bounded, for each of them and for all, and
+What others can make this host remember is bounded, for each of them and for all, and
 ends by itself.  Where there are more images than may be, who asked for most gives way.
 
 Times are seconds of one clock that never goes back, given by the caller.

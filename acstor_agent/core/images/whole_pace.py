@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast images may become whole and must, how fast they do, and when to try again.
 
-The one rule: this is what nobody waits for, so it takes what others leave over.
+This is what nobody waits for, so it takes what others leave over.
 
 Times are seconds of one clock that never goes back, given by the caller.
 """

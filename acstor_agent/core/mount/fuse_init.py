@@ -6,9 +6,9 @@ Each later libfuse, perhaps of another version, makes an answer of its own, whic
 goes on as if that had been given.  So its offer is cut down to what was agreed, and what it makes
 of that is compared with what the kernel was told.
 
-The one rule: no libfuse serves a kernel that was told something else.  A flag may change what
-messages look like, so one is never ignored; of the numbers only the longest write matters, since
-libfuse must have room for it.
+No libfuse serves a kernel that was told something else.  A flag may change what messages look
+like, so one is never ignored; of the numbers only the longest write matters, since libfuse must
+have room for it.
 """
 
 import struct

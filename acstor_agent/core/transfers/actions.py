@@ -186,7 +186,7 @@ class Tell(NamedTuple):
     host: ids.HostId
     here: tuple[ids.Oid, ...]
     gone: tuple[ids.Oid, ...]
-    let_go: tuple[ids.Oid, ...]
+    evictable: tuple[ids.Oid, ...]
 
 
 class Heard(NamedTuple):
@@ -194,11 +194,11 @@ class Heard(NamedTuple):
 
     host: ids.HostId
     here: tuple[ids.Oid, ...]
-    let_go: tuple[ids.Oid, ...]
+    evictable: tuple[ids.Oid, ...]
 
 
 class LeftAlone(NamedTuple):
-    """A peer is in quarantine from now on: for the log."""
+    """A peer is in backoff from now on: for the log."""
 
     host: ids.HostId
     for_s: float

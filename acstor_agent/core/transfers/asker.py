@@ -53,7 +53,7 @@ class Link:
 class Asker:
     """A request that waits: for what its image names, for a content, or for its turn.
 
-    :ivar want: None until it was admitted
+    :ivar want: None until it was authorized
     :ivar data: what came; None while nothing did, or where the cache has it
     """
 

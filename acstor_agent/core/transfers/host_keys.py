@@ -3,7 +3,7 @@
 
 A table has joined keys for a content instead of a list of hosts: a million holders fit into memory.
 
-The one rule: who is forgotten here is forgotten in every table at once; his key goes to nobody else
+Who is forgotten here is forgotten in every table at once; his key goes to nobody else
 before all others had their turn, and what names it even then costs a question.
 """
 
@@ -62,7 +62,7 @@ class HostKeys:
         return list(self._keys)
 
     def forget(self, host: ids.HostId) -> None:
-        """Forget what a host has: it is dead, in quarantine, or not to be asked any more."""
+        """Forget what a host has: it is dead, in backoff, or not to be asked any more."""
         key = self._keys.pop(host, None)
         if key is not None:
             del self._hosts[key]

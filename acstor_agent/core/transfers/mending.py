@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done after a fault of the core itself: an event has raised, and some of it is half done.
 
-The one rule: what is half done ends, with all who wait for it, and nothing else does.  *Whole* is a
-transfer of which something will tell what becomes of it: an attempt that its peer owes, a read that
-the source is still to tell of, a pause, a search, a turn in a lane.  What others count (what peers
-owe, what is read, places) is counted anew.  So all is looked at, which faults alone are worth.
+What is half done ends, with all who wait for it, and nothing else does.  *Whole* is a transfer of
+which something will tell what becomes of it: an attempt that its peer owes, a read that the source
+is still to tell of, a pause, a search, a turn in a lane.  What others count (what peers owe, what
+is read, places) is counted anew.  So all is looked at, which faults alone are worth.
 """
 
 from acstor_agent.core.transfers import transfer as transfer_

@@ -3,10 +3,10 @@
 
 The one rule: what one peer owes is bounded, and a peer that failed costs the others little time.
 
-*Quarantine.*  A peer that does not answer, or gives what is right many times later than others do,
+*Backoff.*  A peer that does not answer, or gives what is right many times later than others do,
 is left alone after a few times in a row; one that gave bytes that are not the content, or broke the
 protocol, at once and for longer.  When its time is over one trial is let through: if that succeeds
-the peer is as good as new, else the next quarantine is twice as long.
+the peer is as good as new, else the next backoff is twice as long.
 
 *Latency.*  There is one measure of a place: how long it was silent before it gave something, of
 late (EWMA).  What it gave in one event counts once, by the oldest question, and only since it last
@@ -48,7 +48,7 @@ FIRST_S, LIAR_S, LONGEST_S = 0.5, 60.0, 600.0
 TRIAL_S = 1.0
 """So long others wait for the outcome of a trial."""
 JITTER = 0.25
-"""Share of a quarantine that is added or taken off, so that not all hosts try at once."""
+"""Share of a backoff that is added or taken off, so that not all hosts try at once."""
 
 TIMES = 4.0
 SHARE = 0.25
@@ -62,7 +62,7 @@ PLACES = 64
 NOTES = 8
 """What is usual is computed anew after so many answers."""
 
-RACES_A_CHUNK, RACES_FIRST, RACES_MOST = 0.02, 4.0, 16.0
+HEDGES_A_CHUNK, HEDGES_FIRST, HEDGES_MOST = 0.02, 4.0, 16.0
 """At most 2 % of all fetches are made twice; at the start four, as two of a frozen peer tell it.
 The source is none of these, unless it is known to be quick: where many hosts begin at once and it
 is slow, all would take homes that wait for it for frozen ones, and read it four times each."""
@@ -94,13 +94,13 @@ class Peer:
     :ivar line: attempts that wait until some of these are answered
     :ivar heard_s: when it last answered something, or said that it is alive
     :ivar gave_s: when it last gave a chunk
-    :ivar failures: in a row; ``quarantines``, too
-    :ivar until_s: end of the quarantine; ``trial_s``: of the time of a trial
+    :ivar failures: in a row; ``backoffs``, too
+    :ivar until_s: end of the backoff; ``trial_s``: of the time of a trial
     """
 
     __slots__ = (
         *("asks", "failures", "gave_s", "heard_s", "host", "is_liar", "line"),
-        *("quarantines", "trial_s", "under_bytes", "until_s"),
+        *("backoffs", "trial_s", "under_bytes", "until_s"),
     )
 
     def __init__(self, host: ids.HostId) -> None:
@@ -109,7 +109,7 @@ class Peer:
         self.under_bytes = 0
         self.line: turns.Turns[transfer_.Attempt] = turns.Turns()
         self.heard_s = self.gave_s = 0.0
-        self.failures = self.quarantines = 0
+        self.failures = self.backoffs = 0
         self.is_liar = False
         self.until_s = self.trial_s = 0.0
 
@@ -117,22 +117,22 @@ class Peer:
 class PeerBook:
     """All peers, and the source.
 
-    :param rng: for the jitter of quarantines
-    :param may_race: answers that are late are raced at all
+    :param rng: for the jitter of backoffs
+    :param may_hedge: answers that are late are hedged at all
     :ivar source_gave_s: when the source last gave a chunk
     """
 
-    def __init__(self, rng: Random, *, may_race: bool = True) -> None:
+    def __init__(self, rng: Random, *, may_hedge: bool = True) -> None:
         self.listening = listening.Listening(PREFIXES, PEERS)
-        self.invalid_chunks = self.quarantines = self.races = 0
+        self.invalid_chunks = self.backoffs = self.hedges = 0
         self.source_gave_s = 0.0
         self._rng = rng
         self._peers: dict[ids.HostId, Peer] = {}
         self._alone: set[ids.HostId] = set()  # or on trial since
         self._last_number = 0
-        self._races_most = RACES_MOST if may_race else 0.0
-        self._first_races_left = RACES_FIRST if may_race else 0.0
-        self._races_left = 0.0
+        self._hedges_most = HEDGES_MOST if may_hedge else 0.0
+        self._first_hedges_left = HEDGES_FIRST if may_hedge else 0.0
+        self._hedges_left = 0.0
         self._usual_s: tuple[collections.OrderedDict[ids.HostId | None, float], ...] = (
             *(collections.OrderedDict() for _ in (HELD, HOME, SOURCE)),
         )
@@ -180,10 +180,10 @@ class PeerBook:
                 del self._peers[host]
                 self._alone.discard(host)
 
-    # Quarantine
+    # Backoff
 
     def is_usable(self, host: ids.HostId, now: float) -> bool:
-        """Say whether to ask a host; after a quarantine that is the leave for one trial.
+        """Say whether to ask a host; after a backoff that is the leave for one trial.
 
         The others hear False until the trial has an outcome, or TRIAL_S is over: who got the leave
         may have had no need of it.
@@ -197,15 +197,15 @@ class PeerBook:
         return True
 
     def is_alone(self, host: ids.HostId, now: float) -> bool:
-        """Say whether a host is in quarantine."""
+        """Say whether a host is in backoff."""
         return host in self._alone and now < self._peers[host].until_s
 
     def is_doubtful(self, host: ids.HostId | None) -> bool:
-        """Say whether a host is in quarantine, or on trial after one."""
+        """Say whether a host is in backoff, or on trial after one."""
         return host in self._alone
 
-    def quarantined(self, now: float) -> dict[ids.HostId, float]:
-        """Return the hosts in quarantine, with the seconds that it lasts yet.
+    def in_backoff(self, now: float) -> dict[ids.HostId, float]:
+        """Return the hosts in backoff, with the seconds that it lasts yet.
 
         May be called from any thread.
         """
@@ -225,27 +225,27 @@ class PeerBook:
         self.invalid_chunks += is_lie
         is_alone = now < peer.until_s
         if is_alone and (peer.is_liar or not is_lie):
-            return 0.0  # what was asked before the quarantine tells nothing new
+            return 0.0  # what was asked before the backoff tells nothing new
         peer.failures += 1
         peer.is_liar |= is_lie
-        if not (is_lie or peer.quarantines or peer.failures >= FAILURES_ALLOWED):
+        if not (is_lie or peer.backoffs or peer.failures >= FAILURES_ALLOWED):
             return 0.0
-        length_s = min((LIAR_S if peer.is_liar else FIRST_S) * 2.0**peer.quarantines, LONGEST_S)
+        length_s = min((LIAR_S if peer.is_liar else FIRST_S) * 2.0**peer.backoffs, LONGEST_S)
         length_s *= 1 + JITTER * (2 * self._rng.random() - 1)
         peer.until_s, peer.trial_s = now + length_s, 0.0
-        peer.quarantines = min(peer.quarantines + 1, 32)
+        peer.backoffs = min(peer.backoffs + 1, 32)
         self._alone.add(host)
-        self.quarantines += 1
+        self.backoffs += 1
         return 0.0 if is_alone else length_s
 
     def succeeded(self, host: ids.HostId, now: float) -> None:
         """Note that a host gave right bytes, or an honest no: it is as good as new.
 
-        In a quarantine it is the answer to a request from before, which proves nothing.
+        In a backoff it is the answer to a request from before, which proves nothing.
         """
         peer = self._peers.get(host)
         if peer is not None and peer.failures and now >= peer.until_s:
-            peer.failures = peer.quarantines = 0
+            peer.failures = peer.backoffs = 0
             peer.is_liar = False
             self._alone.discard(host)
 
@@ -300,26 +300,26 @@ class PeerBook:
         others = [other_s for other, other_s in usual_s.items() if other != host]
         return bool(others) and own_s > TIMES * statistics.median(others)
 
-    # Races
+    # Hedges
 
     def answered(self, chunks: int) -> None:
         """Note that chunks came: a few more may be fetched twice."""
-        self._races_left = min(self._races_most, self._races_left + RACES_A_CHUNK * chunks)
+        self._hedges_left = min(self._hedges_most, self._hedges_left + HEDGES_A_CHUNK * chunks)
 
     @property
-    def may_race(self) -> bool:
-        """Say whether there is a race left, for some places at least."""
-        return self._races_left >= 1.0 or self._first_races_left >= 1.0
+    def may_hedge(self) -> bool:
+        """Say whether there is a hedge left, for some places at least."""
+        return self._hedges_left >= 1.0 or self._first_hedges_left >= 1.0
 
-    def take_race(self, host: ids.HostId | None) -> bool:
-        """Take one race out of the budget; say whether there is one for a host, or the source."""
-        if self._first_races_left >= 1.0 and (host is not None or self._is_source_quick):
-            self._first_races_left -= 1.0
-        elif self._races_left >= 1.0:
-            self._races_left -= 1.0
+    def take_hedge(self, host: ids.HostId | None) -> bool:
+        """Take one hedge out of the budget; say whether there is one for a host, or the source."""
+        if self._first_hedges_left >= 1.0 and (host is not None or self._is_source_quick):
+            self._first_hedges_left -= 1.0
+        elif self._hedges_left >= 1.0:
+            self._hedges_left -= 1.0
         else:
             return False
-        self.races += 1
+        self.hedges += 1
         return True
 
     @property

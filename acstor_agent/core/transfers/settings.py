@@ -15,7 +15,7 @@ class Settings(NamedTuple):
     :param lost_after_s: so long the source must have denied an image before anything of it is lost
     :param has_others: where there is no v-node table yet one is to come
     :param topology: whom to tell what is here; None: nobody
-    :param may_race: where an answer is late the next place is asked as well
+    :param may_hedge: where an answer is late the next place is asked as well
     :param learns_ring: hosts in step give each other what they read, round a ring
     """
 
@@ -25,7 +25,7 @@ class Settings(NamedTuple):
     lost_after_s: float = 0.0
     has_others: bool = False
     topology: neighbours.Topology | None = None
-    may_race: bool = True
+    may_hedge: bool = True
     learns_ring: bool = False
 
 

@@ -49,10 +49,10 @@ class Counters(NamedTuple):
 
     :ivar fallbacks: attempts that gave nothing, so another place was asked
     :ivar source_firsts: guests who were sent to the source because peers were slower
-    :ivar races: places that were asked because another one was late
+    :ivar hedges: places that were asked because another one was late
     :ivar invalid: chunks of peers that were not what was asked for
-    :ivar quarantines: times that a peer was left alone
-    :ivar not_admitted: requests of peers that were not theirs to make
+    :ivar backoffs: times that a peer was left alone
+    :ivar unauthorized: requests of peers that were not theirs to make
     :ivar given: chunks given to peers
     :ivar referrals: requests of peers that were answered with other hosts
     :ivar heard: OIDs of which peers told; ``ignored``: that were too many; ``denied``: that they
@@ -61,10 +61,10 @@ class Counters(NamedTuple):
 
     fallbacks: int
     source_firsts: int
-    races: int
+    hedges: int
     invalid: int
-    quarantines: int
-    not_admitted: int
+    backoffs: int
+    unauthorized: int
     given: int
     referrals: int
     heard: int
@@ -90,7 +90,7 @@ class Transfers:
     """All contents under way at one host.
 
     :param cache: says which contents are here
-    :param rng: for the jitter of quarantines
+    :param rng: for the jitter of backoffs
     :param given_as: says of what the image's home is asked before the source
     """
 
@@ -147,9 +147,9 @@ class Transfers:
         return Counters(
             travels.fallbacks,
             travels.source_firsts,
-            book.races,
+            book.hedges,
             book.invalid_chunks,
-            book.quarantines,
+            book.backoffs,
             self.rights.refused,
             self.requests.given,
             self.requests.referred,
@@ -362,10 +362,10 @@ class Transfers:
         host: ids.HostId,
         here: Sequence[ids.Oid],
         gone: Sequence[ids.Oid],
-        let_go: Sequence[ids.Oid],
+        evictable: Sequence[ids.Oid],
     ) -> None:
         """A peer tells what it has, what is gone from it, and what others may let go."""
-        self.parts.news.heard(host, here, gone, let_go, self.parts.now)
+        self.parts.news.heard(host, here, gone, evictable, self.parts.now)
 
     @_event
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:

@@ -10,7 +10,7 @@ A receiver that takes long keeps a place for PATIENCE_S, and then takes none bef
 up.  Where answers arrive at once places are many (``uplink_places``), and one connection at a time
 is looked after.
 
-The one rule: of one host no more than UNDELIVERED_BYTES are in their turn or on their way, whether
+Of one host no more than UNDELIVERED_BYTES are in their turn or on their way, whether
 it reads them or not; what is beyond is *parked*, without its bytes.
 """
 

@@ -36,7 +36,7 @@ class Want(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a peer asks for: nothing of it is believed before ``rights`` has admitted it.
+    """What a peer asks for: nothing of it is believed before ``rights`` has authorized it.
 
     :param number: of the request on its connection
     :param proof: that the peer knows the CID (``peer_request.proof_of``)

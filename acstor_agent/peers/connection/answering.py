@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a connection that answers another agent's requests for chunks.
 
-The one rule: what a peer can make this host do at a time is bounded, in requests
-and in bytes, for itself and for all peers together; beyond that its requests wait
-in the socket.
+What a peer can make this host do at a time is bounded, in requests and in bytes,
+for itself and for all peers together; beyond that its requests wait in the
+socket.
 
 Who gives the answers is told of requests that came together in one call, and may answer
 in one call; nothing is made here for a request but its place in a table.  A request's time

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a connection that asks another agent for chunks.
 
-The one rule: for each request there is one answer or one loss, soon after the connection
-has ended at the latest; an answer that nobody waits for any more is dropped, and one that
-nobody ever waited for ends the connection.  So what was given up is remembered, and its number
-is not used again while it is.
+For each request there is one answer or one loss, soon after the connection has ended at the
+latest; an answer that nobody waits for any more is dropped, and one that nobody ever waited
+for ends the connection.  So what was given up is remembered, and its number is not used again
+while it is.
 
 Requests leave in batches, and answers that came together are given out together; nothing
 is made for one chunk but its place in a table.

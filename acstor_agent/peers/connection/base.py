@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both ends of a connection between agents do: read, write, and end.
 
-The one rule: a connection may end at any moment, for any reason, and then
-everybody who waits on it hears of it at once; nothing else suffers.
+A connection may end at any moment, for any reason, and then everybody who waits
+on it hears of it at once; nothing else suffers.
 
 What is to be sent goes straight to the socket while that takes it, else to the
 outbox, which one task per connection empties.  What messages that came together bring
@@ -46,7 +46,7 @@ class Limits:
 
     :param incoming: connections from other agents; an idle one makes room for a new one
     :param of_host: of them from one host, for each class
-    :param strangers: connections of those who have not said yet who they are
+    :param unauthenticated: connections of those who have not said yet who they are
     :param outgoing: connections to other agents; an idle one makes room for a new one
     :param requests: requests that are being answered, for all hosts; further ones wait in the
         sockets
@@ -63,7 +63,7 @@ class Limits:
 
     incoming: int = 8192
     of_host: int = 2
-    strangers: int = 64
+    unauthenticated: int = 64
     outgoing: int = 1024
     requests: int = 4096
     host_requests: int = 256

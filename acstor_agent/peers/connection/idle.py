@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends connections that are of no use: idle for too long, or on which nothing moves.
 
-The one rule: a connection that works on something is left alone as long as that moves.
+A connection that works on something is left alone as long as that moves.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way to one host for one class of requests, from the first wish for it on.
 
-The one rule: what is wished before there is a connection is said when there is one, or is
-lost with the reason why there is none; it never waits longer than a dial may take.  Nobody is told
-from within his wish: who wishes again when told would never come to an end.
+What is wished before there is a connection is said when there is one, or is lost with the reason
+why there is none; it never waits longer than a dial may take.  Nobody is told from within his
+wish: who wishes again when told would never come to an end.
 """
 
 import contextvars

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends connections of hosts that may not speak any more.
 
-The one rule: a right that was looked at when a connection began is looked at again
-and again, since tables change, certificates end, and authorities are replaced.
+A right that was looked at when a connection began is looked at again and again,
+since tables change, certificates end, and authorities are replaced.
 
 After other files each certificate is checked anew (0.15 ms), each host's once; between a
 few of them others have their turn, and a pause.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store ``http``: GET with a range, from whatever web server a location names.
 
-Tenants name them, where Glance's policies let them, and may run them.  The one rule: a read ends
-in its time (web_link.py), takes in no more than was asked for, keeps nothing of the server's, and
-is not sent on to another server: Glance has looked at the URL that it was given and at no other.
+Tenants name them, where Glance's policies let them, and may run them.  A read ends in its time
+(web_link.py), takes in no more than was asked for, keeps nothing of the server's, and is not sent
+on to another server: Glance has looked at the URL that it was given and at no other.
 """
 
 import http

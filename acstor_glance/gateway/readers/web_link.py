@@ -2,10 +2,10 @@
 """Connections to web servers that tenants name: each read ends in time, whatever the server does.
 
 Time-outs of sockets begin anew with each byte, so a server that gives one now and then would keep
-a read, and its place among those of the store, for days.  The one rule: when the time of a read is
-over its connection is shut, wherever the read is: at one of many addresses, in TLS, in the head or
-in the body.  And no connection goes to a link-local address, where clouds have their metadata,
-whatever name resolves to it.
+a read, and its place among those of the store, for days.  When the time of a read is over its
+connection is shut, wherever the read is: at one of many addresses, in TLS, in the head or in the
+body.  And no connection goes to a link-local address, where clouds have their metadata, whatever
+name resolves to it.
 """
 
 import contextlib

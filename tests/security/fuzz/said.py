@@ -65,7 +65,7 @@ def _frame_seeds() -> list[bytes]:
         peer_wire.Pong(7),
         peer_wire.Advertise((1, 2, 3)),
         peer_wire.Gone((1 << 63,)),
-        peer_wire.LetGo((5,)),
+        peer_wire.EvictionHint((5,)),
         peer_wire.Refer(1, (ids.HostId("h1"), ids.HostId("h2"))),
     ]
     hello = b"".join(map(bytes, peer_wire.encode(HELLO)))

@@ -14,7 +14,7 @@ LANES = [exchange.Priority.SOON, exchange.Priority.SEED, exchange.Priority.HYDRA
 @pytest.fixture
 async def cloud(tmp_path):
     """A cloud whose hosts take a second for an answer."""
-    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4"), may_race=False) as made:
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4"), may_hedge=False) as made:
         made.slow.update(made.hosts)
         yield made
 
@@ -55,13 +55,13 @@ async def test_what_nobody_waits_for_is_told_without_a_time_for_it_may_be_late(
 async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
     tmp_path, autojump_clock
 ):
-    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4")) as racing:
-        wanted, home, name = asked(racing)
-        racing.frozen.add(home)
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4")) as hedging:
+        wanted, home, name = asked(hedging)
+        hedging.frozen.add(home)
         began_s = trio.current_time()
-        await racing.hosts[name].fetch(wanted, GUEST)
+        await hedging.hosts[name].fetch(wanted, GUEST)
         took_s = trio.current_time() - began_s
-    given_up, (_, other, count, other_s) = sorted(racing.moved, key=lambda moved: moved[2])
+    given_up, (_, other, count, other_s) = sorted(hedging.moved, key=lambda moved: moved[2])
     assert given_up == (name, home, 0, pytest.approx(took_s, abs=0.02))
     assert (other != home, count) == (True, CHUNK)
     assert 0 < other_s < took_s

@@ -170,7 +170,7 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
         place = one_host.IMAGE, CHUNK, CHUNK
         home, waits = peer_request.Mode.HOME, priority.Priority.PEER
         asked = want_.Request(1, *place, proof, home, waits, 1.0)
-        assert isinstance(host.chunks.core.rights.admit(peer, asked), str)
+        assert isinstance(host.chunks.core.rights.authorize(peer, asked), str)
     image = bytes(await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]
 

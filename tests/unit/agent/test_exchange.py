@@ -49,7 +49,7 @@ async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
             assert (await read(cloud, name, cloud.want(chunk_no), 20)).data == bytes_of(chunk_no)
 
 
-def quarantine(cloud, name, host, kind=failure.Failure.INVALID):
+def backoff(cloud, name, host, kind=failure.Failure.INVALID):
     book = cloud.hosts[name].core.parts.book
     book.failed(host, kind, trio.current_time())
 
@@ -99,7 +99,7 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     cloud.lying.add(home)
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
     assert cloud.hosts[name].core.counters.invalid == 1
-    assert set(cloud.hosts[name].quarantined()) == {home}
+    assert set(cloud.hosts[name].in_backoff()) == {home}
     cloud.asked.clear()
     await read(cloud, name, cloud.want(1))
     assert home not in {asked for _, asked, _, _ in cloud.asked}
@@ -371,7 +371,7 @@ async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
     for chunk_no in range(40):
         await read(cloud, name, cloud.want(chunk_no))
     assert trio.current_time() - began < 5
-    assert 1 <= cloud.hosts[name].core.counters.races <= 4
+    assert 1 <= cloud.hosts[name].core.counters.hedges <= 4
 
 
 @pytest.mark.expect_log("is left alone")
@@ -383,13 +383,13 @@ async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, a
         await read(cloud, name, cloud.want(chunk_no))
     at_home = [n for n in range(40) if cloud.home(cloud.want(n)) == home]
     assert trio.current_time() - began < len(at_home) / 2
-    assert cloud.hosts[name].core.counters.quarantines
+    assert cloud.hosts[name].core.counters.backoffs
     cloud.slow.clear()
     await trio.sleep(600)
     for chunk_no in at_home:
         cloud.caches[name].drop(cloud.want(chunk_no).cid)
         await read(cloud, name, cloud.want(chunk_no))
-    assert not cloud.hosts[name].quarantined()
+    assert not cloud.hosts[name].in_backoff()
 
 
 async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock):
@@ -397,7 +397,7 @@ async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock)
     cloud.source.delay_s = 0.4
     for chunk_no in range(40):
         await host.fetch(cloud.want(chunk_no), Priority.GUEST, 10)
-    assert host.core.counters.races <= 16 + 0.02 * 90
+    assert host.core.counters.hedges <= 16 + 0.02 * 90
 
 
 # Referrals
@@ -671,8 +671,8 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
     for asker in askers:
         await read(cloud, asker, wanted)
     await trio.sleep(8)
-    let_go = [one for one in cloud.told if isinstance(one[2], peer_wire.LetGo)]
-    assert let_go == [(home, asker, peer_wire.LetGo((wanted.oid,))) for asker in askers[:2]]
+    hints = [one for one in cloud.told if isinstance(one[2], peer_wire.EvictionHint)]
+    assert hints == [(home, asker, peer_wire.EvictionHint((wanted.oid,))) for asker in askers[:2]]
     assert cloud.hosts[home].counters.copies_told == 2
 
 
@@ -783,9 +783,9 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
     cloud.caches[home].store(wanted.cid, bytes_of(0), KeepClass.HOME)
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     for _ in range(20):
-        quarantine(cloud, reader, home)
-        await trio.sleep(min(cloud.hosts[reader].quarantined()[home], 40))
-    assert cloud.hosts[reader].quarantined()[home] > 10
+        backoff(cloud, reader, home)
+        await trio.sleep(min(cloud.hosts[reader].in_backoff()[home], 40))
+    assert cloud.hosts[reader].in_backoff()[home] > 10
     with trio.fail_after(5):
         assert (await read(cloud, reader, wanted)).data == bytes_of(0)
 

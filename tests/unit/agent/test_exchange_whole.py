@@ -35,7 +35,7 @@ class Cloud(exchange_cloud.Cloud):
 
     def __init__(self, folder, nursery, names, server):
         self.sources, self._server, self._folder = {}, server, folder
-        super().__init__(folder, nursery, names, may_race=False)
+        super().__init__(folder, nursery, names, may_hedge=False)
 
     def elsewhere(self, here):
         def words(image_id):
@@ -143,7 +143,7 @@ async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
         for name in NAMES:
             nursery.start_soon(read, cloud, name, range(20, 25))
         await trio.sleep(2)
-        assert not any(host.quarantined() for host in cloud.hosts.values())
+        assert not any(host.in_backoff() for host in cloud.hosts.values())
         go_on.set()
     assert store.whole == {PATH: 1}
 

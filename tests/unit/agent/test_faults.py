@@ -48,7 +48,7 @@ async def answering_with(heard=lambda host, news: None, **methods):
             yield net, client, giver
             await nets.wait_until(lambda: not net._budgets.requests.used)
             await nets.wait_until(lambda: not net._budgets.bytes.used)
-            assert not len(net.strangers)
+            assert not len(net.unauthenticated)
         await net.aclose()
 
 

@@ -52,7 +52,7 @@ ANYBODY = {"may_speak": nets.everybody}
 
 @pytest.fixture
 async def cloud(tmp_path):
-    chosen = {"kind": Joined, "background_limit": 64, "may_race": False}
+    chosen = {"kind": Joined, "background_limit": 64, "may_hedge": False}
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), **chosen) as made:
         await made.join()
         yield made

@@ -87,7 +87,7 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         picture = await picture_of(host)
     families = exposed(picture)
     for name in picture["exchange"]:
-        shown = {"quarantined": "quarantined_peers"}.get(name, name)
+        shown = {"in_backoff": "peers_in_backoff"}.get(name, name)
         assert f"acstor_{shown}" in families
     unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
@@ -183,7 +183,7 @@ def test_agent_without_images_has_metrics_too():
             "served_chunks",
             "invalid_chunks",
             "fallbacks",
-            "races",
+            "hedges",
             "referrals_followed",
             "source_first",
             "is_source_first",
@@ -194,10 +194,10 @@ def test_agent_without_images_has_metrics_too():
             "endpoint_reopened",
             "peer_faults",
             "copies_told",
-            "copies_let_go",
+            "copies_demoted",
         ],
         0,
-    ) | {"quarantined": {}}
+    ) | {"in_backoff": {}}
     names = "stored_bytes disk_bytes limit_bytes beyond_bytes pending_bytes chunks"
     names += " promised_bytes pinned_bytes pinned_missing_chunks"
     names += " evictions healed refused write_errors trouble"

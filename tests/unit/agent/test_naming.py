@@ -97,7 +97,7 @@ class Host:
             1, image_id, at, length, proof, mode, priority.Priority.PEER, 1.0
         )._replace(**changes)
         await self.naming.learn(host, get.image_id, get.offset, get.length)
-        found = self.rights.admit(host, get)
+        found = self.rights.authorize(host, get)
         if isinstance(found, str):
             raise errors.ChunkMissing("a chunk", HERE, found)
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers and strangers can make a host spend, over real TCP on the loopback."""
+"""What peers and unauthenticated can make a host spend, over real TCP on the loopback."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from acstor_agent.core import log_limit
 from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_net
-from acstor_agent.peers import strangers
+from acstor_agent.peers import unauthenticated
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import base
 from acstor_common import ids
@@ -146,25 +146,25 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
 
         tls = {host: security.Identity(tmp_path, host).read() for host in tls}
     async with nets.serving(tls=tls[nets.SERVER]) as (server, address):
-        strangers = [await nets.dial(address) for _ in range(300)]
-        await nets.wait_until(lambda: server.connections[0] == peer_net.Limits().strangers)
+        unauthenticated = [await nets.dial(address) for _ in range(300)]
+        await nets.wait_until(lambda: server.connections[0] == peer_net.Limits().unauthenticated)
         async with nets.asking(address, tls=tls[nets.CLIENT]) as client:
             began = trio.current_time()
             assert len(await client.fetch()) == 65536
             assert trio.current_time() - began < 1.0
-            assert server.connections[0] <= peer_net.Limits().strangers + 1
-        for stranger in strangers:
+            assert server.connections[0] <= peer_net.Limits().unauthenticated + 1
+        for stranger in unauthenticated:
             await trio.aclose_forcefully(stranger)
 
 
 @pytest.mark.expect_log("dropped")
 async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
-    said = strangers.Strangers(4, 1.0)
+    said = unauthenticated.Unauthenticated(4, 1.0)
     for number in range(1000):
         said.say(f"fd00::{number:x}", "somebody", "it is of no use")
         said.say("fd00::1", "somebody", f"no frame begins with {number}")
-    assert len(caplog.records) == strangers.LINES and len(said._said) <= log_limit.MAX_KEYS
-    await trio.sleep(strangers.SAY_AGAIN_S)
+    assert len(caplog.records) == unauthenticated.LINES and len(said._said) <= log_limit.MAX_KEYS
+    await trio.sleep(unauthenticated.SAY_AGAIN_S)
     said.say("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 
@@ -215,14 +215,14 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
 async def test_strangers_push_out_those_of_the_address_that_has_most():
-    async with nets.serving(limits=peer_net.Limits(strangers=4)) as (server, address):
+    async with nets.serving(limits=peer_net.Limits(unauthenticated=4)) as (server, address):
         ip, port = address.split(":")
         lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
         crowd = [await nets.dial(address) for _ in range(20)]
         await trio.sleep(0.1)
         await lone.send_all(hello("h1"))
         assert await lone.receive_some() == nets.SERVER_HELLO
-        assert server.strangers.dropped == 17  # one by one, of 21; four stayed
+        assert server.unauthenticated.dropped == 17  # one by one, of 21; four stayed
         for stream in (*crowd, lone):
             await trio.aclose_forcefully(stream)
 

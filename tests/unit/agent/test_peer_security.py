@@ -320,7 +320,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(
         ip, port = address.split(":")
         client = identity(CLIENT).read(security)
         link = await connecting.connect(ip, int(port), client, silence_s=5)
-        await wait_until(lambda: len(server.strangers) == 1)
+        await wait_until(lambda: len(server.unauthenticated) == 1)
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)
         ours.look()

@@ -44,7 +44,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         return {
             "advertise": made.topology,
             "copies": made.copies_limit,
-            "races": made.may_race,
+            "hedges": made.may_hedge,
             "ring": made.learns_ring,
             "referrals": settings.may_refer(options),
             "prefetch": settings.unmatched_limit(options),
@@ -70,7 +70,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         Variant.NO_PREFETCH: {"prefetch": 0},
         Variant.UNBOUNDED_PREFETCH: {"prefetch": None},
         Variant.NO_REFERRALS: {"referrals": False},
-        Variant.NO_RACES: {"races": False},
+        Variant.NO_HEDGES: {"hedges": False},
         Variant.NO_COPY_HINTS: {"copies": 0},
         Variant.RING: {"ring": True},
         Variant.BY_PLACE: {"names": identity.ByPlace},
@@ -98,7 +98,7 @@ def fetched_ahead(options):
     ],
 )
 def test_variants_that_exclude_each_other_are_refused(both):
-    variants.check([both[0], "no-races"])
+    variants.check([both[0], "no-hedges"])
     with pytest.raises(errors.Unusable, match=f"variants: {both[0]} and {both[1]} exclude"):
         variants.check(both)
 

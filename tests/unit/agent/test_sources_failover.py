@@ -173,14 +173,14 @@ async def test_all_who_wait_for_a_hung_source_go_on_when_it_is_known_to_be_down(
         for _ in range(200):
             nursery.start_soon(both.read, BLOB, 2, 3)
     assert trio.current_time() < 3
-    assert both.hedge.races <= 4
+    assert both.hedge.hedges <= 4
 
 
 @SILENT
 async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock):
     second = Place("second")
     both = failover.FailoverSource([hung(), second])
-    while both.hedge.may_race():
+    while both.hedge.may_hedge():
         pass
     async with trio.open_nursery() as nursery:
         for _ in range(50):
@@ -188,7 +188,7 @@ async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock)
         await trio.sleep(5.01)
         assert len(second.reads) == 1  # of all who wait one goes ahead
     assert trio.current_time() < 6
-    assert not any(place.is_raced for place in both._places)
+    assert not any(place.is_hedged for place in both._places)
 
 
 @SILENT

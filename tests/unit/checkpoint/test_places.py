@@ -8,17 +8,20 @@ from acstor_common import vault_paths
 
 def test_an_address_has_few_places_and_gets_them_back() -> None:
     all_of_them = places.Places()
-    taken = [all_of_them.stranger("10.0.0.1") for _ in range(places.STRANGERS_OF_ADDRESS + 1)]
-    assert taken == [True] * places.STRANGERS_OF_ADDRESS + [False]
-    assert all_of_them.stranger("10.0.0.2")
-    all_of_them.stranger_left("10.0.0.1")
-    assert all_of_them.stranger("10.0.0.1")
+    taken = [
+        all_of_them.unauthenticated("10.0.0.1")
+        for _ in range(places.UNAUTHENTICATED_OF_ADDRESS + 1)
+    ]
+    assert taken == [True] * places.UNAUTHENTICATED_OF_ADDRESS + [False]
+    assert all_of_them.unauthenticated("10.0.0.2")
+    all_of_them.unauthenticated_left("10.0.0.1")
+    assert all_of_them.unauthenticated("10.0.0.1")
 
 
 def test_all_strangers_together_have_a_limit() -> None:
     all_of_them = places.Places()
-    taken = [all_of_them.stranger(f"10.0.0.{n}") for n in range(places.STRANGERS + 1)]
-    assert taken.count(True) == places.STRANGERS
+    taken = [all_of_them.unauthenticated(f"10.0.0.{n}") for n in range(places.UNAUTHENTICATED + 1)]
+    assert taken.count(True) == places.UNAUTHENTICATED
     with all_of_them.host(ids.HostId("h1")) as has_place:
         assert has_place  # those have others
 

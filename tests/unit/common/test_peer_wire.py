@@ -33,7 +33,7 @@ REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
 GONE = peer_wire.Gone((1, 2**64 - 1))
-LET_GO = peer_wire.LetGo((1, 2**64 - 1))
+EVICTION_HINT = peer_wire.EvictionHint((1, 2**64 - 1))
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 LEASES = (peer_keeping.Lease(IMAGE, 86400), peer_keeping.Lease(OTHER, 0))
 KEEP = peer_wire.Keep(LEASES)
@@ -55,7 +55,7 @@ SAID = {
         PONG(0),
         ADVERTISE,
         GONE,
-        LET_GO,
+        EVICTION_HINT,
         KEEP,
         KEPT,
         peer_wire.Hurry((9, 1)),
@@ -104,7 +104,7 @@ later_messages = st.one_of(
     st.builds(peer_wire.Pong, u64),
     st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
     st.builds(peer_wire.Gone, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
-    st.builds(peer_wire.LetGo, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    st.builds(peer_wire.EvictionHint, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
     st.builds(
         peer_wire.Keep,
         st.lists(
@@ -502,12 +502,12 @@ BAD_STREAMS = {
     "Gone with 513 prefixes": stream(HELLO) + frame(10, bytes([1]) * 513 * 8),
     "Gone with the zero chunk": stream(HELLO) + frame(10, bytes(8)),
     "Gone where guests wait": stream(DEMAND_HELLO, GONE),
-    "LetGo of nothing": stream(HELLO) + frame(11, b""),
-    "LetGo of half a prefix": stream(HELLO) + frame(11, bytes([1] * 12)),
-    "LetGo of 513 prefixes": stream(HELLO) + frame(11, bytes([1]) * 513 * 8),
-    "LetGo of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 8) + bytes(8)),
-    "LetGo where guests wait": stream(DEMAND_HELLO, LET_GO),
-    "LetGo before Hello": stream(LET_GO),
+    "EvictionHint of nothing": stream(HELLO) + frame(11, b""),
+    "EvictionHint of half a prefix": stream(HELLO) + frame(11, bytes([1] * 12)),
+    "EvictionHint of 513 prefixes": stream(HELLO) + frame(11, bytes([1]) * 513 * 8),
+    "EvictionHint of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 8) + bytes(8)),
+    "EvictionHint where guests wait": stream(DEMAND_HELLO, EVICTION_HINT),
+    "EvictionHint before Hello": stream(EVICTION_HINT),
     "Keep of nothing": stream(HELLO) + frame(12, b""),
     "Keep of half a lease": stream(HELLO) + frame(12, bytes(30)),
     "Keep of 257 images": stream(HELLO) + frame(12, leases_of(257)),
@@ -630,9 +630,9 @@ def get_with(**changes) -> peer_wire.Get:
         peer_wire.Advertise(tuple(range(1, 514))),
         peer_wire.Gone(()),
         peer_wire.Gone((0,)),
-        peer_wire.LetGo(()),
-        peer_wire.LetGo((0,)),
-        peer_wire.LetGo(tuple(range(1, 514))),
+        peer_wire.EvictionHint(()),
+        peer_wire.EvictionHint((0,)),
+        peer_wire.EvictionHint(tuple(range(1, 514))),
         peer_wire.Keep(()),
         peer_wire.Keep(2 * LEASES[:1]),
         peer_wire.Keep((LEASES[0]._replace(lease_s=10**18),)),

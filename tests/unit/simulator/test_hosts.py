@@ -63,7 +63,7 @@ def ask_nobody(*_: Any) -> list[homes.Upstream]:
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (requests.Requests, "_admitted", refuse),
+    "a home answers who asks": (requests.Requests, "_authorized", refuse),
     "who proves to know a CID gets it": (rights.hmac, "compare_digest", lambda *proofs: False),
     "homes ask those of wider groups": (homes, "upstreams", ask_nobody),
 }
@@ -147,7 +147,7 @@ def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() ->
     ]
     read_all(world, reader)
     assert reader.core.counters.invalid
-    assert liar.name in reader.core.parts.book.quarantined(reader.core.parts.now)
+    assert liar.name in reader.core.parts.book.in_backoff(reader.core.parts.now)
     assert all(data == cid for cid, data in reader.cache.items())
 
 
@@ -156,7 +156,7 @@ def test_host_that_cannot_be_reached_is_passed_over() -> None:
     reader, lost, *_ = world.hosts.values()
     del world.hosts[lost.name]
     read_all(world, reader)
-    assert reader.core.counters.fallbacks and reader.core.counters.quarantines
+    assert reader.core.counters.fallbacks and reader.core.counters.backoffs
 
 
 def test_timers_are_late_by_the_lag_at_most_and_never_early(
@@ -205,7 +205,7 @@ def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
     other.receive = lambda *what: None  # type: ignore[method-assign]  # it is frozen
     read_all(world, reader)
     timed = reader.take_waited()[other.name]
-    assert (timed.received, reader.core.counters.races > 0) == (0, True)
+    assert (timed.received, reader.core.counters.hedges > 0) == (0, True)
     assert timed.took_s > 0
 
 
@@ -216,6 +216,6 @@ def test_baselines_have_nothing_that_the_papers_have_not(policy: str) -> None:
     read_all(world, reader)
     read_all(world, other)
     counters = [host.core.counters for host in world.hosts.values()]
-    assert sum(found.races + found.referrals + found.heard for found in counters) == 0
+    assert sum(found.hedges + found.referrals + found.heard for found in counters) == 0
     assert sum(found.source_firsts for found in counters) == 0
     assert (world.counts.peer > 0) == (policy == "collaborative")

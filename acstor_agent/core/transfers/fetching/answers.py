@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes of attempts and reads: who is judged, and what goes on.
 
-The one rule: a peer is judged once for all that one event tells of it, and each content goes on for
+A peer is judged once for all that one event tells of it, and each content goes on for
 itself.
 """
 
@@ -167,7 +167,7 @@ class Answers:
         """Hold it against a peer that another one was faster, unless it had no time yet."""
         parts, now = self._parts, self._parts.now
         assert attempt.host is not None
-        if not parts.asking.is_late(attempt, now):  # it was raced at once, being on trial
+        if not parts.asking.is_late(attempt, now):  # it was hedged at once, being on trial
             if attempt.track is not Track.TRAVEL:
                 return
             attempt.track = Track.TRIAL

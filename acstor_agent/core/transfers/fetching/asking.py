@@ -235,8 +235,8 @@ class Asking:
         Some were sent before: they are more urgent now, and have no more time for that.
         """
         if self._new:
-            is_raced = any(attempt.priority <= PEER for attempt in self._new)
-            after_s = self._book.soonest_late_s if is_raced else self.timeout_s
+            is_hedged = any(attempt.priority <= PEER for attempt in self._new)
+            after_s = self._book.soonest_late_s if is_hedged else self.timeout_s
             at_s = min(now + after_s, *map(self.over_s, self._new))
             self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, self._new)
             self._new = {}
@@ -253,7 +253,7 @@ class Asking:
         self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, batch)
 
     def _look_s(self, attempt: Attempt) -> float:
-        is_raced = attempt.priority <= PEER and not attempt.is_late
-        if attempt.track is Track.TRIAL or (is_raced and attempt.track is not Track.SEARCH):
+        is_hedged = attempt.priority <= PEER and not attempt.is_late
+        if attempt.track is Track.TRIAL or (is_hedged and attempt.track is not Track.SEARCH):
             return min(self._late_s(attempt), self.over_s(attempt))
         return self.over_s(attempt)

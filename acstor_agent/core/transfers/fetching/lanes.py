@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is under way that nobody waits for: so many transfers at a time for each reason.
 
-The one rule: what is fetched ahead waits here, image by image in turns, and not at peers, where it
-would be in the way of what guests wait for; and nothing is fetched ahead while the cache has no
-room for it, or is behind with what came.
+What is fetched ahead waits here, image by image in turns, and not at peers, where it would be
+in the way of what guests wait for; and nothing is fetched ahead while the cache has no room for
+it, or is behind with what came.
 """
 
 from collections.abc import Iterable

@@ -55,7 +55,7 @@ class Parts:
         self.unwanted: dict[transfer_.Transfer, None] = {}
         self.out = actions.Out()
         self.deadlines = deadlines.Deadlines()
-        self.book = peer_book.PeerBook(rng, may_race=settings.may_race)
+        self.book = peer_book.PeerBook(rng, may_hedge=settings.may_hedge)
         self.keys = host_keys.HostKeys()
         self.holders = holders.Holders(self.keys)
         self.asking = asking.Asking(self.out, self.deadlines, self.book, settings.timeout_s)
@@ -74,9 +74,9 @@ class Parts:
         return self.settings.learns_ring and self.uplink.has_met_queue(now)
 
     def is_usable(self, host: ids.HostId) -> bool:
-        """Say whether a host is worth asking now: on a table, and not in quarantine.
+        """Say whether a host is worth asking now: on a table, and not in backoff.
 
-        After a quarantine the answer is the leave for one attempt.
+        After a backoff the answer is the leave for one attempt.
         """
         return self.tables.knows(host) and self.book.is_usable(host, self.now)
 

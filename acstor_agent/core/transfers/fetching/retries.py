@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pauses of what guests wait for and nobody could give: for hours, if it must be.
 
-The one rule: however much waits, what is tried again and again costs this host, its peers and the
-source no more than PER_S travels.  What is due has its turn: a guest who has just come before what
-was tried already, and image by image, so nobody waits for what another one's image wants.  When
-something comes after all, what waits longest is tried at once, a few for each, so that they become
-more as fast as answers come.
+However much waits, what is tried again and again costs this host, its peers and the source no
+more than PER_S travels.  What is due has its turn: a guest who has just come before what was tried
+already, and image by image, so nobody waits for what another one's image wants.  When something
+comes after all, what waits longest is tried at once, a few for each, so that they become more as
+fast as answers come.
 """
 
 import collections

@@ -93,7 +93,7 @@ class Searches:
             hosts = parts.tables.others()
             search.departed = self.absences.departed(hosts, parts.now)
             left = self._denials.left((want.cid, want.image_id), hosts, parts.now)
-            alone = parts.book.quarantined(parts.now)
+            alone = parts.book.in_backoff(parts.now)
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
             search.left = [host for host in left if host not in alone]

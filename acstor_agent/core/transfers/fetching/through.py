@@ -98,15 +98,15 @@ class Through:
         transfer.relay = self._parts.asking.ask(transfer, host, mode, want, track, now)
 
     def relay_is_late(self, relay: transfer_.Attempt) -> None:
-        """Read the source beside a relay that is late, where a guest waits: in the budget of races.
+        """Read the source beside a relay that is late, where a guest waits: in the hedges' budget.
 
-        A first race will do: one home reads for all, so a slow source is not read by many for it.
+        A first hedge will do: one home reads for all, so a slow source is not read by many for it.
         After a while it needs no budget: who answers others all the time may keep this one back.
         """
         book, now, urgency = self._parts.book, self._parts.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
-        if not book.take_race(relay.host) and now < relay.at_s + peer_book.LATEST_S:
+        if not book.take_hedge(relay.host) and now < relay.at_s + peer_book.LATEST_S:
             return
         relay.is_late = True
         self.read(relay.transfer, urgency)

@@ -281,7 +281,7 @@ class Travels:
     # Lateness
 
     def _doubt(self, attempt: transfer_.Attempt) -> None:
-        """Ask the next place as well where a host is in quarantine or on trial: no guest pays."""
+        """Ask the next place as well where a host is in backoff or on trial: no guest pays."""
         if not attempt.is_late and self._parts.book.is_doubtful(attempt.host):
             attempt.is_late = True
             if not self._is_active(attempt.transfer):
@@ -300,12 +300,12 @@ class Travels:
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
         """Ask the next place; say whether the budget allows it."""
         book = self._parts.book
-        if not is_hopeless and not book.may_race:
+        if not is_hopeless and not book.may_hedge:
             return False
         place = self._next_place(transfer)
         if place is None:
             return True
-        if not is_hopeless and not book.take_race(place.host):
+        if not is_hopeless and not book.take_hedge(place.host):
             transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
             return False
         self._go(transfer, *place)

@@ -2,9 +2,8 @@
 """Whom a host names instead of itself, and for how long peers in step wait for its own guests.
 
 Who is too busy names hosts of a tree (``referrals``).  With the variant ``ring`` hosts in step are
-named the next one before them: ``fetching.parents`` says in which order they stand.  The one rule:
-no such host is named that stands behind who asks, or before the chunk's home, as this host's table
-has it.
+named the next one before them: ``fetching.parents`` says in which order they stand.  No such host
+is named that stands behind who asks, or before the chunk's home, as this host's table has it.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers ask this host for: contents that are here, on their way, or to be read through.
 
-The one rule: a request is answered once, or cancelled, or its time ends; what it may wait for here
-follows from its mode (``acstor_common.peer_request``), and what one host makes this one hold and
-bring is bounded, also what it does not wait for any more.
+A request is answered once, or cancelled, or its time ends; what it may wait for here follows
+from its mode (``acstor_common.peer_request``), and what one host makes this one hold and bring
+is bounded, also what it does not wait for any more.
 """
 
 import collections
@@ -71,7 +71,7 @@ class Requests:
     def asked(
         self, connection: Hashable, host: ids.HostId, requests: Iterable[want_.Request]
     ) -> None:
-        """Take requests of a peer, which are not admitted yet."""
+        """Take requests of a peer, which are not authorized yet."""
         parts, link, unknown = self._parts, self._link(connection, host), []
         for request in requests:
             asker = Asker(link, request, parts.now + min(request.timeout_s, LONGEST_S))
@@ -83,11 +83,11 @@ class Requests:
                 self._refuse(asker, Failure.BUSY)
                 continue
             self._begin(asker)
-            want = self._rights.admit(host, request)
+            want = self._rights.authorize(host, request)
             if want is None:
                 unknown.append(request)
             else:
-                self._admitted(asker, want)
+                self._authorized(asker, want)
         if unknown:
             parts.out.others.append(actions.LookUp(connection, host, unknown))
 
@@ -120,8 +120,8 @@ class Requests:
                 continue  # nobody had to look
             if isinstance(content, Failure):
                 self._refuse(asker, content, self._rights.not_looked_up(content))
-            elif (want := self._rights.admit(asker.host, asker.request, content)) is not None:
-                self._admitted(asker, want)
+            elif (want := self._rights.authorize(asker.host, asker.request, content)) is not None:
+                self._authorized(asker, want)
 
     def holds(self, asker: Asker) -> bool:
         """Say whether a request waits still, on a connection that there is."""
@@ -136,7 +136,7 @@ class Requests:
             if (asker := link.askers.get(number)) is not None:
                 yield asker
 
-    def _admitted(self, asker: Asker, want: want_.Want | str) -> None:
+    def _authorized(self, asker: Asker, want: want_.Want | str) -> None:
         if isinstance(want, str):
             self._refuse(asker, Failure.MISSING, want)
             return

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers may ask for: whole chunks that this host's own chunk map of the image names.
 
-A request is admitted if what this host knows of the image names a chunk exactly there, and the
+A request is authorized if what this host knows of the image names a chunk exactly there, and the
 request proves that its sender knows that chunk's CID.  All else is refused with the same word,
 whatever is wrong with it, so a refusal tells nothing.
 
-The one rule: nothing is looked for, read or answered before a request was admitted.
+The one rule: nothing is looked for, read or answered before a request was authorized.
 """
 
 import hmac
@@ -32,7 +32,7 @@ class Rights:
     :param named: says what images name that are attached here or known from the source
     :param names: what hosts mean by the same chunk
     :param attached: the images that are attached here, at any moment: it is looked at again
-    :ivar refused: requests that were not admitted
+    :ivar refused: requests that were not authorized
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rights:
         """Return how many images are attached."""
         return len(self._attached)
 
-    def admit(
+    def authorize(
         self, host: ids.HostId, request: want_.Request, content: ids.Content | None = None
     ) -> want_.Want | str | None:
         """Return what a request asks for; None if that must be looked up; else why it may not.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts say that they hold which contents (advertisements: Nicolae 2016, 3.1.2).
 
-The one rule: what is wrong here costs a question, never bytes.  An OID locates and identifies
+What is wrong here costs a question, never bytes.  An OID locates and identifies
 nothing, a holder may have told a lie, and what was not used for longest is forgotten.
 
 A content's holders are their keys, joined.  The one holder of a content is no more than his key,

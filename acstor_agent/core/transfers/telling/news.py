@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hosts tell each other: which contents are here, which are gone, and which copies may go.
 
-*Heard* is one of this host's own group that is not in quarantine, within the bounds of
+*Heard* is one of this host's own group that is not in backoff, within the bounds of
 ``exchange.listening``.  *Told* are the neighbours: news gather for DELAY_S or until a message is
 full; nobody is told what he told himself or gave; what is gone is taken back from those who were
 told.  Of each content it is known who was *not* told, which is nobody mostly: so one table is for
 all neighbours, and a message is made once for all who get the same.  *Hints* go to hosts that have
 a copy too many of what this host is the home of: in no hurry, and never as an order.
 
-The one rule: what waits and what is remembered is bounded, and the oldest falls out.
+What waits and what is remembered is bounded, and the oldest falls out.
 """
 
 import collections
@@ -86,13 +86,13 @@ class News:
         host: ids.HostId,
         here: Sequence[ids.Oid],
         gone: Sequence[ids.Oid],
-        let_go: Sequence[ids.Oid],
+        evictable: Sequence[ids.Oid],
         now: float,
     ) -> None:
         """Take note of what a peer tells."""
         self._again_s.pop(host, None)
         if not self._tables.is_near(host) or self._book.is_alone(host, now):
-            self.ignored_oids += len(here) + len(gone) + len(let_go)
+            self.ignored_oids += len(here) + len(gone) + len(evictable)
             return
         known: Sequence[ids.Oid] = ()
         if self._topology is not None:
@@ -103,7 +103,7 @@ class News:
                 for oid in self._here.keys() & known:  # he need not be told of them
                     self._here[oid] = untold = (*self._here[oid], host)
                     self._told.put(oid, untold)
-        wished = let_go[: self._listen(host, len(let_go), self._lookups(), now)]
+        wished = evictable[: self._listen(host, len(evictable), self._lookups(), now)]
         mine = tuple(oid for oid in wished if self._tables.home(oid) == host)
         if known or mine:
             self._out.others.append(actions.Heard(host, tuple(known), mine))

@@ -47,7 +47,7 @@ def test_addresses_that_are_remembered_are_bounded():
     made = handshakes.Handshakes(NOBODY)
     for n in range(3 * handshakes.ADDRESSES):
         made.may_begin(f"fd00::{n:x}", n / 50)
-    assert len(made._strangers) == handshakes.ADDRESSES
+    assert len(made._others) == handshakes.ADDRESSES
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5), st.integers(-1, 8)), max_size=80))

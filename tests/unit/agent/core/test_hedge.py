@@ -48,14 +48,14 @@ def test_races_stay_within_the_budget():
     fetches = 5000
     for _ in range(fetches):
         racer.answered(rng.random())
-        racer.may_race()
-    assert racer.races <= hedge.BUDGET_FIRST + hedge.BUDGET_SHARE * fetches
-    assert racer.races >= hedge.BUDGET_SHARE * fetches
+        racer.may_hedge()
+    assert racer.hedges <= hedge.BUDGET_FIRST + hedge.BUDGET_SHARE * fetches
+    assert racer.hedges >= hedge.BUDGET_SHARE * fetches
 
 
 def test_budget_does_not_grow_without_end_while_nothing_is_late():
     racer = hedge.Hedge()
     for _ in range(100_000):
         racer.answered(0.01)
-    races = sum(racer.may_race() for _ in range(1000))
-    assert races == hedge.BUDGET_MOST
+    hedges = sum(racer.may_hedge() for _ in range(1000))
+    assert hedges == hedge.BUDGET_MOST

@@ -49,7 +49,7 @@ def test_borrowed_chunk_that_may_go_goes_first(policy):
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 3, 3, 4):
         cache.lookup(cid(number))
-    assert cache.let_go(cache.peek(cid(3)))
+    assert cache.demote(cache.peek(cid(3)))
     fill(cache, [5])
     assert held(cache) == [cid(1), cid(2), cid(4), cid(5)]
 
@@ -57,7 +57,7 @@ def test_borrowed_chunk_that_may_go_goes_first(policy):
 def test_chunk_that_may_go_and_is_used_again_stays():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
-    assert cache.let_go(cache.peek(cid(3)))
+    assert cache.demote(cache.peek(cid(3)))
     cache.lookup(cid(3))
     fill(cache, [5])
     assert cid(3) in cache and cid(1) not in cache
@@ -69,7 +69,7 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
     fill(cache, [1, 2])
     fill(cache, [3], keep_class)
     fill(cache, [4])
-    assert not cache.let_go(cache.peek(cid(3)))
+    assert not cache.demote(cache.peek(cid(3)))
     fill(cache, [5, 6, 7])
     assert cid(3) in cache
 
@@ -132,9 +132,9 @@ def test_held_chunk_that_may_go_is_not_handed_out():
     slot = cache.peek(cid(4))
     cache.hold(slot)
     fill(cache, [5])
-    assert cache.let_go(slot)
+    assert cache.demote(slot)
     fill(cache, [6, 7])  # slot 4 is parked when it comes up
-    assert cache.let_go(slot)
+    assert cache.demote(slot)
     assert cid(4) in cache
     cache.release(slot)
 
@@ -146,7 +146,7 @@ def test_every_chunk_that_leaves_is_told_of_once():
     assert gone == [cid(1), cid(2)]
     cache.drop(cache.peek(cid(4)))
     assert gone == [cid(1), cid(2), cid(4)]
-    assert not cache.let_go(cache_slot_of_gone(cache, 5))
+    assert not cache.demote(cache_slot_of_gone(cache, 5))
     assert gone == [cid(1), cid(2), cid(4), cid(5)]
 
 
@@ -547,7 +547,7 @@ def test_pinned_chunk_is_not_let_go_and_can_be_promoted():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     cache.pin(cid(1), 16 * KIB)
-    cache.let_go(cache.peek(cid(1)))
+    cache.demote(cache.peek(cid(1)))
     assert cache.promote(cache.peek(cid(1)), KeepClass.HOME)
     fill(cache, range(10, 20))
     assert cid(1) in cache

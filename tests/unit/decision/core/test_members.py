@@ -106,7 +106,7 @@ def test_when_most_fall_silent_at_once_all_stay():
         ({"session": 8}, R.OLD_SESSION),
         ({"session": 8, "started_s": WALL_S + 1000}, R.FUTURE),
         ({"number": 3, "address": "10.0.0.2:7201"}, R.TAKEN_ADDRESS),
-        ({"host": "stranger"}, R.STRANGER),
+        ({"host": "stranger"}, R.NOT_ALLOWED),
     ],
 )
 def test_a_sample_that_cannot_be_right_is_refused_counted_and_changes_nothing(fields, refusal):

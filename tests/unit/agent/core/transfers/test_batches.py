@@ -86,9 +86,9 @@ def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
         assert not any(isinstance(action, actions.Ask) for action in machine.wait(0.4))
         give(machine, attempts[turn : turn + 1])
     machine.wait(0.5)
-    raced = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
-    assert len(raced) == peer_book.RACES_FIRST and machine.now < peer_book.LATEST_S + 0.5
-    assert {a.transfer for a in raced} <= {a.transfer for a in attempts[12:]}
+    hedged = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    assert len(hedged) == peer_book.HEDGES_FIRST and machine.now < peer_book.LATEST_S + 0.5
+    assert {a.transfer for a in hedged} <= {a.transfer for a in attempts[12:]}
 
 
 def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine):

@@ -78,9 +78,9 @@ MUTANTS = {
         *(Book, "_is_slow", lambda *_: False),
         lambda: book.test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(16),
     ),
-    "a quarantine does not hold": (
+    "a backoff does not hold": (
         *(Book, "is_usable", lambda *_: True),
-        book.test_quarantine_doubles_and_one_trial_ends_it,
+        book.test_backoff_doubles_and_one_trial_ends_it,
     ),
     "the line of this host is held against a peer": (
         *(asking.Asking, "_silent_since_s", lambda self, attempt, never_s: attempt.at_s),
@@ -134,11 +134,11 @@ MUTANTS = {
         *(Book, "is_doubtful", lambda *_: False),
         first.test_host_on_trial_is_raced_at_once_and_shows_how_it_is,
     ),
-    "nothing is raced": (
-        *(Book, "take_race", lambda *_: False),
+    "nothing is hedged": (
+        *(Book, "take_hedge", lambda *_: False),
         first.test_late_attempt_is_raced_and_the_winner_ends_it,
     ),
-    "the first races are for the source, however slow it is": (
+    "the first hedges are for the source, however slow it is": (
         *(Book, "_is_source_quick", True),
         book.test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick,
     ),

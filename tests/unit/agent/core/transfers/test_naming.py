@@ -53,7 +53,7 @@ def lie(machine, name):
     machine.refused(ids.HostId(name), [(machine.attempt().number, Failure.INVALID)])
 
 
-def test_host_in_quarantine_is_named_to_nobody_whatever_it_tells():
+def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
     machine = one_machine.Machine(40, topology=neighbours.Topology.FULL)
     number = machine.chunk_of("h1")
     busy(machine, number)
@@ -120,5 +120,5 @@ def test_home_tells_the_holder_that_asked_first_to_let_go_where_too_many_have_it
         machine.ask_me(host, machine.request(number, host, Mode.HOME_ONLY))
     machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it has use for it again
     machine.wait(5.1)
-    told = {tell.host: tell.let_go for tell in machine.got(actions.Tell)}
+    told = {tell.host: tell.evictable for tell in machine.got(actions.Tell)}
     assert told == {"h2": (chunk(number).oid,), "h4": (chunk(number).oid,)}

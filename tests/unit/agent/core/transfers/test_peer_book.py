@@ -49,7 +49,7 @@ def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(a
 
 
 def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_comes():
-    machine = one_machine.Machine(may_race=False)
+    machine = one_machine.Machine(may_hedge=False)
     asked = []
     for number in [n for n in range(99) if machine.home_of(n) == "h2"][:3]:
         machine.wanted([chunk(number)], P.GUEST, number)
@@ -94,7 +94,7 @@ def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
     assert all(a.sent_s is not None for a in machine.core.parts.book.of(H2).asks.values())
 
 
-def test_quarantine_doubles_and_one_trial_ends_it():
+def test_backoff_doubles_and_one_trial_ends_it():
     book = peer_book.PeerBook(Fixed())
     assert [book.failed(H2, F.BUSY, 0.0), book.failed(H2, F.UNREACHABLE, 0.0)] == [0.0, 0.5]
     assert not book.is_usable(H2, 0.4) and book.is_alone(H2, 0.4)
@@ -102,7 +102,7 @@ def test_quarantine_doubles_and_one_trial_ends_it():
     assert [book.is_usable(H2, 0.6), book.is_usable(H2, 0.7)] == [True, False]
     assert book.is_usable(H2, 1.7)
     assert book.failed(H2, F.UNREACHABLE, 1.8) == 1.0
-    assert book.failed(H2, F.INVALID, 1.9) == 0.0 and book.quarantined(1.9)[H2] == 240.0
+    assert book.failed(H2, F.INVALID, 1.9) == 0.0 and book.in_backoff(1.9)[H2] == 240.0
     book.succeeded(H2, 100.0)
     assert book.is_alone(H2, 100.0)  # an answer from before proves nothing
     book.succeeded(H2, 300.0)
@@ -114,7 +114,7 @@ def test_success_between_failures_begins_their_count_anew():
     for now in range(10):
         assert book.failed(H2, F.UNREACHABLE, now) == 0.0
         book.succeeded(H2, now)
-    assert book.is_usable(H2, 10.0) and not book.quarantines
+    assert book.is_usable(H2, 10.0) and not book.backoffs
 
 
 @pytest.mark.parametrize("why", [F.MISSING, F.WITHHELD])
@@ -129,11 +129,11 @@ def test_lie_of_a_host_that_is_left_alone_already_makes_it_longer():
     for _ in range(2):
         book.failed(H2, F.UNREACHABLE, 0.0)
     book.failed(H2, F.INVALID, 0.25)
-    assert book.quarantined(0.25)[H2] >= 60.0
+    assert book.in_backoff(0.25)[H2] >= 60.0
 
 
 @pytest.mark.parametrize(("shown", "length_s"), [(0.0, 45.0), (0.999999, 75.0)])
-def test_jitter_spreads_the_end_of_quarantines(shown, length_s):
+def test_jitter_spreads_the_end_of_backoffs(shown, length_s):
     book = peer_book.PeerBook(Fixed(shown))
     assert book.failed(H2, F.INVALID, 0.0) == pytest.approx(length_s, abs=1e-3)
 
@@ -142,7 +142,7 @@ def test_jitter_spreads_the_end_of_quarantines(shown, length_s):
     st.lists(st.tuples(st.sampled_from(("ask", "down", "lie", "ok")), st.floats(0.0, 400.0))),
     st.integers(0, 2**32),
 )
-def test_nobody_is_left_alone_for_longer_than_the_longest_quarantine(steps, seed):
+def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
     book, now = peer_book.PeerBook(random.Random(seed)), 0.0
     for step, after_s in steps:
         now += after_s
@@ -152,7 +152,7 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_quarantine(steps, seed
             book.succeeded(H2, now)
         else:
             book.failed(H2, F.INVALID if step == "lie" else F.UNREACHABLE, now)
-        assert book.quarantined(now).get(H2, 0.0) <= 600.0 * 1.25
+        assert book.in_backoff(now).get(H2, 0.0) <= 600.0 * 1.25
     assert book.is_usable(H2, now + 600.0 * 1.25 + 1.0)
 
 
@@ -187,25 +187,29 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
 
 def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():
     book = peer_book.PeerBook(Fixed())
-    assert not book.take_race(None)
+    assert not book.take_hedge(None)
     book.took(peer_book.SOURCE, None, 0.2)
-    assert book.may_race and not book.take_race(None)
-    assert [book.take_race(H2), book.take_race(H3)] == [True, True]
+    assert book.may_hedge and not book.take_hedge(None)
+    assert [book.take_hedge(H2), book.take_hedge(H3)] == [True, True]
     book.took(peer_book.SOURCE, None, 0.0)
     for _ in range(3):
         book.took(peer_book.SOURCE, None, 0.0)
-    assert [book.take_race(None), book.take_race(None), book.take_race(None)] == [True, True, False]
-    assert not book.take_race(H2) and not book.may_race
-    assert book.races == peer_book.RACES_FIRST
+    assert [book.take_hedge(None), book.take_hedge(None), book.take_hedge(None)] == [
+        True,
+        True,
+        False,
+    ]
+    assert not book.take_hedge(H2) and not book.may_hedge
+    assert book.hedges == peer_book.HEDGES_FIRST
 
 
 def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
     book = peer_book.PeerBook(Fixed())
     book.took(peer_book.SOURCE, None, 3.0)
     book.answered(99)  # 0.02 times that
-    assert [book.take_race(None), book.take_race(None)] == [True, False]
-    assert book.may_race
-    assert not peer_book.PeerBook(Fixed(), may_race=False).take_race(H2)
+    assert [book.take_hedge(None), book.take_hedge(None)] == [True, False]
+    assert book.may_hedge
+    assert not peer_book.PeerBook(Fixed(), may_hedge=False).take_hedge(H2)
 
 
 def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
@@ -219,7 +223,7 @@ def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
             assert attempt.host == H2
             machine.refused(H2, [(attempt.number, F.BUSY)])
     book = machine.core.parts.book
-    assert book.is_usable(H2, machine.now) and not book.quarantines
+    assert book.is_usable(H2, machine.now) and not book.backoffs
     assert machine.core.counters.fallbacks == 0
     machine.wanted([chunk(n) for n in others], P.GUEST, "a guest")
     asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts if a.host == H3]

@@ -37,7 +37,7 @@ def machine():
     return one_machine.Machine(topology=neighbours.Topology.FULL, copies_limit=1)
 
 
-def quarantine(machine, name):
+def backoff(machine, name):
     """Let a host give wrong bytes."""
     machine.wanted([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
     machine.refused(ids.HostId(name), [(machine.attempt().number, failure.Failure.INVALID)])
@@ -105,8 +105,8 @@ def test_holders_are_bounded_and_what_is_used_stays():
 # What is heard
 
 
-def test_what_a_host_in_quarantine_tells_is_not_listened_to(machine):
-    quarantine(machine, "h5")
+def test_what_a_host_in_backoff_tells_is_not_listened_to(machine):
+    backoff(machine, "h5")
     machine.heard(H5, [chunk(1).oid], [], [])
     assert machine.core.parts.holders.of(chunk(1).oid) == [] and not machine.last
     machine.wait(3600)
@@ -284,17 +284,17 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     ]
 
 
-def test_news_do_not_go_to_hosts_in_quarantine(machine):
-    quarantine(machine, "h5")
+def test_news_do_not_go_to_hosts_in_backoff(machine):
+    backoff(machine, "h5")
     machine.stored([arrived(7)])
     told = tells(machine)
     assert "h5" not in told and len(told) == 6
 
 
-def test_hints_go_to_nobody_in_quarantine_or_off_the_table(machine):
+def test_hints_go_to_nobody_in_backoff_or_off_the_table(machine):
     for name in ("h2", "h5", "h8"):
         machine.core.parts.news.hint(ids.HostId(name), OID)
-    quarantine(machine, "h5")
+    backoff(machine, "h5")
     machine.table_changed(one_machine.table(7, epoch=2), None)
     assert tells(machine, news.HINT_EVERY_S + 0.1) == {"h2": ((), (), (OID,))}
     assert not machine.core.parts.news.hints
@@ -317,7 +317,7 @@ def test_hints_are_bounded_and_leave_in_pieces():
         machine.wait(news.HINT_EVERY_S)
         assert len(machine.got(actions.Tell)) <= news.HINTED_AT_A_TIME
         told += machine.got(actions.Tell)
-    assert [len(tell.let_go) for tell in told if tell.host == H2] == [news.BATCH_OIDS, 87]
+    assert [len(tell.evictable) for tell in told if tell.host == H2] == [news.BATCH_OIDS, 87]
 
 
 def test_one_stored_chunk_costs_no_more_than_its_messages():

@@ -267,10 +267,10 @@ def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(
     want(machine, number)
     asked = machine.attempt()
     machine.wait(0.6)
-    raced = machine.attempt()
-    named = next(name for name in map(ids.HostId, ("h3", "h4")) if name != raced.host)
+    hedged = machine.attempt()
+    named = next(name for name in map(ids.HostId, ("h3", "h4")) if name != hedged.host)
     assert not machine.referred(H2, asked.number, (named,))
-    machine.refused(raced.host, [(raced.number, Failure.MISSING)])
+    machine.refused(hedged.host, [(hedged.number, Failure.MISSING)])
     assert machine.asks() == {named: [(number, Mode.HELD_ONLY)]}
 
 

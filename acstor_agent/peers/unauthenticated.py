@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Those who have connected and not shown yet who they are: few, for a moment.
 
-The one rule: strangers never keep out others.  Each address at which hosts of the v-node
-table stand has places of its own; all other addresses share theirs.  When there are too
-many, one goes: the oldest of that address, or of the address that has most of the shared
-places, so a crowd pushes itself out.
+The unauthenticated never keep out others.  Each address at which hosts of the v-node table stand
+has places of its own; all other addresses share theirs.  When there are too many, one
+goes: the oldest of that address, or of the address that has most of the shared places,
+so a crowd pushes itself out.
 """
 
 import collections
@@ -27,7 +27,7 @@ PLACES_OF_HOST = 8
 """Of each host on the table, at its address: it needs four, and four more while old ones end."""
 
 
-class Strangers:
+class Unauthenticated:
     """Connections before their Hello; ``dropped`` counts those that got no further.
 
     :param limit: how many there are at a time from addresses where no host stands
@@ -52,7 +52,7 @@ class Strangers:
 
     @contextlib.contextmanager
     def one_from(self, ip: str) -> Iterator[None]:
-        """Be a stranger until the block ends.
+        """Be unauthenticated until the block ends.
 
         :raises trio.TooSlowError: the time is over, or others took the place
         """
