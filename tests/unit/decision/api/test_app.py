@@ -88,6 +88,18 @@ def test_readers_of_the_system_see_hosts(client, filled):
     assert [host["host"] for host in answer.json["hosts"]] == ["h0000", "h0001", "h0002"]
 
 
+@pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the library tells of each such token
+def test_tokens_of_a_domain_are_for_nothing(known, client, filled):
+    answer = client.open(path_of(known), method=known.method, headers=conftest.OF_DOMAIN)
+    assert answer.status_code == 403
+    assert "scope system or project" in answer.json["error"]["message"]
+
+
+def test_every_rule_says_which_scopes_it_takes():
+    assert {tuple(rule.scope_types) for rule in policies.list_rules()} == {("system", "project")}
+
+
 def test_every_rule_is_documented():
     names = {rule.name for rule in policies.list_rules()}
     assert {known.policy for known in operations.ALL} < names
