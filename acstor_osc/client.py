@@ -20,6 +20,7 @@ from acstor_osc import printable
 
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
+REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
 
 
 class Refused(osc_exceptions.CommandError):
@@ -79,12 +80,14 @@ class Client:
 
 
 def _message(answer: Any) -> str:
-    """Return what the API says about a request that it did not fulfil."""
+    """Return what the API says about a request that it did not fulfil, and its id in the log."""
+    request = printable.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
+    status = f"HTTP {answer.status_code}" + (f", {request}" if request else "")
     try:
         why = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {answer.status_code} {answer.reason} for {answer.url}"
-    return f"{printable.text(why)} (HTTP {answer.status_code})"
+        return f"the API answered {answer.reason} for {answer.url} ({status})"
+    return f"{printable.text(why)} ({status})"
 
 
 def of(asking: command.Command) -> Client:

@@ -61,7 +61,7 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
         return middleware.around(plain, conf)
-    guarded = _token_check(plain, conf)
+    guarded = token_check(plain, conf)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
@@ -70,7 +70,7 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
     return middleware.around(app, conf)
 
 
-def _token_check(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
+def token_check(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
     """Return the application behind the check of tokens.
 
     :raises errors.Unusable: the options do not say as whom Keystone is asked, or where

@@ -48,7 +48,11 @@ class InProcess(client.Client):
     ) -> Any:
         answer = self._asked.open(path, method=method, query_string=params, json=json)
         return types.SimpleNamespace(
-            status_code=answer.status_code, json=lambda: answer.json, reason="", url=path
+            status_code=answer.status_code,
+            json=lambda: answer.json,
+            reason="",
+            url=path,
+            headers=answer.headers,
         )
 
 
