@@ -123,7 +123,7 @@ def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
 
 def test_what_a_wsgi_server_imports_ends_with_one_line() -> None:
     with (
-        pytest.raises(SystemExit, match="^the gateway: no stores$"),
+        pytest.raises(SystemExit, match=r"^the gateway: no stores$"),
         script.told_in_one_line("the gateway", ValueError),
     ):
         raise ValueError("no stores")
