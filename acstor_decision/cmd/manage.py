@@ -71,7 +71,9 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="acstor-decision-manage", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="acstor-decision-manage", description=arguments.described(__doc__)
+    )
     parser.add_argument("--config-file", help="the service's configuration")
     parser.set_defaults(makes_tables=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

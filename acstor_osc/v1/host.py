@@ -151,8 +151,8 @@ class EnableHost(_SetDrained):
 class AllowHost(printable.ShowOne):
     """Let a host enrol once: for the first time, or with another key or Keystone user.
 
-    ``trusts`` in the output says whom that lets in: without --fingerprint that is who asked first
-    under this name, or, if nobody waits, who asks next.
+    The field trusts of the output says whom that lets in: without --fingerprint that is who asked
+    first under this name, or, if nobody waits, who asks next.
     """
 
     since = "1.3"

@@ -23,7 +23,7 @@ class ListTraffic(printable.Lister):
             "--last",
             type=common_arguments.duration(LONGEST_S),
             metavar="<duration>",
-            help="show all collections of so long, as 90s, 15m or 2h (default: each host's last one)",
+            help="show all collections of so long, as 90s or 2h (default: each host's last one)",
         )
         return parser
 
