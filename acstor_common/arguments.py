@@ -10,6 +10,15 @@ T = TypeVar("T")
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def described(docstring: str | None) -> str:
+    """Return a module's docstring as a terminal shows it: its rule and its markup are for readers.
+
+    >>> described("``acstor-x``: does it.")
+    'acstor-x: does it.'
+    """
+    return (docstring or "").replace("``", "").strip()
+
+
 def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Make of ``parse`` a type for argparse that shows what its ValueError says."""
 

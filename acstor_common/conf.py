@@ -59,13 +59,14 @@ def load(
     prog: str,
     register: Callable[[cfg.ConfigOpts], None],
     options: Options,
+    description: str = "",
 ) -> None:
     """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log.
 
     What stands in the files and is no option is named in warnings.
     """
     log.register_options(conf)
-    read(conf, args, prog, register, options)
+    read(conf, args, prog, register, options, description=description)
     log.setup(conf, "acstor")
     warn_of_strays(conf, options)
 
@@ -125,17 +126,19 @@ def read(
     register: Callable[[cfg.ConfigOpts], None],
     options: Options,
     project: str = "acstor",
+    description: str = "",
 ) -> None:
     """Read the files that the command line ``args`` names into ``conf``.
 
     :param prog: whose files are read where ``args`` names none, with ``project``
     :param register: registers the room's options
+    :param description: what ``--help`` says of the command
     :param options: those whose values are looked at now, not when they are first asked for, and
         those that libraries register when they use them
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     register(conf)
-    conf(args, project=project, prog=prog)
+    conf(args, project=project, prog=prog, description=description)
     for group, members in options:
         for option in members:
             if option.dest in conf[group.name]:

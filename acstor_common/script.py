@@ -5,9 +5,11 @@ The rule: a command whose role is not installed says in one line which extra bri
 says its version, that of the whole.
 """
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 
 from acstor_common import version
 
@@ -39,3 +41,15 @@ def of(command: str, module: str, extra: str) -> Callable[[], int]:
         return int(found.main() or 0)
 
     return start
+
+
+@contextlib.contextmanager
+def told_in_one_line(program: str, *faults: type[Exception]) -> Iterator[None]:
+    """End the process with one line on standard error when one of the faults is raised.
+
+    For what a WSGI server imports: it would print a trace.
+    """
+    try:
+        yield
+    except faults as e:
+        raise SystemExit(f"{program}: {e}") from e

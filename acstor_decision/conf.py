@@ -157,7 +157,8 @@ def load(args: list[str]) -> cfg.ConfigOpts:
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     conf = cfg.CONF
-    common_conf.load(conf, args, "acstor-decision", register_opts, list_opts())
+    prog, says = "acstor-decision", "Run the decision service."
+    common_conf.load(conf, args, prog, register_opts, list_opts(), says)
     return conf
 
 

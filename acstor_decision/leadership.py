@@ -11,12 +11,30 @@ from typing import Any
 from urllib import parse
 
 import tooz
+from stevedore import exception
 from tooz import coordination
 from tooz import locking
+
+from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
 LOCK = b"acstor-decision"
+
+
+def check_driver(url: str) -> None:
+    """Check that what instances agree by is installed; connects to nothing.
+
+    :raises errors.Unusable: it is not, or the URL is none
+    """
+    try:
+        coordination.get_coordinator(url, LOCK)
+    except (exception.NoMatches, tooz.ToozError, ImportError, ValueError) as e:
+        raise errors.Unusable(
+            "[acstor_decision] coordination_url",
+            f"{parse.urlsplit(url).scheme}: {e}",
+            "Install the driver (the extras of tooz bring them), or choose another one",
+        ) from e
 
 
 class Leadership:

@@ -10,20 +10,26 @@ import os
 from oslo_config import cfg
 
 import acstor_decision.cmd  # noqa: F401  first of all, for it keeps Eventlet's warning back
+from acstor_common import errors
+from acstor_common import script
 from acstor_decision import conf as decision_conf
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
+from acstor_decision.api import middleware
 from acstor_decision.db import database
 
 
-def load(files: list[str]) -> app.Wsgi:
+def load(files: list[str]) -> middleware.Wsgi:
     """Return the application that configuration files describe.
 
     :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises errors.Unusable: what the options name cannot be used
     """
     api_conf.register_opts(cfg.CONF)
     conf = decision_conf.load([part for file in files for part in ("--config-file", file)])
     return app.make_app(conf, database.Database(conf))
 
 
-application = load([name for name in os.environ.get("ACSTOR_DECISION_CONF", "").split(":") if name])
+with script.told_in_one_line("the REST API of acstor", cfg.Error, errors.Unusable):
+    names = os.environ.get("ACSTOR_DECISION_CONF", "").split(":")
+    application = load([name for name in names if name])

@@ -21,6 +21,8 @@ from acstor_glance import sandbox
 
 GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
 
+DESCRIPTION = "Run what prepares the images of Glance."
+
 OPTS = [
     cfg.StrOpt(
         "state_dir",
@@ -161,7 +163,8 @@ def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..
     :param read: a service's way to do so or a command's, of :mod:`acstor_common.conf`
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
-    read(conf, args, prog, register_opts, [*list_opts(), (GROUP, _sign_in_options())])
+    options = [*list_opts(), (GROUP, _sign_in_options())]
+    read(conf, args, prog, register_opts, options, description=DESCRIPTION)
 
 
 def _sign_in_options() -> list[cfg.Opt]:

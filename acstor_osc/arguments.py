@@ -3,19 +3,56 @@
 
 import argparse
 import datetime
+from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
+from acstor_common import arguments as common_arguments
 
-def with_page(parser: argparse.ArgumentParser, noun: str) -> argparse.ArgumentParser:
-    """Add which part of a list is wanted to a command line."""
-    parser.add_argument("--limit", type=int, metavar="<n>", help=f"{noun}s at most")
-    parser.add_argument("--marker", metavar=f"<{noun}>", help=f"begin behind the {noun} of this id")
+
+def with_page(
+    parser: argparse.ArgumentParser, noun: str, most: int = 1000
+) -> argparse.ArgumentParser:
+    """Add which part of a list is wanted to a command line.
+
+    :param most: that one answer of the API may have
+    """
+    parser.add_argument(
+        "--limit",
+        type=common_arguments.number(1, most),
+        metavar="<n>",
+        help=f"show so many {noun}s at most, {most} at the most",
+    )
+    parser.add_argument(
+        "--marker", metavar=f"<{noun}>", help=f"begin behind this {noun}, the last one of a page"
+    )
     return parser
 
 
 def page(parsed_args: argparse.Namespace) -> dict[str, Any]:
     """Return which part of a list is wanted, as the API is asked for it."""
     return {"limit": parsed_args.limit, "marker": parsed_args.marker}
+
+
+def part(
+    found: Iterable[Mapping[str, Any]], parsed_args: argparse.Namespace, name: str
+) -> list[Mapping[str, Any]]:
+    """Return the part that is wanted of a list that the API gives as a whole.
+
+    :param name: of the field that says what is what; the list is put in its order
+    """
+    behind = parsed_args.marker or ""
+    rows = sorted((row for row in found if row[name] > behind), key=lambda row: str(row[name]))
+    return rows[: parsed_args.limit]
+
+
+def with_long(parser: argparse.ArgumentParser, more: str) -> argparse.ArgumentParser:
+    """Add that more columns are wanted to a command line.
+
+    :param more: what they show
+    """
+    parser.add_argument("--long", action="store_true", help=f"show {more}, too")
+    return parser
 
 
 def with_image(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

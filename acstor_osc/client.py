@@ -4,6 +4,8 @@
 What went wrong is told here, once, so that it says what to do.
 """
 
+import copy
+import http
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -17,9 +19,11 @@ from osc_lib import exceptions as osc_exceptions
 from osc_lib.command import command
 
 from acstor_osc import printable
+from acstor_osc import versions
 
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
+REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
 
 
 class Refused(osc_exceptions.CommandError):
@@ -34,15 +38,34 @@ class Refused(osc_exceptions.CommandError):
 
 
 class Client:
-    """Asks the API in the name of whoever calls ``openstack``."""
+    """Asks the API in the name of whoever calls ``openstack``.
+
+    :param asked: version of the API, as :func:`versions.parse` returns it
+    """
+
+    _asked, _sent = versions.MAJOR, versions.KNOWN[0]
 
     def __init__(
-        self, session: keystone_session.Session, region: str | None, interface: str | None
+        self,
+        session: keystone_session.Session,
+        region: str | None,
+        interface: str | None,
+        asked: str = versions.MAJOR,
     ) -> None:
         self._region, self._interface = region, interface or "public"
+        self._asked = asked
         self._adapter = adapter.Adapter(
             session, service_type=SERVICE_TYPE, region_name=region, interface=self._interface
         )
+
+    def since(self, needed: str) -> "Client":
+        """Return a client that asks for a version of the API which has what a command needs.
+
+        :raises osc_exceptions.CommandError: an earlier version was asked for
+        """
+        made = copy.copy(self)
+        made._sent = versions.sent(self._asked, needed)
+        return made
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
         """Return what is at a path.
@@ -60,6 +83,7 @@ class Client:
         return self._ask("POST", path, json=body or {})
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
+        more["headers"] = {"OpenStack-API-Version": f"{SERVICE_TYPE} {self._sent}"}
         try:
             answer = self._adapter.request(path, method, raise_exc=False, **more)
         except exceptions.EndpointNotFound as e:
@@ -79,19 +103,28 @@ class Client:
 
 
 def _message(answer: Any) -> str:
-    """Return what the API says about a request that it did not fulfil."""
+    """Return what the API says about a request that it did not fulfil, and its id in the log."""
+    request = printable.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
+    status = f"HTTP {answer.status_code}" + (f", {request}" if request else "")
     try:
         why = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {answer.status_code} {answer.reason} for {answer.url}"
-    return f"{printable.text(why)} (HTTP {answer.status_code})"
+        return f"the API answered {answer.reason} for {answer.url} ({status})"
+    if answer.status_code == http.HTTPStatus.NOT_ACCEPTABLE:
+        why += f": choose one with {versions.OPTION}, or upgrade the service"
+    return f"{printable.text(why)} ({status})"
 
 
-def of(asking: command.Command) -> Client:
-    """Return the client of the one who gave a command."""
+def of(asking: command.Command, needed: str = "") -> Client:
+    """Return the client of the one who gave a command.
+
+    :param needed: version of the API that options of the command need; else that of the command,
+        its attribute ``since``
+    :raises osc_exceptions.CommandError: an earlier version was asked for
+    """
     manager: Any = asking.app.client_manager  # openstackclient gives it what plug-ins make
     found: Client = manager.acstor
-    return found
+    return found.since(needed or getattr(asking, "since", versions.KNOWN[0]))
 
 
 def wait(

@@ -4,26 +4,52 @@
 import argparse
 from typing import Any
 
+from osc_lib import exceptions
+
 from acstor_osc import client
+from acstor_osc import versions
 
 API_NAME = "acstor"
 API_VERSION_OPTION = "os_acstor_api_version"
-DEFAULT_API_VERSION = "1"
-API_VERSIONS = ("1",)
+DEFAULT_API_VERSION = versions.MAJOR
+API_VERSIONS = (versions.MAJOR, *versions.KNOWN)
 
 
 def make_client(instance: Any) -> client.Client:
     """Return what the commands ask; the service is found in Keystone's catalog."""
-    return client.Client(instance.session, instance.region_name, instance.interface)
+    asked = versions.parse(instance._api_version[API_NAME])  # the one place that has it
+    return client.Client(instance.session, instance.region_name, instance.interface, asked)
+
+
+def check_api_version(version: str) -> bool:
+    """Say that a version, of an option or of clouds.yaml, needs no other check.
+
+    :raises exceptions.CommandError: there is none that is called so
+    """
+    if version == versions.NEWEST:  # openstackclient makes the name of a group of commands of it
+        raise exceptions.CommandError(
+            f"acstor_api_version: write {versions.MAJOR} in clouds.yaml, which means the newest; "
+            f"{versions.NEWEST} is for {versions.OPTION} alone"
+        )
+    versions.parse(version)
+    return True
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the option that chooses the version of the API."""
     parser.add_argument(
-        "--os-acstor-api-version",
+        versions.OPTION,
+        type=_version,
         metavar="<version>",
         default=DEFAULT_API_VERSION,
-        choices=API_VERSIONS,
-        help="version of the acstor API (default: 1)",
+        help=f"version of the acstor API, {versions.KNOWN[0]} to {versions.KNOWN[-1]} or "
+        f"{versions.NEWEST} (default: the newest that client and service know)",
     )
     return parser
+
+
+def _version(text: str) -> str:
+    try:
+        return versions.parse(text)
+    except exceptions.CommandError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e

@@ -30,7 +30,8 @@ def load_conf(args: list[str]) -> cfg.ConfigOpts:
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     conf = cfg.ConfigOpts()
-    common_conf.load(conf, args, "acstor-agent", agent_conf.register_opts, agent_conf.list_opts())
+    prog, says = "acstor-agent", "Run the agent of this host."
+    common_conf.load(conf, args, prog, agent_conf.register_opts, agent_conf.list_opts(), says)
     return conf
 
 

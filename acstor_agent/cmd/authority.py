@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("--name", default="acstor", help="what its certificate is called")
     issue = _command(commands, "issue", "make a key and a certificate for a host", _issue)
     issue.add_argument("host", metavar="HOST", type=_host, help="id of the host: its host_id")
-    issue.add_argument("--out", metavar="FOLDER", type=pathlib.Path, required=True)
+    issue.add_argument(
+        "--out", metavar="FOLDER", type=pathlib.Path, required=True, help="for its files"
+    )
     issue.add_argument("--days", type=arguments.number(1, MAX_DAYS), default=366, help="its life")
     _command(commands, "show", "show the authority", _show)
     return parser

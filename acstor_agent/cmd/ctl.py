@@ -53,7 +53,9 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="acstor-agent-ctl", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="acstor-agent-ctl", description=arguments.described(__doc__)
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--config-file", help="the agent's configuration (as acstor-agent finds it)")
     where.add_argument("--socket", help="the agent's control socket (as configured)")
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "id",
         nargs="?",
         type=arguments.typed(ids.parse_image_id),
-        help="of a server or an image (the last boot)",
+        help="id of a server or an image (default: the last boot of any)",
     )
     command("ring", "the v-node table in force", lambda o: control_wire.GetRing(), _ring)
     for name, text, kind in (
@@ -88,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         ("resume", "end what hurry or pause began", _pace(_Pace.USUAL)),
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
-        added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+        _with_image(added)
     added = command(
         "hurry",
         "let an image become whole now, before others",
         lambda o: control_wire.SetPace(o.image_id, _Pace.HURRY, o.within),
         _fields,
     )
-    added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+    _with_image(added)
     added.add_argument(
         "--within",
         type=arguments.duration(control_wire.MAX_WITHIN_S),
@@ -109,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         lambda o: control_wire.MakeDisk(o.disk_id, o.image_id, o.size),
         _fields,
     )
-    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
-    added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+    _with_disk(added)
+    _with_image(added)
     added.add_argument(
         "--size",
         type=arguments.number(1, MAX_BYTES),
@@ -122,21 +124,21 @@ def _parser() -> argparse.ArgumentParser:
         lambda o: control_wire.Hydrate(o.disk_id),
         _fields,
     )
-    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
+    _with_disk(added)
     added = command(
         "drop-disk",
         "delete a disk that nobody has open, with all that was written to it",
         lambda o: control_wire.DropDisk(o.disk_id),
         _fields,
     )
-    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
+    _with_disk(added)
     added = command(
         "set-ring",
         "use the v-node table in a file, if its epoch is higher",
         lambda o: control_wire.SetRing(_table_in(o.file)),
         _fields,
     )
-    added.add_argument("file", type=pathlib.Path)
+    added.add_argument("file", type=pathlib.Path, help="file with the table, in JSON")
     added = command(
         "set-disk-policy",
         "let another policy decide in which order the agent uses its own disk",
@@ -145,6 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     added.add_argument("policy", help="as of the option disk_policy")
     return parser
+
+
+def _with_image(parser: argparse.ArgumentParser) -> None:
+    parse = arguments.typed(ids.parse_image_id)
+    parser.add_argument("image_id", type=parse, help="id of the image, a UUID")
+
+
+def _with_disk(parser: argparse.ArgumentParser) -> None:
+    parse = arguments.typed(disk_header.parse_disk_id)
+    parser.add_argument("disk_id", type=parse, help="id of the disk, a UUID")
 
 
 def _pace(pace: control_wire.Pace) -> Callable[[str], control_wire.SetPace]:

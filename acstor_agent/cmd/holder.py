@@ -8,12 +8,13 @@ import signal
 import sys
 
 from acstor_agent.process import holder
+from acstor_common import arguments
 from acstor_common import errors
 
 
 def main() -> int:
     """Hold what agents leave, until SIGTERM or SIGINT; return an exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=arguments.described(__doc__))
     parser.add_argument("state_dir", type=pathlib.Path, help="[acstor_agent] state_dir")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

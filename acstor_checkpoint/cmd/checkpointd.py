@@ -36,7 +36,8 @@ def load_conf(args: list[str]) -> cfg.ConfigOpts:
     """
     conf = cfg.ConfigOpts()
     options = checkpoint_conf.list_opts()
-    common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options)
+    says = "Run what takes checkpoints of this host's servers, and keeps those of others."
+    common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options, says)
     return conf
 
 

@@ -27,6 +27,7 @@ from acstor_decision import conf as decision_conf
 from acstor_decision import nova
 from acstor_decision import rpc
 from acstor_decision.api import image_service
+from acstor_decision.api import middleware
 from acstor_decision.api import openapi
 from acstor_decision.api import operation
 from acstor_decision.api import operations
@@ -51,21 +52,42 @@ _AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnr
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
 
-Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
+def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
+    """Return the WSGI application, behind keystonemiddleware unless ``auth`` is ``none``.
 
-def make_app(conf: cfg.ConfigOpts, store: database.Database) -> Wsgi:
-    """Return the WSGI application, behind keystonemiddleware unless ``api_auth`` is ``none``."""
+    :raises errors.Unusable: the options say nothing of where tokens are checked
+    """
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
-        return plain
-    guarded = _TokenCheck(plain, {"oslo_config_config": conf})
+        return middleware.around(plain, conf)
+    guarded = token_check(plain, conf)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
         return inner(environ, start_response)
 
-    return app
+    return middleware.around(app, conf)
+
+
+def token_check(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
+    """Return the application behind the check of tokens.
+
+    :raises errors.Unusable: the options do not say as whom Keystone is asked, or where
+    """
+    try:
+        made: middleware.Wsgi = _TokenCheck(plain, {"oslo_config_config": conf})
+    except keystone_exceptions.ClientException as e:
+        raise errors.Unusable(
+            "[keystone_authtoken]", str(e), "This section says where and as whom tokens are checked"
+        ) from e
+    if not (conf.keystone_authtoken.auth_type or conf.keystone_authtoken.auth_section):
+        raise errors.Unusable(
+            "[keystone_authtoken] auth_type",
+            "nothing says as whom tokens are checked",
+            "Most clouds have password here, with auth_url, username and password",
+        )
+    return made
 
 
 class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
@@ -130,7 +152,8 @@ def _view(
         if not enforcer.authorize(known.policy, {}, asking, do_raise=False):
             raise operation.Refused(
                 http.HTTPStatus.FORBIDDEN,
-                f"the policy {known.policy} does not let you do this; it asks for {known.rule}",
+                f"the policy {known.policy} does not let you do this; it asks for {known.rule}, "
+                f"and a token of the scope {' or '.join(policies.SCOPES)}",
             )
         call = dataclasses.replace(
             template,
@@ -139,7 +162,7 @@ def _view(
             body=_body(known),
             sees_all=enforcer.authorize(SEES_ALL, {}, asking, do_raise=False),
             user_id=asking.user_id or "",
-            address=request.remote_addr or "",
+            address=middleware.address_of(request.remote_addr or ""),
             auth=request.environ.get("keystone.token_auth"),
         )
         return _json(known.handler(call), known.status)

@@ -2,6 +2,8 @@
 """The options of the REST API."""
 
 from oslo_config import cfg
+from oslo_middleware import cors
+from oslo_middleware.healthcheck import opts as health_opts
 from oslo_policy import opts as policy_opts
 
 from acstor_common import conf as common_conf
@@ -30,7 +32,19 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options of the API and of the libraries that only it uses."""
     for group, options in list_opts():
         common_conf.register(conf, group, options)
+    set_defaults()
     policy_opts.set_defaults(conf, policy_file="decision-policy.yaml")
+
+
+def set_defaults() -> None:
+    """Set the defaults of oslo.middleware's options: what suits this API, also in the sample."""
+    cors.set_defaults(
+        allow_credentials=False,  # who asks is known by a token, never by a cookie
+        allow_methods=["GET", "POST"],
+        allow_headers=["X-Auth-Token", "OpenStack-API-Version", "X-OpenStack-Request-ID"],
+        expose_headers=["OpenStack-API-Version", "X-OpenStack-Request-ID"],
+    )
+    cfg.set_defaults(health_opts.HEALTHCHECK_OPTS, backends=["acstor_database"])
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

@@ -4,6 +4,9 @@
 import datetime
 import enum
 import http
+import itertools
+from collections.abc import Iterator
+from typing import Annotated
 from typing import Any
 
 import msgspec
@@ -22,6 +25,18 @@ class State(enum.StrEnum):
     UP = "up"  # it sends samples
     OVERLOADED = "overloaded"  # and its links were too full in the last collection
     SILENT = "silent"  # it does not
+
+
+NO_ENROLMENT = "none"
+IDENTITIES = (
+    *(state for state in enrolment.State if state is not enrolment.State.FORGOTTEN),
+    NO_ENROLMENT,
+)
+SORTED_BY = (
+    *("host", "state", "location", "vnodes", "ring_epoch"),
+    *("load", "cache_bytes", "last_seen_at"),
+)
+"""What hosts can be put in order by; ``load``: how full the busier direction of their links is."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -88,20 +103,79 @@ class HostDetail(Host, frozen=True, kw_only=True):
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """Hosts, in the order of their ids."""
+    """Hosts, in the order of their ids unless another one was asked for."""
 
     hosts: list[Host]
 
 
+class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
+    """Which hosts are wanted.
+
+    :param state: those in this state alone
+    :param enrolment: those that are so to the certificate authority; ``none``: that never asked
+    :param location: those at this place, or in it: pod1 is that of pod1/rack3 too
+    :param sort: what they are put in order by, and which way; those that are alike in that stand in
+        the order of their ids, and what is not known comes last.  What changes between two pages
+        may be in both, or in none
+    """
+
+    state: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(State)})?$")] = ""
+    enrolment: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(IDENTITIES)})?$")] = ""
+    location: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    sort: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SORTED_BY)})(:(asc|desc))?$")] = "host"
+
+
 def every(call: operation.Call) -> Hosts:
-    """Answer with all hosts that are remembered, or have asked for a certificate."""
+    """Answer with hosts that are remembered, or have asked for a certificate."""
+    page: HostPage = call.query
+    found = (host for host in _in_order(call, page) if _is_wanted(host, page))
+    return Hosts(list(itertools.islice(found, page.limit)))
+
+
+def _in_order(call: operation.Call, page: HostPage) -> Iterator[Host]:
+    """Yield the hosts that come behind the marker.
+
+    :raises operation.Refused: there is no such host, so nobody knows what comes behind it
+    """
+    by, _, way = page.sort.partition(":")
+    if (by, way) in (("host", ""), ("host", "asc")):
+        yield from _of_ids(call, page.marker)
+        return
+    found = list(_of_ids(call, ""))
+    known = [host for host in found if _sort_value(host, by) is not None]
+    known.sort(key=lambda host: _sort_value(host, by), reverse=way == "desc")
+    ordered = [*known, *(host for host in found if _sort_value(host, by) is None)]
+    names = [host.host for host in ordered]
+    if page.marker and page.marker not in names:
+        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"marker: no host {page.marker[:64]}")
+    yield from ordered[names.index(page.marker) + 1 :] if page.marker else ordered
+
+
+def _sort_value(host: Host, by: str) -> Any:
+    if by == "load":
+        busier = max(host.rates.received, host.rates.sent)
+        return busier / host.link_bytes_s if host.link_bytes_s else None
+    return getattr(host, by)
+
+
+def _is_wanted(host: Host, page: HostPage) -> bool:
+    identity = host.enrolment.state if host.enrolment else NO_ENROLMENT
+    is_there = page.location in ("", host.location)
+    return (
+        page.state in ("", host.state)
+        and page.enrolment in ("", identity)
+        and (is_there or host.location.startswith(f"{page.location}/"))
+    )
+
+
+def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
+    """Yield the hosts whose ids come behind one, in their order."""
     enrolled = {row.host: row for row in call.store.enrolments() if not enrolments.is_free(row)}
     known = {row.host: row for row in call.store.hosts()}
-    names = sorted(name for name in {*enrolled, *known} if name > call.query.marker)
     owners = _owners(call)
-    shown = names[: call.query.limit]
-    rows = ((known.get(name) or _unheard(name), enrolled.get(name)) for name in shown)
-    return Hosts([Host(**_fields(call, *row, owners)) for row in rows])
+    for name in sorted(name for name in {*enrolled, *known} if name > marker):
+        row = known.get(name) or _unheard(name)
+        yield Host(**_fields(call, row, enrolled.get(name), owners))
 
 
 def one(call: operation.Call) -> HostDetail:
@@ -208,7 +282,7 @@ def _fields(
 
 OPERATIONS = (
     operation.Operation(
-        "host:list", "GET", "/v1/hosts", "List hosts", Hosts, every, query=operation.Page
+        "host:list", "GET", "/v1/hosts", "List hosts", Hosts, every, query=HostPage
     ),
     operation.Operation("host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, one),
     operation.about_host(

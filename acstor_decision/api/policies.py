@@ -10,23 +10,30 @@ from oslo_policy import policy
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-BASE = (
-    policy.RuleDefault("acstor:admin", "role:admin", "Who may change what the cloud does"),
-    policy.RuleDefault(
-        "acstor:reader",
-        "rule:acstor:admin or (role:reader and system_scope:all)",
-        "Who may see hosts and images of all projects",
-    ),
-    policy.RuleDefault(
-        "acstor:agent",
-        "role:acstor-reader or rule:acstor:admin",
-        "What runs on compute hosts, as the Keystone user of the agents' configuration",
-    ),
-    policy.RuleDefault(
-        "acstor:service",
-        "rule:acstor:agent or role:acstor-prepare or role:service",
-        "What runs on hosts, next to Glance or in other services",
-    ),
+SCOPES = ["system", "project"]
+"""Of tokens that may be used: administrators of clouds have either; one of a domain is for nothing
+here, since hosts are of no domain."""
+
+BASE = tuple(
+    policy.RuleDefault(name, rule, who, scope_types=SCOPES)
+    for name, rule, who in (
+        ("acstor:admin", "role:admin", "Who may change what the cloud does"),
+        (
+            "acstor:reader",
+            "rule:acstor:admin or (role:reader and system_scope:all)",
+            "Who may see hosts and images of all projects",
+        ),
+        (
+            "acstor:agent",
+            "role:acstor-reader or rule:acstor:admin",
+            "What runs on compute hosts, as the Keystone user of the agents' configuration",
+        ),
+        (
+            "acstor:service",
+            "rule:acstor:agent or role:acstor-prepare or role:service",
+            "What runs on hosts, next to Glance or in other services",
+        ),
+    )
 )
 
 
@@ -44,4 +51,6 @@ def make_enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
 
 def _rule_of(known: operation.Operation) -> policy.DocumentedRuleDefault:
     where: policy.Operation = {"path": known.path, "method": known.method}
-    return policy.DocumentedRuleDefault(known.policy, known.rule, known.summary, [where])
+    return policy.DocumentedRuleDefault(
+        known.policy, known.rule, known.summary, [where], scope_types=SCOPES
+    )

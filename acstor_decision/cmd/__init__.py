@@ -8,3 +8,4 @@ eventlet_warning.silence()
 
 start_decision = script.of("acstor-decision", "acstor_decision.cmd.decision", "decision")
 start_manage = script.of("acstor-decision-manage", "acstor_decision.cmd.manage", "decision")
+start_status = script.of("acstor-status", "acstor_decision.cmd.status", "decision")

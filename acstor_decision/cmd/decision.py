@@ -26,6 +26,7 @@ from acstor_decision import metrics
 from acstor_decision import nova
 from acstor_decision import rpc
 from acstor_decision import service
+from acstor_decision.db import connection
 from acstor_decision.db import database
 from acstor_decision.switch_loads import base
 
@@ -55,6 +56,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     own = conf.acstor_decision
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
+    leadership.check_driver(own.coordination_url)
     lead = leadership.Leadership(own.coordination_url, own.instance, decision_api.COLLECTION_S)
     bus: rpc.Rpc
     made = service.Service(
@@ -127,7 +129,7 @@ def _wait_for_database(
                 prepare()
         except database.DatabaseError as e:
             if not was_told:
-                LOG.warning("the database does not answer: %s; trying again", e)
+                LOG.warning("the database does not answer: %s; trying again", connection.why(e))
             was_told = True
             stopping.wait(LOOK_AGAIN_S)
             continue

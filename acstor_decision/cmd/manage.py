@@ -5,10 +5,12 @@ It works on the database alone, so it needs neither the service nor the broker.
 """
 
 import argparse
+import logging
 import pathlib
 import sys
 import time
 
+import sqlalchemy.exc
 from oslo_config import cfg
 
 from acstor_common import arguments
@@ -19,6 +21,7 @@ from acstor_common import whole_file
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.core import enrolment
+from acstor_decision.db import connection
 from acstor_decision.db import database
 from acstor_decision.db import models
 
@@ -33,15 +36,12 @@ def main() -> int:
     files = ["--config-file", arguments.config_file] if arguments.config_file else []
     try:
         conf = decision_conf.load(files)
-        store = database.Database(conf)
-        arguments.conf = conf
-        arguments.do(store, arguments)
+        _do(conf, arguments)
     except (
         errors.Unusable,
         errors.NotAuthentic,
         enrolment.Refused,
         cfg.Error,
-        database.DatabaseError,
         OSError,
     ) as e:
         print(f"acstor-decision-manage: {e}", file=sys.stderr)
@@ -49,22 +49,52 @@ def main() -> int:
     return 0
 
 
+def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
+    """Do what was asked for, with tables of this version, or make these.
+
+    :raises errors.Unusable: the database cannot be used
+    """
+    store = database.Database(conf)
+    arguments.conf = conf
+    if not arguments.makes_tables:
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look
+    try:
+        if not (arguments.makes_tables or store.is_current()):
+            raise errors.Unusable(
+                connection.OPTION,
+                f"{connection.shown(conf.database.connection)} has not the tables of this version",
+                "Run acstor-decision-manage db-sync",
+            )
+        arguments.do(store, arguments)
+    except (database.DatabaseError, sqlalchemy.exc.DatabaseError) as e:
+        raise connection.unusable(conf.database.connection, e) from e
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="acstor-decision-manage", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="acstor-decision-manage", description=arguments.described(__doc__)
+    )
     parser.add_argument("--config-file", help="the service's configuration")
+    parser.set_defaults(makes_tables=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     sync = commands.add_parser("db-sync", help="make the database's tables, or bring them up")
-    sync.set_defaults(do=lambda store, _: store.upgrade())
+    sync.set_defaults(do=lambda store, _: store.upgrade(), makes_tables=True)
     for name, is_drained, text in (
         ("drain", True, "let a host be home of nothing"),
         ("enable", False, "let a drained host be a home again"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("host")
+        command.add_argument("host", metavar="HOST", help="id of the host")
         command.set_defaults(do=_set_drained, is_drained=is_drained)
     _add_authority(commands.add_parser("authority", help="the certificate authority of the cloud"))
     history = commands.add_parser("history", help="show the v-node tables that were published")
-    history.add_argument("--limit", type=arguments.number(1, HISTORY_LIMIT), default=20)
+    history.add_argument(
+        "--limit",
+        type=arguments.number(1, HISTORY_LIMIT),
+        default=20,
+        metavar="N",
+        help="tables at most, the newest first (default: 20)",
+    )
     history.set_defaults(do=_show_history)
     return parser
 
@@ -98,11 +128,17 @@ def _add_authority(parser: argparse.ArgumentParser) -> None:
     who = "alone; without it who waits under this name is let in, or who asks next"
     allow.add_argument("--fingerprint", help=f"SHA-256 of the key (hex) that is let in, {who}")
     allow.add_argument("--user", default="", help="id of the Keystone user who is let in, likewise")
-    issue.add_argument("--out", metavar="FOLDER", type=pathlib.Path, required=True)
+    issue.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=pathlib.Path,
+        required=True,
+        help="a folder of your own; the host's key and certificate are written to it",
+    )
 
 
 def _with_host(command: argparse.ArgumentParser, do: object) -> argparse.ArgumentParser:
-    command.add_argument("host", metavar="HOST")
+    command.add_argument("host", metavar="HOST", help="id of the host")
     command.set_defaults(do=do)
     return command
 

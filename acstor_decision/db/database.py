@@ -30,6 +30,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision.db import boots as boots_
 from acstor_decision.db import checkpoints as checkpoints_
+from acstor_decision.db import connection as connection_
 from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
 from acstor_decision.db import identities
@@ -110,9 +111,11 @@ class Database:
     """Hosts, published tables and traffic.
 
     :param conf: with the options of oslo.db registered
+    :raises errors.Unusable: they name no database that can be used here
     """
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
+        connection_.check_driver(conf.database.connection or "")
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         self._contexts.configure(max_retries=0, **options)

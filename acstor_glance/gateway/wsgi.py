@@ -14,6 +14,7 @@ from oslo_log import log
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common import script
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
 from acstor_glance.gateway import counters
@@ -53,4 +54,6 @@ def load(files: list[str]) -> app.Wsgi:
     return made
 
 
-application = load([name for name in os.environ.get("ACSTOR_GATEWAY_CONF", "").split(":") if name])
+with script.told_in_one_line("acstor-glance-gateway", cfg.Error, errors.Unusable):
+    names = os.environ.get("ACSTOR_GATEWAY_CONF", "").split(":")
+    application = load([name for name in names if name])

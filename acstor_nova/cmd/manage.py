@@ -12,6 +12,7 @@ from typing import Any
 import prettytable
 from oslo_config import cfg
 
+from acstor_common import arguments
 from acstor_common import errors
 from acstor_nova import check
 from acstor_nova import compute_user
@@ -63,7 +64,9 @@ def _tell(options: argparse.Namespace, is_changed: bool) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="acstor-nova-manage", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="acstor-nova-manage", description=arguments.described(__doc__)
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     added = _command(
         commands, "check", _check, "look at this host and say what keeps Nova from using acstor"

@@ -12,6 +12,8 @@ from acstor_osc import printable
 class ShowAuthority(printable.ShowOne):
     """Show the authority that issues hosts' certificates, who signs tables, who is revoked."""
 
+    since = "1.3"
+
     def take_action(self, parsed_args: Any) -> Any:
         """Return the fields and their values."""
         found = client.of(self).get("/v1/authority")

@@ -6,6 +6,7 @@ from typing import Any
 
 from osc_lib.cli import format_columns
 
+from acstor_common import arguments as common_arguments
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
@@ -15,6 +16,8 @@ from acstor_osc.v1 import image
 
 class ShowBootImage(printable.ShowOne):
     """Show an image's boot image, and what has become of it on each host."""
+
+    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -42,6 +45,8 @@ class ShowBootImage(printable.ShowOne):
 class RecordBootImage(printable.Lister):
     """Have the next boots from an image recorded; its boot image is made of them."""
 
+    since = "1.1"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_wait(
@@ -49,7 +54,11 @@ class RecordBootImage(printable.Lister):
         )
         arguments.with_hosts(parser)
         parser.add_argument(
-            "--boots", type=int, default=1, metavar="<n>", help="on each host (default: 1)"
+            "--boots",
+            type=common_arguments.number(1, 100),
+            default=1,
+            metavar="<n>",
+            help="boots to record on each host (default: 1)",
         )
         return parser
 

@@ -22,6 +22,16 @@ COLUMNS = (
     ("Changed", "changed_bytes"),
     ("Kept By", "holders"),
 )
+LONG = (
+    ("Image", "image_id"),
+    ("Project", "project_id"),
+    ("Number", "number"),
+    ("Size", "size_bytes"),
+    ("Sent", "sent_bytes"),
+    ("Interval", "interval_s"),
+    ("Registered At", "registered_at"),
+    ("Forgotten From", "forgotten_from"),
+)
 WAIT_S = 900.0
 LOOK_WITH = "openstack acstor checkpoint list --server"
 
@@ -29,11 +39,18 @@ LOOK_WITH = "openstack acstor checkpoint list --server"
 class ListCheckpoint(printable.Lister):
     """List checkpoints, the newest first."""
 
+    since = "1.7"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_page(super().get_parser(prog_name), "checkpoint")
-        parser.add_argument("--server", metavar="<server>", help="of this server, by id or name")
-        parser.add_argument("--host", metavar="<host>", help="of servers that were on this host")
+        arguments.with_long(parser, "images, projects, sizes and intervals")
+        parser.add_argument(
+            "--server", metavar="<server>", help="show those of this server alone; its id or name"
+        )
+        parser.add_argument(
+            "--host", metavar="<host>", help="show those of servers that were on this host alone"
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -42,14 +59,17 @@ class ListCheckpoint(printable.Lister):
         if parsed_args.server:
             query["instance"] = _server_id(self.app.client_manager, parsed_args.server)
         found = client.of(self).get("/v1/checkpoints", query)["checkpoints"]
+        columns = (*COLUMNS, *LONG) if parsed_args.long else COLUMNS
         return (
-            [title for title, _ in COLUMNS],
-            [[_shown(name, row[name]) for _, name in COLUMNS] for row in found],
+            [title for title, _ in columns],
+            [[_shown(name, row[name]) for _, name in columns] for row in found],
         )
 
 
 class ShowCheckpoint(printable.ShowOne):
     """Show one checkpoint."""
+
+    since = "1.7"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -64,6 +84,8 @@ class ShowCheckpoint(printable.ShowOne):
 
 class CreateCheckpoint(printable.ShowOne):
     """Have a checkpoint of a server taken now; without --wait, show which host was asked."""
+
+    since = "1.9"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -92,6 +114,8 @@ class CreateCheckpoint(printable.ShowOne):
 class DeleteCheckpoint(command.Command):
     """Delete checkpoints; the hosts that keep them are told by the host that took them."""
 
+    since = "1.7"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
@@ -110,7 +134,7 @@ class DeleteCheckpoint(command.Command):
 
         :raises exceptions.CommandError: some could not be; says which, and why
         """
-        api, failed = client.of(self), []
+        api, failed = client.of(self, "1.9" if parsed_args.force else ""), []
         body = {"force": True} if parsed_args.force else {}
         for checkpoint in parsed_args.checkpoints:
             try:

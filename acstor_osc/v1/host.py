@@ -26,6 +26,21 @@ COLUMNS = (
     ("Cache", "cache_bytes"),
     ("Last Seen", "last_seen_at"),
 )
+LONG = (
+    ("Address", "address"),
+    ("Received B/s", "received"),
+    ("Sent B/s", "sent"),
+    ("Link B/s", "link_bytes_s"),
+    ("Cache Limit", "cache_limit_bytes"),
+    ("User", "user_id"),
+    ("First Seen", "first_seen_at"),
+)
+STATES = ("up", "overloaded", "silent")
+IDENTITIES = ("enrolled", "waiting", "allowed", "revoked", "none")
+SORTED_BY = (
+    *("host", "state", "location", "vnodes", "ring_epoch"),
+    *("load", "cache_bytes", "last_seen_at"),
+)
 WAIT_S = 120.0
 
 
@@ -34,16 +49,44 @@ class ListHost(printable.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_page(super().get_parser(prog_name), "host")
+        parser = arguments.with_page(super().get_parser(prog_name), "host", 10_000)
+        arguments.with_long(parser, "addresses, rates, users, and since when hosts are known")
+        parser.add_argument("--state", choices=STATES, help="show hosts in this state alone")
+        parser.add_argument(
+            "--identity", choices=IDENTITIES, help="show hosts with this identity alone"
+        )
+        parser.add_argument(
+            "--location",
+            metavar="<place>",
+            help="show hosts in this place alone, as pod1 or pod1/rack3",
+        )
+        parser.add_argument(
+            "--sort",
+            type=_sort,
+            metavar="<key>[:asc|desc]",
+            help="put all hosts in this order before a page of them is taken: "
+            f"{', '.join(SORTED_BY)} (default: host; --sort-column sorts what is shown)",
+        )
+        return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = arguments.page(parsed_args)
-        found = client.of(self).get("/v1/hosts", query)["hosts"]
-        rows = [{**host, **_identity(host), "load": _load_percent(host)} for host in found]
+        chosen = {
+            "state": parsed_args.state,
+            "enrolment": parsed_args.identity,
+            "location": parsed_args.location,
+            "sort": parsed_args.sort,
+        }
+        api = client.of(self, "1.10" if any(chosen.values()) else "")
+        found = api.get("/v1/hosts", {**arguments.page(parsed_args), **chosen})["hosts"]
+        rows = [
+            {**host, **_identity(host), **host["rates"], "load": _load_percent(host)}
+            for host in found
+        ]
+        columns = (*COLUMNS, *LONG) if parsed_args.long else COLUMNS
         return (
-            [title for title, _ in COLUMNS],
-            [[_shown(name, row[name]) for _, name in COLUMNS] for row in rows],
+            [title for title, _ in columns],
+            [[_shown(name, row[name]) for _, name in columns] for row in rows],
         )
 
 
@@ -108,9 +151,11 @@ class EnableHost(_SetDrained):
 class AllowHost(printable.ShowOne):
     """Let a host enrol once: for the first time, or with another key or Keystone user.
 
-    ``trusts`` in the output says whom that lets in: without --fingerprint that is who asked first
-    under this name, or, if nobody waits, who asks next.
+    The field trusts of the output says whom that lets in: without --fingerprint that is who asked
+    first under this name, or, if nobody waits, who asks next.
     """
+
+    since = "1.3"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -139,6 +184,8 @@ class AllowHost(printable.ShowOne):
 class RevokeHost(printable.ShowOne):
     """Shut a host out: its certificates count no more, and it leaves the v-node table."""
 
+    since = "1.3"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return _with_host(super().get_parser(prog_name))
@@ -151,6 +198,8 @@ class RevokeHost(printable.ShowOne):
 class ForgetHost(command.Command):
     """Free the name of a host that is gone; certificates that it had count no more."""
 
+    since = "1.3"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return _with_host(super().get_parser(prog_name))
@@ -158,6 +207,14 @@ class ForgetHost(command.Command):
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         """Ask for it."""
         client.of(self).post(f"/v1/hosts/{parsed_args.host}/forget")
+
+
+def _sort(text: str) -> str:
+    key, colon, way = text.partition(":")
+    if key not in SORTED_BY or (colon and way not in ("asc", "desc")):
+        known = ", ".join(SORTED_BY)
+        raise argparse.ArgumentTypeError(f"not one of {known}, with :asc or :desc: {text!r}")
+    return text
 
 
 def _fingerprint(text: str) -> str:
@@ -183,12 +240,14 @@ def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
 
 def _identity(host: dict[str, Any]) -> dict[str, Any]:
     """Return what a host is to the certificate authority; its key, while an operator decides."""
-    found = host.get("enrolment") or {"state": "none", "not_after": None, "fingerprint": ""}
+    nothing = {"state": "none", "not_after": None, "fingerprint": "", "user_id": ""}
+    found = host.get("enrolment") or nothing
     is_open = found["state"] in ("waiting", "allowed")
     return {
         "identity": found["state"],
         "not_after": found["not_after"],
         "fingerprint": found["fingerprint"] if is_open else "",
+        "user_id": found["user_id"],
     }
 
 
@@ -204,7 +263,9 @@ def _load_percent(host: dict[str, Any]) -> int:
 
 
 def _shown(name: str, value: Any) -> Any:
-    return format_columns.SizeColumn(value) if name == "cache_bytes" else value
+    if name in ("received", "sent"):
+        return round(value)
+    return format_columns.SizeColumn(value) if name.startswith("cache_") else value
 
 
 def _fields(host: dict[str, Any]) -> tuple[list[str], list[Any]]:

@@ -19,6 +19,15 @@ from acstor_osc import client
 from acstor_osc import printable
 from acstor_osc import whole
 
+LONG = (
+    ("Status", "status"),
+    ("Cached", "cached_bytes"),
+    ("Chunk Map", "chunk_map"),
+    ("Boot Image ID", "boot_image"),
+    ("Message", "message"),
+    ("Boot Message", "boot_message"),
+    ("Updated At", "updated_at"),
+)
 ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
 WAIT_S = 3600.0
@@ -32,18 +41,25 @@ FINAL = ("ready", "refused", "failed")
 class ListImage(printable.Lister):
     """List the images that hosts hold, and where guests' reads found their bytes."""
 
+    since = "1.1"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_page(super().get_parser(prog_name), "image")
+        parser = arguments.with_page(super().get_parser(prog_name), "image")
+        return arguments.with_long(
+            parser, "status, artefacts, bytes in caches, and why some failed"
+        )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = arguments.page(parsed_args)
         found = client.of(self).get("/v1/images", query)["images"]
+        long = LONG if parsed_args.long else ()
         return (
             [
                 *("ID", "Name", "State", "Boot Image", "Size"),
                 *("Hosts", "Warm", "In Use", "Whole", *_share_titles()),
+                *(title for title, _ in long),
             ],
             [
                 [
@@ -54,6 +70,7 @@ class ListImage(printable.Lister):
                     image["warm_hosts"],
                     *(image.get(name, whole.NOT_TOLD) for name in ("using_hosts", "whole_hosts")),
                     *_shares(image["read"]),
+                    *(_long(image, name) for _, name in long),
                 ]
                 for image in found
             ],
@@ -68,6 +85,8 @@ class ShowImage(printable.ShowOne):
     and each may be deleted.  own_bytes is what the nearest has not at the same place,
     shared_bytes how much of its file took no room of its own in the store.
     """
+
+    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -85,16 +104,22 @@ class ShowImage(printable.ShowOne):
 class ListImageHost(printable.Lister):
     """List the hosts of an image: what each holds of it, and how far its last task is."""
 
+    since = "1.1"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_image(super().get_parser(prog_name))
+        parser = arguments.with_page(arguments.with_image(super().get_parser(prog_name)), "host")
+        return arguments.with_long(parser, "sizes, what is missing, and what came from where")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
         found = client.of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
-            ["Host", "Cached", "Whole", "Boot Image", *_share_titles(), "Task"],
+            [
+                *("Host", "Cached", "Whole", "Boot Image", *_share_titles(), "Task"),
+                *(("Size", "Missing", "Boot Revision", "Fetched") if parsed_args.long else ()),
+            ],
             [
                 [
                     host["host"],
@@ -103,14 +128,17 @@ class ListImageHost(printable.Lister):
                     host["boot_image"],
                     *_shares(host["read"]),
                     _task(host["task"]),
+                    *(_host_long(host) if parsed_args.long else ()),
                 ]
-                for host in found
+                for host in arguments.part(found, parsed_args, "host")
             ],
         )
 
 
 class PrepareImage(printable.ShowOne):
     """Have an image prepared now: its chunk map made, and its boot image."""
+
+    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -145,6 +173,8 @@ class PrepareImage(printable.ShowOne):
 class PreSeedImage(printable.Lister):
     """Have all of an image brought to hosts, behind everything that guests wait for."""
 
+    since = "1.1"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
@@ -152,7 +182,7 @@ class PreSeedImage(printable.Lister):
         arguments.with_hosts(where)
         where.add_argument(
             "--count",
-            type=int,
+            type=common_arguments.number(1, 1 << 16),
             default=0,
             metavar="<n>",
             help="so many hosts, the least busy of those that have not all of it",
@@ -169,6 +199,8 @@ class PreSeedImage(printable.Lister):
 class HydrateImage(printable.Lister):
     """Copy what writable disks still have of the image that they began as into their own files."""
 
+    since = "1.2"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
@@ -184,6 +216,7 @@ class HydrateImage(printable.Lister):
 class _AskKeepers(printable.Lister):
     """Asks the hosts that keep an image whole, or are to."""
 
+    since = "1.4"
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -331,6 +364,17 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     for name in ("read", "fetched"):
         shown[name] = format_columns.DictColumn(shown[name])
     return list(shown), list(shown.values())
+
+
+def _long(image: Mapping[str, Any], name: str) -> Any:
+    value = image.get(name, whole.NOT_TOLD)
+    return format_columns.SizeColumn(value) if name in SIZES else value
+
+
+def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
+    sizes = (host["size_bytes"], host["missing_bytes"])
+    fetched = format_columns.DictColumn(host["fetched"])
+    return (*map(format_columns.SizeColumn, sizes), host["boot_revision"], fetched)
 
 
 def _whole_by_host(api: client.Client, image_id: str) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_common import arguments as common_arguments
+from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
 
+EPOCH = common_arguments.number(1, 1 << 62)
 HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
 
 
@@ -36,7 +39,7 @@ class ListRingOwner(printable.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return _with_epoch(super().get_parser(prog_name))
+        return arguments.with_page(_with_epoch(super().get_parser(prog_name)), "host")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
@@ -49,7 +52,7 @@ class ListRingOwner(printable.Lister):
                     *(owner[name] for name in ("host", "address", "location", "vnodes")),
                     round(100 * owner["vnodes"] / whole, 1),
                 ]
-                for owner in table["owners"]
+                for owner in arguments.part(table["owners"], parsed_args, "host")
             ],
         )
 
@@ -60,8 +63,19 @@ class ListRing(printable.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("--limit", type=int, metavar="<n>", help="tables at most")
-        parser.add_argument("--before", type=int, metavar="<epoch>", help="only earlier ones")
+        parser.add_argument(
+            "--limit",
+            type=common_arguments.number(1, 1000),
+            metavar="<n>",
+            help="show so many tables at most, 1000 at the most",
+        )
+        parser.add_argument(
+            *("--marker", "--before"),
+            dest="before",
+            type=EPOCH,
+            metavar="<epoch>",
+            help="begin behind the table of this epoch, with the one before it",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -81,7 +95,12 @@ class ListRing(printable.Lister):
 
 
 def _with_epoch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--epoch", type=int, metavar="<epoch>", help="(default: that in force)")
+    parser.add_argument(
+        "--epoch",
+        type=EPOCH,
+        metavar="<epoch>",
+        help="show the table of this epoch (default: that in force)",
+    )
     return parser
 
 

@@ -37,6 +37,8 @@ class ShowServer(printable.ShowOne):
     Where bytes came from is told of all instances of the image on that host together.
     """
 
+    since = "1.1"
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return _with_server(super().get_parser(prog_name))
@@ -62,6 +64,8 @@ class ShowServerTimeline(command.Command):
 
     Without what Nova did if Nova does not tell it; then the boot begins on the server's host.
     """
+
+    since = "1.6"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -93,6 +97,8 @@ class ShowServerTimeline(command.Command):
 
 class PreSeedServer(printable.Lister):
     """Have all of a server's image brought to its host, behind everything that guests wait for."""
+
+    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

@@ -20,6 +20,8 @@ class ShowStatus(printable.ShowOne):
     The exit status is 0 if all is well, 1 if there is a warning, 2 if guests wait or fail.
     """
 
+    since = "1.8"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._exit = 0

@@ -4,9 +4,11 @@
 import argparse
 from typing import Any
 
+from acstor_common import arguments as common_arguments
 from acstor_osc import client
 from acstor_osc import printable
 
+LONGEST_S = 86_400.0
 RATES = ("received", "sent", "chunks_received", "chunks_sent")
 
 
@@ -16,12 +18,12 @@ class ListTraffic(printable.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("--host", metavar="<host>", help="only this host")
+        parser.add_argument("--host", metavar="<host>", help="show what this host told alone")
         parser.add_argument(
             "--last",
-            type=float,
-            metavar="<seconds>",
-            help="all collections of this time (default: each host's last one)",
+            type=common_arguments.duration(LONGEST_S),
+            metavar="<duration>",
+            help="show all collections of so long, as 90s or 2h (default: each host's last one)",
         )
         return parser
 

@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
     figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
-    figure.add_argument("number", type=int, choices=sorted(figures.EXPERIMENTS))
+    figure.add_argument("number", type=int, choices=sorted(figures.EXPERIMENTS), help="which one")
     figure.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
     )
@@ -77,7 +77,7 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
     add("--cv", type=_amount, default=0.8, help="how uneven it is: deviation / mean")
     add("--partners", type=_count, default=8, help="hosts that each host talks to")
     add("--reach", type=int, choices=(1, 3, 5), default=5, help="switches to the farthest of them")
-    add("--seed", type=int, default=1)
+    add("--seed", type=int, default=1, help="of all that is left to chance (default: 1)")
     add("--policy", action="append", choices=run.POLICIES, help="may be repeated (default: all)")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -119,7 +119,9 @@ def _compare(options: argparse.Namespace) -> None:
     scenario = _scenario(options)
     results: list[dict[str, Any]] = []
     for policy in options.policy or run.POLICIES:
-        with tqdm.tqdm(total=scenario.guests, desc=policy, unit=" guests", leave=False) as bar:
+        with tqdm.tqdm(
+            total=scenario.guests, desc=policy, unit=" guests", leave=False, disable=None
+        ) as bar:
             began_s = time.perf_counter()
             result = run.simulate(scenario, policy, functools.partial(_booted, bar))
         took_s = time.perf_counter() - began_s
@@ -164,7 +166,7 @@ def _figure(options: argparse.Namespace) -> None:
     cases = figures.EXPERIMENTS[options.number].make_cases()
     options.output.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs")
+        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs", disable=None)
         points = list(runs)
     name = options.output / f"simulated-figure-{options.number}"
     figures.draw(options.number, points).savefig(name.with_suffix(".png"), dpi=100)

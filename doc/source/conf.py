@@ -7,6 +7,7 @@ extensions = [
     "openstackdocstheme",
     "oslo_config.sphinxext",
     "oslo_config.sphinxconfiggen",
+    "oslo_policy.sphinxpolicygen",
 ]
 html_theme = "openstackdocs"
 html_show_copyright = False
@@ -22,4 +23,6 @@ config_generator_config_file = [
     ("../../etc/acstor/config-generator/acstor-checkpoint.conf", "_static/acstor-checkpoint"),
 ]
 sample_config_basename = "acstor"
+policy_generator_config_file = "../../etc/acstor/policy-generator.conf"
+sample_policy_basename = "_static/acstor-decision"
 exclude_patterns: list[str] = []

@@ -39,6 +39,38 @@ def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("module", "variable", "text", "said"),
+    [
+        (
+            "acstor_decision.wsgi",
+            "ACSTOR_DECISION_CONF",
+            "[keystone_authtoken]\nauth_type = password\n",
+            "the REST API of acstor: [keystone_authtoken]: Auth plugin requires parameters which "
+            "were not given: auth_url",
+        ),
+        (
+            "acstor_decision.wsgi",
+            "ACSTOR_DECISION_CONF",
+            "[database]\nconnection = nonsense\n",
+            "the REST API of acstor: [database] connection: ",
+        ),
+    ],
+)
+def test_api_that_cannot_start_says_why_in_its_last_line(
+    module: str, variable: str, text: str, said: str, tmp_path: pathlib.Path
+) -> None:
+    conf = tmp_path / "test.conf"
+    conf.write_text(text)
+    environment = {**os.environ, variable: str(conf)}
+    argv = [sys.executable, "-c", f"import {module}"]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said), done.stderr
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_comes_without_a_warning(name: str) -> None:
     argv = [*command(name), "--help"]
@@ -87,6 +119,16 @@ def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
     [line] = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
     assert line.startswith(f"{name}: needs acstor[{extra}], which is not installed here")
+
+
+def test_what_a_wsgi_server_imports_ends_with_one_line() -> None:
+    with (
+        pytest.raises(SystemExit, match=r"^the gateway: no stores$"),
+        script.told_in_one_line("the gateway", ValueError),
+    ):
+        raise ValueError("no stores")
+    with pytest.raises(KeyError), script.told_in_one_line("the gateway", ValueError):
+        raise KeyError("a fault of its own")
 
 
 def test_fault_of_acstors_own_is_not_taken_for_a_missing_extra() -> None:

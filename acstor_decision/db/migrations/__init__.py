@@ -3,11 +3,14 @@
 
 import pathlib
 
+import alembic.util
 from alembic import command
 from alembic import config
 from alembic.runtime import migration
 from alembic.script import ScriptDirectory
 from sqlalchemy import engine
+
+from acstor_common import errors
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -20,9 +23,19 @@ def _config(connection: engine.Connection) -> config.Config:
 
 
 def upgrade(used: engine.Engine) -> None:
-    """Bring the database to the newest tables; changes nothing if it has them."""
-    with used.begin() as connection:
-        command.upgrade(_config(connection), "head")
+    """Bring the database to the newest tables; changes nothing if it has them.
+
+    :raises errors.Unusable: its tables are those of a later version
+    """
+    try:
+        with used.begin() as connection:
+            command.upgrade(_config(connection), "head")
+    except alembic.util.CommandError as e:
+        raise errors.Unusable(
+            "[database] connection",
+            f"its tables are those of a later version ({e})",
+            "Install that version again, or restore the backup that you made before",
+        ) from e
 
 
 def is_current(used: engine.Engine) -> bool:

@@ -3,6 +3,7 @@
 
 import pathlib
 import re
+import sqlite3
 import subprocess
 import sys
 
@@ -72,3 +73,38 @@ def test_what_cannot_be_is_said(manage, tmp_path):
     assert manage("authority", "forget", "h1").returncode == 0
     refused = manage("authority", "forget", "h1")
     assert refused.returncode == 1 and "host h1: it is not known" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        ("sqlite:////nowhere/at/all.sqlite", "unable to open database file"),
+        ("mysql+pymysql://acstor:secret@127.0.0.1:1/acstor", "Connection refused"),
+        ("mysql+aiomysql://acstor:secret@127.0.0.1:1/acstor", "which is not installed"),
+        ("secret", "no URL of a database"),
+    ],
+)
+@pytest.mark.parametrize("command", [("db-sync",), ("history",), ("authority", "show")])
+def test_database_that_cannot_be_used_is_told_in_one_line(tmp_path, connection, words, command):
+    config = tmp_path / "decision.conf"
+    config.write_text(f"[database]\nconnection = {connection}\n")
+    argv = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config, *command]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith("acstor-decision-manage: [database] connection: ") and words in line
+    assert "secret" not in line
+
+
+def test_tables_of_another_version_are_told_with_what_to_do(manage, tmp_path: pathlib.Path):
+    file = tmp_path / "decision.sqlite"
+    with sqlite3.connect(file) as other:
+        other.execute("UPDATE alembic_version SET version_num = '0099'")
+    done = manage("history")
+    assert done.returncode == 1 and "Run acstor-decision-manage db-sync" in done.stderr
+    done = manage("db-sync")
+    assert done.returncode == 1 and "of a later version" in done.stderr
+    assert "Traceback" not in done.stderr
+    file.unlink()
+    sqlite3.connect(file).close()  # it is there, and nothing is in it
+    assert "has not the tables of this version" in manage("drain", "h1").stderr

@@ -23,6 +23,7 @@ from acstor_common import signing
 from acstor_decision.api import app
 from acstor_decision.db import models
 from acstor_osc import client
+from acstor_osc import versions
 from acstor_osc.v1 import authority
 from acstor_osc.v1 import boot_image
 from acstor_osc.v1 import host
@@ -39,16 +40,28 @@ SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 class InProcess(client.Client):
     """A client whose requests go straight into the application."""
 
-    def __init__(self, asked: testing.FlaskClient) -> None:
+    def __init__(self, wsgi: testing.FlaskClient, asked: str = versions.MAJOR) -> None:
         self._adapter = types.SimpleNamespace(request=self._request)
-        self._asked = asked
+        self._wsgi, self._asked = wsgi, asked
 
     def _request(
-        self, path: str, method: str, raise_exc: bool, params: Any = None, json: Any = None
+        self,
+        path: str,
+        method: str,
+        raise_exc: bool,
+        headers: dict[str, str],
+        params: Any = None,
+        json: Any = None,
     ) -> Any:
-        answer = self._asked.open(path, method=method, query_string=params, json=json)
+        answer = self._wsgi.open(
+            path, method=method, query_string=params, json=json, headers=headers
+        )
         return types.SimpleNamespace(
-            status_code=answer.status_code, json=lambda: answer.json, reason="", url=path
+            status_code=answer.status_code,
+            json=lambda: answer.json,
+            reason="",
+            url=path,
+            headers=answer.headers,
         )
 
 

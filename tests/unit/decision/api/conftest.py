@@ -27,6 +27,7 @@ from tests.fakes import enrolled_hosts
 NOW_S = 1_800_000_000.0
 ADMIN = {"X-Roles": "admin,member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
 READER = {"X-Roles": "reader", "X-User-Id": "u", "OpenStack-System-Scope": "all"}
+OF_DOMAIN = {"X-Roles": "admin", "X-User-Id": "u", "X-Domain-Id": "d"}
 TENANT = {"X-Roles": "member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
 
 

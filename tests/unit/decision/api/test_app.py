@@ -88,6 +88,18 @@ def test_readers_of_the_system_see_hosts(client, filled):
     assert [host["host"] for host in answer.json["hosts"]] == ["h0000", "h0001", "h0002"]
 
 
+@pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the library tells of each such token
+def test_tokens_of_a_domain_are_for_nothing(known, client, filled):
+    answer = client.open(path_of(known), method=known.method, headers=conftest.OF_DOMAIN)
+    assert answer.status_code == 403
+    assert "scope system or project" in answer.json["error"]["message"]
+
+
+def test_every_rule_says_which_scopes_it_takes():
+    assert {tuple(rule.scope_types) for rule in policies.list_rules()} == {("system", "project")}
+
+
 def test_every_rule_is_documented():
     names = {rule.name for rule in policies.list_rules()}
     assert {known.policy for known in operations.ALL} < names
@@ -108,6 +120,11 @@ def test_versions_and_health_are_for_everybody(client, filled):
         ("/v1/hosts/no%20host", 400, "no host"),
         ("/v1/hosts?limit=0", 400, "limit"),
         ("/v1/hosts?limit=many", 400, "limit"),
+        ("/v1/hosts?sort=colour", 400, "sort"),
+        ("/v1/hosts?sort=load:up", 400, "sort"),
+        ("/v1/hosts?sort=load&marker=h9", 400, "marker: no host h9"),
+        ("/v1/hosts?state=well", 400, "state"),
+        ("/v1/hosts?enrolment=friend", 400, "enrolment"),
         ("/v1/hosts?colour=red", 400, "colour"),
         ("/v1/rings/7", 404, "epoch 7"),
         ("/v1/rings/x", 400, "'x' is no epoch"),
@@ -143,13 +160,13 @@ def test_bodies_of_another_form_are_refused(known, body, client, filled, bus):
     assert not filled.drained() and not bus.tasks and not bus.wanted
 
 
-@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.9", "acstor latest", "compute 2.99"])
+@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.10", "acstor latest", "compute 2.99"])
 def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.10", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.11", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406

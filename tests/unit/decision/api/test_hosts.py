@@ -56,6 +56,43 @@ def test_list_goes_on_behind_the_marker(client, store):
     assert [host["host"] for host in (*first, *rest)] == [f"h{n:04}" for n in range(5)]
 
 
+@pytest.fixture
+def various(client, store):
+    """Hosts that differ in all that they are sorted by, and one that was never heard."""
+    now_s = time.time()
+    for number, location in enumerate(("pod1/rack1", "pod1/rack2", "pod10/rack1", "pod1")):
+        total = decision_api.Traffic(5000 * (4 - number), 0)
+        told = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
+        conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **told))
+    client.post("/v1/hosts/h0009/allow")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("sort=host:desc", [9, 3, 2, 1, 0]),
+        ("sort=host", [0, 1, 2, 3, 9]),
+        ("sort=load:asc", [3, 2, 1, 0, 9]),
+        ("sort=load:desc&limit=2", [0, 1]),
+        ("sort=load:desc&marker=h0001&limit=2", [2, 3]),
+        ("sort=cache_bytes", [0, 2, 9, 1, 3]),
+        ("sort=cache_bytes:desc", [1, 3, 0, 2, 9]),
+        ("sort=last_seen_at:desc&marker=h0003", [9]),
+        ("state=silent", [3, 9]),
+        ("state=up&limit=1", [0]),
+        ("location=pod1", [0, 1, 3]),
+        ("location=pod1/rack2", [1]),
+        ("enrolment=allowed", [9]),
+        ("enrolment=none&state=silent", [3]),
+        ("state=up&marker=h0000&sort=host:desc", []),
+    ],
+)
+def test_hosts_are_chosen_and_put_in_order(query, numbers, client, various):
+    found = client.get(f"/v1/hosts?{query}").json["hosts"]
+    assert [host["host"] for host in found] == [f"h{number:04}" for number in numbers]
+
+
 def test_history_begins_with_the_newest_and_goes_on_before(client, store):
     for epoch in (1, 2, 4):
         conftest.publish(store, epoch, hosts=1)

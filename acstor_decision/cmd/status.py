@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-status upgrade check``: whether the service can be upgraded, or started, as it is.
+
+The exit status is 0 if all is well, 1 if there is a warning, 2 if something has to be mended first,
+255 if it could not be looked at.
+"""
+
+import logging
+import sys
+
+from oslo_config import cfg
+from oslo_upgradecheck import upgradecheck
+
+from acstor_common import errors
+from acstor_decision import conf as decision_conf
+from acstor_decision import upgrade_checks
+from acstor_decision.api import conf as api_conf
+
+PROG = "acstor-status"
+NOT_LOOKED_AT = 255
+
+
+def main() -> int:
+    """Do what the command line says; return an exit status."""
+    logging.disable(logging.WARNING)  # each check says what libraries would warn of
+    conf = cfg.CONF
+    decision_conf.register_opts(conf)
+    api_conf.register_opts(conf)
+    files = cfg.find_config_files("acstor", "acstor-decision")
+    checks = upgrade_checks.Checks(conf)
+    try:
+        found = upgradecheck.main(conf, "acstor", checks, sys.argv[1:], files)
+    except (cfg.Error, errors.Unusable) as e:
+        print(f"{PROG}: {e}", file=sys.stderr)
+        return NOT_LOOKED_AT
+    return int(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

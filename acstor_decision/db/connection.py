@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``[database] connection`` names, and what is wrong with it, in one line each.
+
+The one rule: no password is shown.
+"""
+
+import sqlalchemy as sa
+
+from acstor_common import errors
+
+OPTION = "[database] connection"
+_REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what comes with acstor"
+
+
+def check_driver(connection: str) -> None:
+    """Check that a database's URL is one, and that what reads such a database is installed.
+
+    :raises errors.Unusable: it is none, or it is not
+    """
+    try:
+        sa.make_url(connection).get_dialect().import_dbapi()
+    except sa.exc.NoSuchModuleError as e:
+        raise errors.Unusable(OPTION, f"{shown(connection)}: {_plain(e)}", _REMEDY) from e
+    except sa.exc.ArgumentError as e:  # its text has the whole URL
+        raise errors.Unusable(OPTION, "what is there is no URL of a database", _REMEDY) from e
+    except ImportError as e:
+        why = f"{shown(connection)} needs the driver {e.name}, which is not installed"
+        raise errors.Unusable(OPTION, why, f"Install it; {_REMEDY}") from e
+
+
+def shown(connection: str) -> str:
+    """Return a database's URL without the password.
+
+    >>> shown("mysql+pymysql://acstor:secret@controller/acstor")
+    'mysql+pymysql://acstor:***@controller/acstor'
+    """
+    return sa.make_url(connection).render_as_string(hide_password=True)
+
+
+def why(error: BaseException) -> str:
+    """Return in one line why a database did not do what it was asked: its driver's own words."""
+    inner = getattr(error, "inner_exception", None) or error
+    found = getattr(inner, "orig", None) or inner
+    words = [one for one in found.args if isinstance(one, str)]
+    return _plain(words[-1] if words else found)
+
+
+def unusable(connection: str, error: BaseException) -> errors.Unusable:
+    """Return what an operator is told of a database that does not do what it was asked."""
+    remedy = "Does it run, and may this user read and write it?"
+    return errors.Unusable(OPTION, f"{shown(connection)}: {why(error)}", remedy)
+
+
+def _plain(told: object) -> str:
+    return str(told).strip().partition("\n")[0]

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``acstor-status upgrade check`` looks at, by oslo.upgradecheck.
+
+Each check says what is wrong and what to do.  The one rule: it changes nothing, and asks nobody
+but the database.
+"""
+
+from collections.abc import Iterable
+
+import sqlalchemy.exc
+from oslo_config import cfg
+from oslo_upgradecheck import common_checks
+from oslo_upgradecheck import upgradecheck
+
+from acstor_common import conf as common_conf
+from acstor_common import errors
+from acstor_common import message_bus
+from acstor_common import version
+from acstor_decision import conf as decision_conf
+from acstor_decision import leadership
+from acstor_decision.api import app
+from acstor_decision.api import conf as api_conf
+from acstor_decision.api import policies
+from acstor_decision.core import enrolment
+from acstor_decision.db import connection
+from acstor_decision.db import database
+from acstor_decision.db import samples
+
+NAMED = 5
+"""Things of one kind that are named."""
+NOT_LOOKED_AT = "not looked at: the database cannot be used, or its tables are of another version"
+_BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
+"""What oslo.messaging has where nothing is said: a broker on this host, without a password."""
+
+Result = upgradecheck.Result
+_DATABASE_FAULTS = (errors.Unusable, database.DatabaseError, sqlalchemy.exc.DatabaseError)
+
+
+def _success(details: str | None = None) -> Result:
+    return Result(upgradecheck.Code.SUCCESS, details)
+
+
+def _warning(details: str) -> Result:
+    return Result(upgradecheck.Code.WARNING, details)
+
+
+def _failure(details: object) -> Result:
+    return Result(upgradecheck.Code.FAILURE, str(details))
+
+
+class Checks(upgradecheck.UpgradeCommands):
+    """The checks, over a configuration that is read when they run.
+
+    :param conf: with the options of the service and of its REST API registered
+    """
+
+    display_title = "acstor Upgrade Check Results"
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        super().__init__()
+        self._conf = conf
+        self._store: database.Database | None = None
+
+    def options(self) -> Result:
+        """Name what stands in the files and is no option."""
+        known = [*decision_conf.list_opts(), *api_conf.list_opts()]
+        return _named("", map(str, common_conf.strays(self._conf, known)), "Correct it")
+
+    def tables(self) -> Result:
+        """Say whether the database can be used, and has the tables of this version."""
+        try:
+            store = database.Database(self._conf)
+            is_current = store.is_current()
+        except errors.Unusable as e:
+            return _failure(e)
+        except _DATABASE_FAULTS as e:
+            return _failure(connection.unusable(self._conf.database.connection, e))
+        if not is_current:
+            return _failure(
+                "its tables are not those of this version. Back it up, then run "
+                "acstor-decision-manage db-sync"
+            )
+        self._store = store
+        return _success()
+
+    def bus(self) -> Result:
+        """Say whether the options name a broker."""
+        try:
+            message_bus.open_transport(self._conf)
+        except errors.Unusable as e:
+            return _failure(e)
+        if self._conf.transport_url in _BROKER_OF_NOBODY:
+            return _failure(
+                "[DEFAULT] transport_url is not set. It is the same as in nova.conf, or that of a "
+                "user of acstor's own: rabbit://USER:PASSWORD@HOST:5672/"
+            )
+        return _success()
+
+    def coordination(self) -> Result:
+        """Say whether what instances agree by is installed."""
+        try:
+            leadership.check_driver(self._conf.acstor_decision.coordination_url)
+        except errors.Unusable as e:
+            return _failure(e)
+        return _success()
+
+    def tokens(self) -> Result:
+        """Say whether the REST API can begin to check tokens."""
+        if self._conf.acstor_decision_api.auth == "none":
+            return _warning(
+                "[acstor_decision_api] auth is none: whoever reaches the port may do everything"
+            )
+        try:
+            app.token_check(lambda _environ, _start: [], self._conf)
+        except errors.Unusable as e:
+            return _failure(e)
+        return _success()
+
+    def policy_format(self) -> Result:
+        """Say whether the file of policies is YAML."""
+        found: Result = common_checks.check_policy_json(self, self._conf)
+        return found
+
+    def policy_rules(self) -> Result:
+        """Name rules of the file of policies that nobody asks for."""
+        enforcer = policies.make_enforcer(self._conf)
+        try:
+            enforcer.load_rules()
+        except (cfg.Error, OSError, ValueError) as e:
+            return _failure(f"[oslo_policy] policy_file: {e}")
+        known = {rule.name for rule in policies.list_rules()}
+        ours = {name for name in enforcer.file_rules if name.startswith("acstor:")}
+        return _named(
+            "no rule is called so, so these let nobody do anything",
+            sorted(ours - known),
+            "oslopolicy-sample-generator --namespace acstor prints all",
+        )
+
+    def agents(self) -> Result:
+        """Name hosts whose agents are of another version than this one."""
+        if self._store is None:
+            return _warning(NOT_LOOKED_AT)
+        ours, others = version.installed(), []
+        for row in self._store.hosts():
+            told = samples.health_of(row)
+            if told is None or told.version != ours:
+                others.append(f"{row.host} ({told.version if told else 'an early one'})")
+        return _named(
+            f"their agents are not of version {ours}",
+            others,
+            "That may be so while you upgrade: the service first, then the agents",
+        )
+
+    def enrolments(self) -> Result:
+        """Name hosts without a certificate that counts, which an operator has to look at."""
+        if self._store is None:
+            return _warning(NOT_LOOKED_AT)
+        states = {row.host: row.state for row in self._store.enrolments()}
+        waiting = {host for host, state in states.items() if state == enrolment.State.WAITING}
+        seen = {row.host for row in self._store.hosts()}
+        known = {host for host, state in states.items() if state != enrolment.State.FORGOTTEN}
+        return _named(
+            "they have no certificate",
+            sorted(waiting | (seen - known)),
+            "openstack acstor host allow HOST, or acstor-decision-manage authority allow HOST",
+        )
+
+    _upgrade_checks = (
+        ("Options", options),
+        ("Database", tables),
+        ("Message bus", bus),
+        ("Coordination", coordination),
+        ("Tokens", tokens),
+        ("Policy file format", policy_format),
+        ("Policy rules", policy_rules),
+        ("Agents' versions", agents),
+        ("Hosts' certificates", enrolments),
+    )
+
+
+def _named(what: str, found: Iterable[str], remedy: str) -> Result:
+    """Return a warning that names the first things that were found; success if there are none."""
+    names = list(found)
+    if not names:
+        return _success()
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    told = ", ".join(names[:NAMED]) + more
+    return _warning(f"{told}: {what}. {remedy}" if what else f"{told}. {remedy}")

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done around the application, as a WSGI server has it: without a token, and before one."""
+
+import io
+import logging
+import re
+
+import pytest
+from keystoneauth1 import loading
+from keystonemiddleware.auth_token import _opts as keystone_opts
+from oslo_log import formatters
+from oslo_middleware.healthcheck import opts as health_opts
+from werkzeug import test
+
+from acstor_common import errors
+from acstor_decision.api import app
+from acstor_decision.api import middleware
+from acstor_decision.db import database
+from tests.unit.decision.api import conftest as samples
+
+ORIGIN = "https://horizon.example"
+
+
+@pytest.fixture
+def served(api_configuration, store):
+    """Return what makes a client of the whole, with options of the configuration."""
+
+    def make(auth: str = "none", **options: object) -> test.Client:
+        api_configuration.set_override("auth", auth, "acstor_decision_api")
+        first = app.make_app(api_configuration, store)  # the library registers what it reads
+        if not options:
+            return test.Client(first)
+        for name, value in options.items():
+            group, _, option = name.partition("__")
+            api_configuration.set_override(option, value, group)
+        return test.Client(app.make_app(api_configuration, store))
+
+    return make
+
+
+@pytest.fixture
+def keystone(api_configuration):
+    """Say as whom Keystone would be asked, if a request came with a token."""
+    for group, options in keystone_opts.list_opts():
+        api_configuration.register_opts(options, group=group)
+    given = {"auth_type": "password", "www_authenticate_uri": "http://127.0.0.1:1/v3"}
+    for name, value in given.items():
+        api_configuration.set_override(name, value, "keystone_authtoken")
+    return api_configuration
+
+
+def test_health_is_told_without_a_token_and_little_else(served, keystone):
+    with pytest.raises(errors.Unusable, match=r"not given: auth_url") as raised:
+        served("keystone")
+    assert "where and as whom tokens are checked" in str(raised.value)
+    options = loading.get_auth_plugin_conf_options("password")
+    [auth_url] = [option for option in options if option.dest == "auth_url"]
+    keystone.register_opt(auth_url, "keystone_authtoken")
+    keystone.set_override("auth_url", "http://127.0.0.1:1/v3", "keystone_authtoken")
+    asked = served("keystone")
+    healthy = asked.get("/healthcheck")
+    assert (healthy.status_code, healthy.text) == (200, "OK")
+    told = asked.get("/healthcheck", headers={"Accept": "application/json"}).json
+    assert told == {"detailed": False, "reasons": ["OK"]}
+    assert asked.get("/healthz").status_code == 200
+    for path in ("/v1/hosts", "/healthcheck/", "/healthcheck/../v1/hosts", "/v1/openapi.json"):
+        assert asked.get(path).status_code == 401, path
+
+
+def test_who_says_nothing_of_keystone_is_told_so(served, keystone):
+    keystone.set_override("auth_type", None, "keystone_authtoken")
+    with pytest.raises(errors.Unusable, match=r"\[keystone_authtoken\] auth_type: nothing says"):
+        served("keystone")
+
+
+def test_health_says_that_the_database_is_gone(served, monkeypatch):
+    asked = served()
+
+    def fail(*_args):
+        raise database.DatabaseError("gone")
+
+    monkeypatch.setattr(database.Database, "latest_epoch", fail)
+    unhealthy = asked.get("/healthcheck")
+    assert (unhealthy.status_code, unhealthy.text) == (503, "no database")
+
+
+def test_an_instance_is_taken_out_by_a_file(served, api_configuration, tmp_path):
+    api_configuration.register_opts(health_opts.DISABLE_BY_FILE_OPTS, group="healthcheck")
+    away = tmp_path / "away"
+    asked = served(
+        healthcheck__backends=["disable_by_file", "acstor_database"],
+        healthcheck__disable_by_file_path=str(away),
+    )
+    assert asked.get("/healthcheck").status_code == 200
+    away.touch()
+    assert asked.get("/healthcheck").status_code == 503
+
+
+def test_every_answer_has_an_id_that_the_log_has_too(served, store, monkeypatch):
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(
+        formatters.ContextFormatter(fmt="%(request_id)s %(message)s", config=_LogOptions())
+    )
+    asked = served()
+    logger = logging.getLogger("acstor_decision.api.app")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.addHandler(handler)
+    try:
+
+        def fail(*_args):
+            logger.info("asked")
+            return 1
+
+        monkeypatch.setattr(store, "latest_epoch", fail)
+        ids = [asked.get("/healthz").headers["x-openstack-request-id"] for _ in range(2)]
+    finally:
+        logger.removeHandler(handler)
+    assert all(re.fullmatch(r"req-[0-9a-f-]{36}", one) for one in ids) and ids[0] != ids[1]
+    assert lines.getvalue() == "".join(f"{one} asked\n" for one in ids)
+    assert "x-openstack-request-id" in asked.get("/v1/nothing").headers
+    assert "x-openstack-request-id" in asked.get("/healthcheck").headers
+
+
+class _LogOptions:
+    logging_context_format_string = "%(request_id)s %(message)s"
+    logging_default_format_string = "- %(message)s"
+    logging_exception_prefix = logging_user_identity_format = logging_debug_format_suffix = ""
+    use_json = False
+
+    def __getattr__(self, name: str) -> str:
+        return ""
+
+
+def test_headers_of_proxies_count_only_where_there_is_a_proxy(served):
+    forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "cloud.example"}
+
+    def link(asked: test.Client) -> str:
+        return asked.get("/", headers=forwarded).json["versions"][0]["links"][0]["href"]
+
+    assert link(served()) == "http://localhost/v1"
+    asked = served(oslo_middleware__enable_proxy_headers_parsing=True)
+    assert link(asked) == "https://cloud.example/v1"
+
+
+@pytest.mark.parametrize(
+    ("told", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7:4711, 10.0.0.1", "192.0.2.7"),
+        ('"[2001:db8::7]:4711"', "2001:db8::7"),
+        ("2001:db8::7", "2001:db8::7"),
+        ("unknown", ""),
+        ("\x1b[2J", ""),
+        ("[", ""),
+        ("9" * 100_000, ""),
+        ("", ""),
+    ],
+)
+def test_address_that_a_proxy_tells_is_one_or_nothing(told, address):
+    assert middleware.address_of(told) == address
+
+
+def test_pages_of_other_origins_ask_only_if_they_may(served):
+    asking = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "x-auth-token",
+    }
+    refused = served().options("/v1/hosts", headers=asking)
+    assert "Access-Control-Allow-Origin" not in refused.headers
+    asked = served(cors__allowed_origin=[ORIGIN])
+    allowed = asked.options("/v1/hosts", headers=asking)
+    assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "Access-Control-Allow-Credentials" not in allowed.headers
+    other = asked.options("/v1/hosts", headers={**asking, "Origin": "https://evil.example"})
+    assert "Access-Control-Allow-Origin" not in other.headers
+    answer = asked.get("/", headers={"Origin": ORIGIN})
+    assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "OpenStack-API-Version" in answer.headers["Access-Control-Expose-Headers"]
+
+
+def test_who_asks_comes_from_the_address_that_the_proxy_tells(served, store, monkeypatch):
+    samples.note(store, samples.sample(0))
+    asked = served(oslo_middleware__enable_proxy_headers_parsing=True)
+    seen = []
+    monkeypatch.setattr(
+        "acstor_decision.api.enrolments._log", lambda call, what: seen.append(call.address)
+    )
+    for told in ("192.0.2.9", "x" * 500):
+        headers = {"X-Roles": "admin", "X-Forwarded-For": told}
+        assert asked.post("/v1/hosts/h0000/allow", headers=headers).status_code == 202
+    assert seen == ["192.0.2.9", ""]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command and every argument says what it does, in words without markup."""
+
+import argparse
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.test_commands import SCRIPTS
+from tests.unit.test_commands import command
+
+PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
+OF_OPENSTACK = PROJECT["project"]["entry-points"]["openstack.acstor.v1"]
+MARKUP = re.compile(r"`|:\w+:`|\*\*")
+PAGED = ("--limit", "--marker")
+WINDOWED = {"acstor_traffic_list"}
+"""Lists that show a window of time, not a page."""
+
+
+SERVICES = {
+    *("acstor-agent", "acstor-checkpointd", "acstor-decision"),
+    *("acstor-glance-listener", "acstor-status"),
+}
+"""Commands whose options are all oslo's: it describes them, in its own way."""
+
+
+class Parsed(Exception):
+    """A command has come to read its command line."""
+
+
+def parser_of(name: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """Return what a command of [project.scripts] reads its command line with."""
+
+    def stop(parser: argparse.ArgumentParser, *_args: object, **_more: object) -> None:
+        raise Parsed(parser)
+
+    for method in ("parse_args", "parse_known_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, method, stop)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])  # so that none starts, whatever it does
+    module, _, function = SCRIPTS[name].partition(":")
+    with pytest.raises(Parsed) as raised:
+        getattr(importlib.import_module(module), function)()
+    found: argparse.ArgumentParser = raised.value.args[0]
+    return found
+
+
+def every_parser(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, object]]:
+    """Yield the name, what is said and the parser of a command and of all below it."""
+    yield name, parser.description or "", parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for word, below in action.choices.items():
+                for full, told, one in every_parser(f"{name} {word}", below):
+                    yield full, told or said.get(word, ""), one
+
+
+def faults(name: str, said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what is missing in a command's help, or does not belong there."""
+    if not said.strip():
+        yield f"{name}: says nothing of itself"
+    if MARKUP.search(said):
+        yield f"{name}: {said}"
+    for action in parser._actions:
+        what = "/".join(action.option_strings) or action.dest
+        if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+            continue
+        if not action.help:
+            yield f"{name} {what}: says nothing of itself"
+        elif MARKUP.search(action.help):
+            yield f"{name} {what}: {action.help}"
+
+
+@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - SERVICES))
+def test_every_argument_of_a_command_is_described(name, monkeypatch):
+    parser = parser_of(name, monkeypatch)
+    found = [fault for one in every_parser(name, parser) for fault in faults(*one)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES - {"acstor-status"}))  # oslo.upgradecheck's own
+def test_every_service_says_what_it_is(name):
+    done = subprocess.run([*command(name), "--help"], capture_output=True, text=True, timeout=120)
+    said = done.stdout.partition("\n\n")[2].partition("\n\n")[0]
+    assert said.endswith(".") and not MARKUP.search(said), done.stdout
+
+
+def parser_of_openstack(name: str) -> argparse.ArgumentParser:
+    module, _, of_class = OF_OPENSTACK[name].partition(":")
+    command = getattr(importlib.import_module(module), of_class)(argparse.Namespace(), None)
+    made: argparse.ArgumentParser = command.get_parser(f"openstack {name.replace('_', ' ')}")
+    return made
+
+
+@pytest.mark.parametrize("name", OF_OPENSTACK)
+def test_every_argument_of_a_command_of_openstack_is_described(name):
+    parser = parser_of_openstack(name)
+    found = list(faults(name, parser.description or "", parser))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", [name for name in OF_OPENSTACK if name.endswith("_list")])
+def test_every_list_is_paged_in_the_same_way(name):
+    known = {option for one in parser_of_openstack(name)._actions for option in one.option_strings}
+    assert known.issuperset(PAGED) != (name in WINDOWED)
+
+
+VERBS = {
+    **{"list": "List", "show": "Show", "create": "Create", "delete": "Delete"},
+    **{"allow": "Allow", "drain": "Drain", "enable": "Enable", "forget": "Forget"},
+    **{"hurry": "Hurry", "hydrate": "Hydrate", "pause": "Pause", "pre-seed": "PreSeed"},
+    **{"prepare": "Prepare", "record": "Record", "resume": "Resume", "revoke": "Revoke"},
+    **{"status": "Show", "timeline": "Show", "unpin": "Unpin"},
+}
+
+
+@pytest.mark.parametrize("name", OF_OPENSTACK)
+def test_a_verb_means_the_same_in_every_command(name):
+    of_class = OF_OPENSTACK[name].partition(":")[2]
+    assert of_class.startswith(VERBS[name.rpartition("_")[2]])
