@@ -2,8 +2,8 @@
 """What a host does with an image before, and after, its guests read it.
 
 Stock Nova copies all of it first.  An agent has its chunk map, loads its boot image ahead of the
-guests, and a minute after the boot fetches what is missing (``keep_images = host``), at the rate that
-its own rules of pace allow (``acstor_agent.core.images.whole_pace``).
+guests, and a minute after the boot fetches what is missing (``keep_images = host``), at the rate
+that its own rules of pace allow (``acstor_agent.core.images.whole_pace``).
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ PIECE_BYTES = 1 << 20
 WINDOW = 4
 """... of which so many are on their way, so that downloads share links evenly."""
 UNPACK_S_PER_BYTE = 5e-9
-"""What Nova does with a file that it has downloaded (copies, unpacks, checks): of 15 to 20 s that were
-measured beside the download of 2.1 and 2.2 GB (benchmark P12), less the 4 s that it takes anyway."""
+"""What Nova does with a file that it has downloaded (copies, unpacks, checks): of 15 to 20 s that
+were measured beside the download of 2.1 and 2.2 GB (benchmark P12), less the 4 s of Nova's own."""
 FRAMES_UNDER_WAY = 8
 PIECES_UNDER_WAY = 8
 QUIET_S = 60.0

@@ -6,6 +6,7 @@ Monitoring begins first, as in S4, section 5.6; the guests start together after
 """
 
 import dataclasses
+import functools
 import random
 import statistics
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class Scenario:
     seed: int = 1
     busy: float = 0.0
     think_s: float = traces.THINK_S
-    sizes: traces.Sizes = traces.Sizes(89_000_000, 286_000_000)
+    sizes: traces.Sizes = traces.DEBIAN
     longest_s: float = LONGEST_S
 
 
@@ -70,7 +71,8 @@ class Result:
     :param remaps: v-node tables that were published after the first
     :param ready_s: seconds until a guest had its first byte
     :param whole_s: seconds until all of an image was on a host, for each that fetched it
-    :param used_images: that guests booted from
+    :param used: images that guests booted from: so many different ones, as many times as a
+        different rack had one of them, and a different host
     :param storage_bytes: that left the storage
     :param uplink_bytes: that crossed links between racks and the rest, both directions of each
     :param storage_peak: bytes per second, in the busiest second
@@ -88,7 +90,7 @@ class Result:
     remaps: int
     ready_s: list[float]
     whole_s: list[float]
-    used_images: int
+    used: tuple[int, int, int]
     storage_bytes: float
     uplink_bytes: float
     storage_peak: float
@@ -102,7 +104,7 @@ class Result:
 
 
 POLICIES = tuple(policies.POLICIES)
-"""S4's four, the one that follows the loads of switches (Algorithm 2) too, and those for whole images."""
+"""S4's four, ``acstor`` with the loads of switches (Algorithm 2), and those for whole images."""
 BOOTING = POLICIES[:5]
 """Those that know nothing of an image but what is read of it while guests boot."""
 
@@ -142,12 +144,7 @@ class _Guest:
         """Begin to boot."""
         self._began_s = self._agenda.now
         self._arrival = self._make_arrival(self._host, self.image)
-        self._arrival.when_ready(self._begin)
-
-    def _begin(self) -> None:
-        """Have the first byte, and then begin to think."""
-        self._first_s = self._agenda.now - self._began_s
-        self._think()
+        self._arrival.when_ready(self._think)
 
     def _think(self) -> None:
         """Go on where it is, as far as it need not wait."""
@@ -158,7 +155,7 @@ class _Guest:
                 return
             if not self._has(chunk):
                 return
-            self._at += 1
+            self._have()
         self._booted(self._first_s, self._agenda.now - self._began_s)
 
     def _read(self) -> None:
@@ -170,8 +167,13 @@ class _Guest:
         return self._arrival.has(chunk, self._go_on, self)
 
     def _go_on(self) -> None:
-        self._at += 1
+        self._have()
         self._think()
+
+    def _have(self) -> None:
+        if not self._at:  # what it thought before that, it did not wait for
+            self._first_s = self._agenda.now - self._began_s - self._reads[0].think_s
+        self._at += 1
 
 
 def _make_images(scenario: Scenario, how: policies.Policy) -> list[traces.Image]:
@@ -183,6 +185,15 @@ def _make_images(scenario: Scenario, how: policies.Policy) -> list[traces.Image]
     if how.arrival is not arrivals.BootImage:
         return images
     return [traces.prepare(image, n, scenario.sizes) for n, image in enumerate(images)]
+
+
+def _place(scenario: Scenario, number: int) -> int:
+    """Return the host of a guest; where there are more hosts than guests all racks have some."""
+    shape = scenario.shape
+    if scenario.guests < shape.hosts:
+        rack = number % (shape.pods * shape.racks)
+        return rack * shape.rack_hosts + number // (shape.pods * shape.racks)
+    return number % shape.hosts
 
 
 class _Run:
@@ -202,8 +213,9 @@ class _Run:
         self._table = how.make_table(self._world)
         how.make_hosts(self._world, self._table)
         self._hosts = list(self._world.hosts.values())
+        place = functools.partial(_place, scenario)
         guests = [
-            _Guest(self._hosts[number % count], rng.choice(images), self._arrival, self._note)
+            _Guest(self._hosts[place(number)], rng.choice(images), self._arrival, self._note)
             for number in range(scenario.guests)
         ]
         for guest in guests:
@@ -241,13 +253,18 @@ class _Run:
             self._table.remaps,
             self._ready_s,
             self._whole_s,
-            len({guest.image.image_id for guest in self._guests}),
+            self._used(),
             self._storage.sent,
             self._uplinks.sent,
             max(self._storage.peak),
             max(self._uplinks.peak),
             self._storage.rates,
         )
+
+    def _used(self) -> tuple[int, int, int]:
+        rack_of = self._tree.rack_of
+        racks = {(rack_of(host), image_id) for host, image_id in self._arrivals}
+        return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
 
     def _arrival(self, host: cloud.Host, image: traces.Image) -> arrivals.Arrival:
         """Return how an image comes to a host; it begins to when its first guest does."""

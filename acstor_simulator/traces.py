@@ -59,6 +59,10 @@ class Sizes(NamedTuple):
         return self.data // CHUNK_BYTES * MAP_BYTES
 
 
+DEBIAN = Sizes(stored=89_000_000, data=286_000_000)
+"""The demo's image."""
+
+
 class Image(NamedTuple):
     """An image, and what each of its guests reads while it boots.
 

@@ -24,6 +24,7 @@ from acstor_common import arguments
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
+from acstor_simulator.cmd import gain
 
 MB = 1e6
 EXIT_STOPPED = 130
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Boot guests on a simulated cloud under traffic, with and without acstor.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    gain.add(commands.add_parser("gain", help="what a cloud of your size would gain"))
     compare = commands.add_parser("compare", help="one cloud, the policies side by side")
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
@@ -119,7 +121,9 @@ def _compare(options: argparse.Namespace) -> None:
     scenario = _scenario(options)
     results: list[dict[str, Any]] = []
     for policy in options.policy or run.POLICIES:
-        with tqdm.tqdm(total=scenario.guests, desc=policy, unit=" guests", leave=False) as bar:
+        with tqdm.tqdm(
+            total=scenario.guests, desc=policy, unit=" guests", leave=False, disable=None
+        ) as bar:
             began_s = time.perf_counter()
             result = run.simulate(scenario, policy, functools.partial(_booted, bar))
         took_s = time.perf_counter() - began_s
@@ -164,7 +168,7 @@ def _figure(options: argparse.Namespace) -> None:
     cases = figures.EXPERIMENTS[options.number].make_cases()
     options.output.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs")
+        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs", disable=None)
         points = list(runs)
     name = options.output / f"simulated-figure-{options.number}"
     figures.draw(options.number, points).savefig(name.with_suffix(".png"), dpi=100)
