@@ -146,3 +146,10 @@ def test_model_says_what_the_page_says_that_it_says(figure: measured.Measured) -
     result: run.Result = question.simulate(figure.question, figure.way)
     assert figure.of(result) == pytest.approx(figure.modelled, rel=0.005)
     assert abs(figure.off) < 0.2
+
+
+def test_document_shows_what_the_command_prints_today() -> None:
+    text = (pathlib.Path(__file__).parents[3] / "doc/source/user/does_it_pay.txt").read_text()
+    asked = question.Question()
+    for line in (*page.cloud(asked), page.cache_room(asked)):
+        assert line in text
