@@ -39,7 +39,7 @@ NOTHING = ids.Content(ids.ZERO_CID)
 
 @dataclasses.dataclass
 class Counts:
-    """Chunks that crossed the network, by where they came from."""
+    """What crossed the network, by where it came from: chunks, or what stands for them."""
 
     storage: int = 0
     peer: int = 0
@@ -109,6 +109,27 @@ class Host(hosts.Host):
         self.read((chunk,), self._urgency, answered, opener=guest)
         return False
 
+    def fetch(
+        self,
+        what: want.Want,
+        urgency: priority.Priority,
+        done: Callable[[], None],
+        guest: Hashable = None,
+    ) -> bool:
+        """Have what is no chunk of a mirror: a frame of a boot image, or a piece of what is left.
+
+        :return: it is there; else ``done`` is called when it is
+        """
+        if what.cid in self.cache:
+            return True
+
+        def answered(answer: actions.Complete) -> None:
+            assert answer.failure is None, answer.why
+            self.call(done)
+
+        self.read((what,), urgency, answered, opener=guest)
+        return False
+
     def _heard(self, heard: actions.Heard) -> None:
         for prefetching in self.images.values():
             self.call(prefetching.heard, heard.here)
@@ -152,10 +173,16 @@ class Cloud:
     """The hosts and the network between them, at one moment of virtual time.
 
     :param images: what each of them has, in the order of its chunks
+    :param packed: of what is fetched after a boot, the share that the storage has to send, since
+        images lie there compressed
     """
 
     def __init__(
-        self, tree: topology.Tree, images: Sequence[traces.Image] = (), seed: int = 0
+        self,
+        tree: topology.Tree,
+        images: Sequence[traces.Image] = (),
+        seed: int = 0,
+        packed: float = 1.0,
     ) -> None:
         self.agenda = network.Agenda()
         self.tree, self.seed = tree, seed
@@ -164,7 +191,10 @@ class Cloud:
         self._named = {
             (image.image_id, chunk.offset): ids.Content(chunk.cid)
             for image in images
-            for chunk in image.chunks
+            for chunk in (*image.chunks, *image.rest)
+        }
+        self._packed = {
+            piece.cid: round(packed * piece.length) for image in images for piece in image.rest
         }
 
     @property
@@ -252,7 +282,8 @@ class Cloud:
     def read_source(self, host: Host, read: actions.ReadSource) -> None:
         """Let the storage give each chunk for itself; it always does."""
         for index, chunk in enumerate(read.wants):
-            self.from_storage(host, chunk, self._gave, host, read, index, self.now)
+            size_bytes = self._packed.get(chunk.cid, chunk.length)
+            self.from_storage(host, size_bytes, self._gave, host, read, index, self.now)
 
     def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
         if read.priority.is_urgent:
@@ -261,9 +292,9 @@ class Cloud:
         host.do(host.core.source_gave(self.now, read.number, told))
 
     def from_storage(
-        self, host: Host, chunk: want.Want, arrive: Callable[..., None], *what: Any
+        self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any
     ) -> None:
-        """Bring a chunk from the storage to a host, past all other hosts."""
+        """Bring something from the storage to a host, past all other hosts."""
         self.counts.storage += 1
         way = self.tree.way_from_storage(host.number)
-        network.send(self.agenda, way, chunk.length, STORAGE_S, arrive, *what)
+        network.send(self.agenda, way, size_bytes, STORAGE_S, arrive, *what)

@@ -81,6 +81,10 @@ class Link:
         """Bytes per second that are left for chunks."""
         return max(self.capacity - self.others, LEFT * self.capacity)
 
+    def sent(self, now_s: float) -> float:
+        """Return the bytes of chunks that it has carried until now; what queues is not counted."""
+        return self.chunk_bytes - max(0.0, self.free_at_s - now_s) * self.rate
+
     def take(self, size: int, now_s: float) -> tuple[float, float]:
         """Queue a chunk that reaches the link now.
 

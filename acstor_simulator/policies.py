@@ -10,6 +10,13 @@
   storage;
 * ``acstor`` has the options that agents have by default, and the ring that the decision service's
   cores make of the traffic (``acstor-switches``: of the load of switches too).
+
+Beside them are what a cloud has without acstor and what it has with it, for whole images:
+
+* ``nova`` copies the image to the host before it is booted, as Nova does;
+* ``today`` is ``acstor`` with boot images, and images become whole after the boot: all that is on
+  by default;
+* ``alone`` is the same without other hosts.
 """
 
 from typing import NamedTuple
@@ -18,6 +25,7 @@ from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import settings as settings_
 from acstor_common import ring
+from acstor_simulator import arrivals
 from acstor_simulator import cloud
 from acstor_simulator import rings
 
@@ -31,7 +39,7 @@ class Policy(NamedTuple):
 
     :param urgency: of guests' reads; what nobody seems to wait for yet is asked of one place after
         the other, and no host is judged by it
-    :param keeps: hosts keep what they read
+    :param arrival: what happens to an image on a host before and after its guests read it
     :param exchanges: they ask each other
     :param follows_traffic: the decision service makes the ring
     :param follows_switches: of the loads of switches as well (S4, Algorithm 2)
@@ -40,7 +48,7 @@ class Policy(NamedTuple):
     settings: settings_.Settings = PLAIN
     may_refer: bool = False
     urgency: priority.Priority = priority.Priority.SOON
-    keeps: bool = True
+    arrival: type[arrivals.Arrival] = arrivals.Attach
     exchanges: bool = True
     follows_traffic: bool = False
     follows_switches: bool = False
@@ -60,9 +68,12 @@ class Policy(NamedTuple):
 
 _ACSTOR = Policy(AGENT, may_refer=True, urgency=priority.Priority.GUEST, follows_traffic=True)
 POLICIES = {
-    "none": Policy(keeps=False, exchanges=False),
+    "none": Policy(arrival=arrivals.Storage, exchanges=False),
     "local": Policy(exchanges=False),
     "collaborative": Policy(),
     "acstor": _ACSTOR,
     "acstor-switches": _ACSTOR._replace(follows_switches=True),
+    "nova": Policy(arrival=arrivals.Copy, exchanges=False),
+    "alone": Policy(AGENT, arrival=arrivals.BootImage, exchanges=False),
+    "today": _ACSTOR._replace(arrival=arrivals.BootImage),
 }

@@ -131,6 +131,16 @@ class Tree:
         """Return the links of a host's own cable: out of it, into it."""
         return self._hosts[host].up, self._hosts[host].down
 
+    def uplinks(self) -> list[network.Link]:
+        """Return the links between racks and the rest, both directions of each."""
+        return [link for cable in self._edges for link in (cable.up, cable.down)]
+
+    def load(self, share: float) -> None:
+        """Let others take a share of all links but the storage's, beside what they take."""
+        cables = (*self._hosts, *self._edges, *self._pods)
+        for link in (link for cable in cables for link in (cable.up, cable.down)):
+            link.others += share * link.capacity
+
     def switch_loads(self) -> list[list[threshold.SwitchLoad]]:
         """Return the loads of the switches of each level, those beside the hosts first.
 

@@ -6,13 +6,18 @@ is made up to the measure of one real boot (a Debian guest of 1 GiB under Nova):
 976 chunks of 64 KiB touched within 14 s of processor time, in runs of chunks that
 follow each other.  Images have a part of their chunks in common, as images of
 one distribution do.
+
+A prepared image has a boot image, as agents use it: what a guest reads comes in frames, compressed,
+in the order in which it is read; and all that is not in the boot image is fetched after the boot.
 """
 
 import random
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.core.transfers import want
+from acstor_common import boot_image as boot_image_
 from acstor_common import ids
 
 CHUNK_BYTES = 64 * 1024
@@ -20,6 +25,15 @@ CHUNKS = 976
 THINK_S = 14.0
 RUN = 6
 """Mean number of chunks in a row."""
+FRAME_CHUNKS = boot_image_.FRAME_BYTES // CHUNK_BYTES
+PACKED = 0.57
+"""Of a boot's bytes, what its boot image takes (33.0 of 58 MB, Debian: benchmark P12)."""
+MAP_BYTES = 40
+"""Of the chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)."""
+REST_PIECES = 1000
+"""What is fetched after a boot travels in so many pieces at most, none smaller than a frame."""
+_FRAMES_AT, _REST_AT = 1 << 40, 1 << 41
+"""Where frames and pieces are in an image's room of offsets, beyond all chunks."""
 
 
 class Read(NamedTuple):
@@ -29,11 +43,35 @@ class Read(NamedTuple):
     chunk: want.Want
 
 
+class Sizes(NamedTuple):
+    """How large images are, in bytes.
+
+    :param stored: as the image store has it, which is what a full copy downloads
+    :param data: unpacked, without holes
+    """
+
+    stored: int
+    data: int
+
+    @property
+    def map(self) -> int:
+        """What a host reads before its guests can begin: the chunk map."""
+        return self.data // CHUNK_BYTES * MAP_BYTES
+
+
+DEBIAN = Sizes(stored=89_000_000, data=286_000_000)
+"""The demo's image."""
+
+
 class Image(NamedTuple):
-    """An image, and what each of its guests reads while it boots."""
+    """An image, and what each of its guests reads while it boots.
+
+    :param rest: what is fetched after the boot, so that all of it is there
+    """
 
     image_id: ids.ImageId
     reads: list[Read]
+    rest: Sequence[want.Want] = ()
 
     @property
     def chunks(self) -> list[want.Want]:
@@ -41,7 +79,37 @@ class Image(NamedTuple):
         return [read.chunk for read in self.reads]
 
 
-def boot_image(image: int, chunks: int, common: float, seed: int) -> Image:
+def prepare(image: Image, number: int, sizes: Sizes) -> Image:
+    """Return an image with a boot image, and what becomes of it after the boot.
+
+    >>> image = prepare(boot_image(0, 100, 0.0, 1), 0, Sizes(100_000_000, 250_000_000))
+    >>> len(image.reads), sum(piece.length for piece in image.rest) + 100 * CHUNK_BYTES
+    (25, 250000000)
+    """
+    count = len(image.reads)
+    reads = []
+    for at, first in enumerate(range(0, count, FRAME_CHUNKS)):
+        taken = image.reads[first : first + FRAME_CHUNKS]
+        length = round(PACKED * CHUNK_BYTES * len(taken))
+        frame = _want(image.image_id, f"{number}/frame/{at}", _FRAMES_AT + at, length)
+        reads.append(Read(sum(read.think_s for read in taken), frame))
+    left = max(0, sizes.data - count * CHUNK_BYTES)
+    piece_bytes = max(boot_image_.FRAME_BYTES, -(-left // REST_PIECES))
+    rest = [
+        _want(
+            image.image_id,
+            f"{number}/rest/{at}",
+            _REST_AT + at * piece_bytes,
+            min(piece_bytes, left - at * piece_bytes),
+        )
+        for at in range(-(-left // piece_bytes))
+    ]
+    return Image(image.image_id, reads, rest)
+
+
+def boot_image(
+    image: int, chunks: int, common: float, seed: int, think_s: float = THINK_S
+) -> Image:
     """Return an image by its number; ``common`` of its chunks are in all images.
 
     >>> one, other = (boot_image(image, 100, 0.3, seed=1) for image in (1, 2))
@@ -52,16 +120,16 @@ def boot_image(image: int, chunks: int, common: float, seed: int) -> Image:
     shared = round(chunks * common)
     names = [f"common/{n}" if n < shared else f"{image}/{n}" for n in range(chunks)]
     rng.shuffle(names)
-    think_s = [rng.expovariate(1.0) if rng.random() < 1 / RUN else 0.0 for _ in names]
-    scale = THINK_S / (sum(think_s) or 1.0)
+    thoughts_s = [rng.expovariate(1.0) if rng.random() < 1 / RUN else 0.0 for _ in names]
+    scale = think_s / (sum(thoughts_s) or 1.0)
     image_id = ids.ImageId(str(uuid.UUID(int=image + 1)))
     reads = [
-        Read(scale * think, _chunk(image_id, number, name))
-        for number, (think, name) in enumerate(zip(think_s, names, strict=True))
+        Read(scale * thought_s, _want(image_id, name, number * CHUNK_BYTES, CHUNK_BYTES))
+        for number, (thought_s, name) in enumerate(zip(thoughts_s, names, strict=True))
     ]
     return Image(image_id, reads)
 
 
-def _chunk(image_id: ids.ImageId, number: int, name: str) -> want.Want:
+def _want(image_id: ids.ImageId, name: str, offset: int, length: int) -> want.Want:
     cid = ids.cid_of(name.encode())
-    return want.Want(cid, ids.oid_of(cid), image_id, number * CHUNK_BYTES, CHUNK_BYTES)
+    return want.Want(cid, ids.oid_of(cid), image_id, offset, length)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/test.sh [lint|unit|functional|packages|all] [pytest arguments]
+# Usage: tools/test.sh [lint|unit|lowest|functional|packages|all] [pytest arguments]
 #
 # Installs what is missing, then runs that part of the checks (all of them without a part, but for
-# packages, which are built and installed on clean systems).
+# packages, which are built and installed on clean systems, and lowest, the unit tests with the
+# lowest versions of all libraries).
 # The last lines are pytest's; the exit status is not 0 if anything failed.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
@@ -17,7 +18,8 @@ declare -A AFTER=([nova]=unit [faults]=openstack) # three at a time are enough f
 part=all
 case ${1:-} in
     lint | unit | functional | packages | all) part=$1 && shift ;;
-    -h | --help) sed -n '3,7s/^# \?//p' "$0" && exit ;;
+    lowest) shift && exec bash tools/lowest.sh "$@" ;;
+    -h | --help) sed -n '3,8s/^# \?//p' "$0" && exit ;;
 esac
 
 case $part in

@@ -24,6 +24,7 @@ from acstor_common import arguments
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
+from acstor_simulator.cmd import gain
 
 MB = 1e6
 EXIT_STOPPED = 130
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Boot guests on a simulated cloud under traffic, with and without acstor.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    gain.add(commands.add_parser("gain", help="what a cloud of your size would gain"))
     compare = commands.add_parser("compare", help="one cloud, the policies side by side")
     _add_cloud(compare)
     compare.set_defaults(run=_compare)

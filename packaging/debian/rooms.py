@@ -18,6 +18,7 @@ ROOMS = {
     "acstor_glance": "acstor-glance",
     "acstor_nova": "acstor-nova",
     "acstor_osc": "python3-acstor-osc",
+    "acstor_simulator": "acstor-simulator",
 }
 BUILT = pathlib.Path("debian/tmp/usr")
 LIBRARIES = "lib/python3/dist-packages"

@@ -49,6 +49,7 @@ COMMANDS = (
     "acstor-glance-manage",
     "acstor-nova-manage",
     "acstor-prehash",
+    "acstor-simulate",
 )
 AGENTS = COMMANDS[:4]
 

@@ -30,6 +30,7 @@ def test_signature_is_over_the_purpose_and_the_payload_as_documented():
         (signing.TABLE, PAYLOAD, b""),
         (signing.TABLE, PAYLOAD, signing.sign(OTHER_KEY, signing.TABLE, PAYLOAD)),
     ],
+    ids=["purpose", "payload", "cut", "changed", "none", "key"],  # the same in every process
 )
 def test_what_was_not_signed_so_by_a_known_key_proves_nothing(purpose, payload, signature):
     with pytest.raises(errors.NotAuthentic, match=purpose):

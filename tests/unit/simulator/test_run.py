@@ -27,11 +27,11 @@ def test_every_guest_boots_and_none_faster_than_it_thinks(policy: str) -> None:
     seen: list[int] = []
     result = run.simulate(SMALL, policy, seen.append)
     assert (len(result.boot_s), result.unbooted, seen) == (24, 0, list(range(1, 25)))
-    assert min(result.boot_s) >= traces.THINK_S
+    assert min(result.boot_s) >= traces.THINK_S - 1e-9
 
 
 def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
-    read = {policy: run.simulate(SMALL, policy).storage_chunks for policy in run.POLICIES}
+    read = {policy: run.simulate(SMALL, policy).storage_chunks for policy in run.BOOTING}
     different = len(
         {chunk.cid for image in range(3) for chunk in traces.boot_image(image, 120, 0.3, 1).chunks}
     )
@@ -62,7 +62,7 @@ NARROW = run.Scenario(
 @pytest.mark.parametrize("reach", [1, 5])
 def test_on_a_tree_with_narrow_links_acstor_is_no_slower_than_any_other_policy(reach: int) -> None:
     scenario = dataclasses.replace(NARROW, reach=reach)
-    boot_s = {policy: run.simulate(scenario, policy).mean_boot_s for policy in run.POLICIES}
+    boot_s = {policy: run.simulate(scenario, policy).mean_boot_s for policy in run.BOOTING}
     assert boot_s["acstor"] <= 1.005 * min(boot_s.values()), boot_s
 
 

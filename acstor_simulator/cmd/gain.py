@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-simulate gain: what a cloud of your size would gain, as a table, JSON and a page."""
+
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+
+import prettytable
+import tqdm
+
+from acstor_common import arguments
+from acstor_common import whole_file
+from acstor_simulator import page
+from acstor_simulator import question as question_
+
+DEFAULT = question_.Question()
+
+
+def _between(lowest: float, highest: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = float("nan")
+        if not lowest <= amount <= highest:
+            raise ValueError(f"not a number from {lowest:g} to {highest:g}: {text!r}")
+        return amount
+
+    return arguments.typed(parse)
+
+
+_gbit = _between(0.01, 10_000)
+_gb = _between(0.01, 10_000)
+NUMBERS = {
+    "hosts": (arguments.number(1, question_.MOST_HOSTS), "compute hosts"),
+    "racks": (arguments.number(1, 256), "racks that they stand in"),
+    "link_gbit": (_gbit, "link of a host, in Gbit/s"),
+    "uplink_gbit": (_gbit, "links of a rack to the rest, together, in Gbit/s"),
+    "store_gbit": (_gbit, "what Glance and its store give away, together, in Gbit/s"),
+    "images": (arguments.number(1, 1000), "images that servers boot from"),
+    "image_gb": (_gb, "size of an image in Glance, in GB"),
+    "data_gb": (_gb, "the same unpacked, without holes (default: 3.2 times as much)"),
+    "boots_a_day": (arguments.number(1, 1_000_000), "servers that are created in a day"),
+    "at_once": (
+        arguments.number(1, question_.MOST_AT_ONCE),
+        "servers that are created at once (default: one on each host)",
+    ),
+    "at_once_images": (arguments.number(1, 1000), "of so many images"),
+    "boot_s": (_between(0.1, 3600), "seconds from power-on to login on a local disk"),
+    "boot_mb": (_between(0.1, 4096), "what a server reads of its image meanwhile, in MB"),
+    "busy_percent": (_between(0, 95), "what other traffic takes of the links, in percent"),
+    "seed": (arguments.number(0, 1_000_000), "of the dice"),
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give the command its arguments."""
+    for name, (kind, what) in NUMBERS.items():
+        default = getattr(DEFAULT, name)
+        shown = "" if default is None else f" (default {default:.4g})"
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=kind, default=default, metavar="N", help=what + shown)
+    parser.add_argument(
+        "--output", type=pathlib.Path, metavar="FILE", help="write the page, one HTML file, here"
+    )
+    parser.add_argument("--picture", type=pathlib.Path, metavar="FILE", help="its pictures, as PNG")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=functools.partial(_gain, parser))
+
+
+def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    question = question_.Question(**{name: getattr(options, name) for name in NUMBERS})
+    try:
+        question.check()
+        for path in filter(None, (options.output, options.picture)):
+            path.parent.joinpath(".").stat()  # now, and not when all is simulated
+        told = [_simulate(question, way) for way in question_.WAYS]
+        if options.output is not None:
+            with whole_file.written(options.output) as file:
+                file.write(page.make(question, told).encode())
+        if options.picture is not None:
+            page.draw(told).savefig(options.picture, dpi=80, format="png")
+    except question_.WrongNumbersError as e:
+        parser.error(str(e))
+    except OSError as e:
+        parser.error(
+            f"{e.filename or options.output}: {e.strerror}: name a file in a folder that "
+            "is there and that you may write to"
+        )
+    print(_json(question, told) if options.json else _text(question, told))
+
+
+def _simulate(question: question_.Question, way: str) -> page.Told:
+    name = question_.WAYS[way]
+    with tqdm.tqdm(
+        total=question.rush, desc=name, unit=" servers", leave=False, disable=None, file=sys.stderr
+    ) as bar:
+        result = question_.simulate(question, way, lambda booted: bar.update() and None)
+    return page.Told(question_.answer(question, result), result)
+
+
+def _json(question: question_.Question, told: list[page.Told]) -> str:
+    found = {
+        "cloud": dataclasses.asdict(question),
+        "ways": [dataclasses.asdict(one.answer) for one in told],
+        "room": dataclasses.asdict(question_.room(question)),
+    }
+    return json.dumps(found, indent=1)
+
+
+def _text(question: question_.Question, told: list[page.Told]) -> str:
+    table = prettytable.PrettyTable(["", *(question_.WAYS[one.answer.way] for one in told)])
+    table.align = "r"
+    table.align[""] = "l"
+    for name, cells in page.rows(told):
+        table.add_row([name, *cells])
+    return "\n".join([*page.cloud(question), str(table), page.cache_room(question)])
