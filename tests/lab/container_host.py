@@ -33,7 +33,7 @@ cgroups = "disabled"
 keyring = false
 log_driver = "k8s-file"
 default_sysctls = []
-default_ulimits = ["nofile=4096:4096"]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
