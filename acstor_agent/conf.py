@@ -255,8 +255,8 @@ OPTS = [
         type=types.String(),
         sample_default="kvm",
         help="Group, by name or number, whose members may look into the mirror and read images "
-        "there: that of the user that runs QEMU, and of Nova's. Nobody else but root can. Without it kvm, which libvirt's "
-        "packages use, or root alone where there is no such group.",
+        "there: that of the user that runs QEMU, and of Nova's. Nobody else but root can. Without "
+        "it kvm, which libvirt's packages use, or root alone where there is no such group.",
     ),
 ]
 
