@@ -31,7 +31,7 @@ pytestmark = [
 KOLLA = "kolla==23.0.0"
 KOLLA_FILES = pathlib.Path(__file__).resolve().parents[2] / "packaging/containers/kolla"
 TARGETS = ("agent", "glance", "decision")
-COMPOSE = "podman-compose -f packaging/containers/compose.yaml"
+COMPOSE = "cd /root/acstor/packaging/containers && podman-compose"
 MIRROR = "/var/lib/acstor/mirror"
 SOURCE = "/var/lib/acstor/images-of-tests"
 GID = 42436
