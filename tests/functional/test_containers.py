@@ -109,7 +109,7 @@ def test_reads_go_on_while_the_agents_container_is_replaced(host, image):
         host.run("podman stop --time 30 acstor-agent && podman rm acstor-agent")
         with pytest.raises(errors.Unusable, match="acstor-agent"):
             host.run("podman healthcheck run acstor-agent")
-        host.run(f"{COMPOSE} up -d --no-recreate agent")
+        host.run(f"{COMPOSE} up -d --no-deps agent")
         wait_healthy(host, "acstor-agent")
         runs.tool(["sleep", "2"])
         tally = readers.stop()

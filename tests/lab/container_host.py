@@ -29,7 +29,7 @@ exec sleep infinity
 """
 _ENGINE = """
 [containers]
-cgroups = "disabled"
+pids_limit = 0
 keyring = false
 log_driver = "k8s-file"
 default_sysctls = []
