@@ -246,16 +246,17 @@ OPTS = [
         "control_group",
         type=types.String(),
         sample_default="acstor",
-        help="Group whose members may use the control socket: one of nova-compute's. Without it "
-        "acstor, or the agent's user alone where there is no such group.",
+        help="Group whose members may use the control socket: one of nova-compute's. Where a "
+        "container has no such name it is the number. Without it acstor, or the agent's user alone "
+        "where there is no such group.",
     ),
     cfg.Opt(
         "mirror_group",
         type=types.String(),
         sample_default="kvm",
-        help="Group whose members may look into the mirror and read images there: that of the user "
-        "that runs QEMU, and of Nova's. Nobody else but root can. Without it kvm, which libvirt's "
-        "packages use, or root alone where there is no such group.",
+        help="Group, by name or number, whose members may look into the mirror and read images "
+        "there: that of the user that runs QEMU, and of Nova's. Nobody else but root can. Without "
+        "it kvm, which libvirt's packages use, or root alone where there is no such group.",
     ),
 ]
 

@@ -342,7 +342,7 @@ class Agent:
         listen = functools.partial(
             control_socket.listen,
             pathlib.Path(self._conf.acstor.control_socket),
-            settings.control_group(self._conf.acstor_agent),
+            settings.control_gid(self._conf.acstor_agent),
             self._requests.handle,
         )
         await keep("control_socket", listen)

@@ -45,6 +45,8 @@ HOW_TO_GET_A_CERTIFICATE = (
     "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
+LARGEST_GID = 2**32 - 2
+"""The one above means no group (chown(2))."""
 CONTROL_GROUP = "acstor"
 """What etc/sysusers.d makes, with nova in it."""
 MIRROR_GROUP = "kvm"
@@ -108,18 +110,28 @@ def check(own: Options) -> None:
     for name in ("control_group", "mirror_group"):
         if group := own[name]:
             try:
-                grp.getgrnam(group)
+                group_id(group)
             except KeyError as e:
                 why = f"there is no group {group}"
                 raise errors.Unusable(f"[acstor_agent] {name}", why) from e
 
 
-def control_group(own: Options) -> str | None:
+def group_id(group: str) -> int:
+    """Return the number of a group; a number stands for itself, as for a group of a container.
+
+    :raises KeyError: there is no such group, and no number is so large
+    """
+    if not group.isdecimal():
+        return grp.getgrnam(group).gr_gid
+    if int(group) > LARGEST_GID:
+        raise KeyError(group)
+    return int(group)
+
+
+def control_gid(own: Options) -> int | None:
     """Return the group that may use the control socket; None: the agent's user alone."""
-    if own.control_group:
-        return str(own.control_group)
     try:
-        return grp.getgrnam(CONTROL_GROUP).gr_name
+        return group_id(own.control_group or CONTROL_GROUP)
     except KeyError:
         return None
 
@@ -127,7 +139,7 @@ def control_group(own: Options) -> str | None:
 def mirror_gid(own: Options) -> int:
     """Return the group that may read mirrors: that of the users who run QEMU."""
     try:
-        return grp.getgrnam(own.mirror_group or MIRROR_GROUP).gr_gid
+        return group_id(own.mirror_group or MIRROR_GROUP)
     except KeyError:
         return 0
 

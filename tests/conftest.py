@@ -31,7 +31,7 @@ pytest_plugins = ["tests.lab.fixtures"]
 LANES = (
     "openstack: a test that needs its services; tools/test.sh runs these beside the others",
     "nova: one of those that needs its compute hosts, too; they have a cloud of their own there",
-    "packages: a test of the Debian packages; only tools/test.sh packages runs them",
+    "packages: a test of Debian packages and containers; only tools/test.sh packages runs them",
 )
 COMPUTE = {"nova", "cluster"}  # fixtures
 HAS_PASSED = pytest.StashKey[bool]()

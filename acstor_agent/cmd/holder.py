@@ -16,7 +16,12 @@ def main() -> int:
     """Hold what agents leave, until SIGTERM or SIGINT; return an exit status."""
     parser = argparse.ArgumentParser(description=arguments.described(__doc__))
     parser.add_argument("state_dir", type=pathlib.Path, help="[acstor_agent] state_dir")
+    parser.add_argument(
+        "--check", action="store_true", help="only see whether a holder answers there"
+    )
     given = parser.parse_args()
+    if given.check:
+        return check(given.state_dir)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -27,6 +32,14 @@ def main() -> int:
         print(f"acstor-agent-holder: {e}", file=sys.stderr)
         return 1
     return 0
+
+
+def check(state_dir: pathlib.Path) -> int:
+    """Say by the exit status whether a holder answers."""
+    if holder.answers(state_dir):
+        return 0
+    print(f"acstor-agent-holder: {state_dir}: no holder answers", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

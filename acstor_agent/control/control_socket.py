@@ -7,7 +7,6 @@ clients the one that asks nothing for longest makes room; where all ask, the new
 """
 
 import contextlib
-import grp
 import logging
 import os
 import pathlib
@@ -41,11 +40,10 @@ Report = Callable[[int, int], Awaitable[None]]
 Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
 
 
-def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
+def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
     """Return a listening socket for the agent's user and, where given, a group.
 
-    :raises errors.Unusable: the path cannot be bound, another agent has it, or there is no such
-        group
+    :raises errors.Unusable: the path cannot be bound, or another agent has it
     """
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -56,13 +54,10 @@ def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
         path.unlink(missing_ok=True)
         plain.bind(str(path))  # nobody gets in before listen()
         path.chmod(0o600)
-        if group:
-            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        if gid is not None:
+            os.chown(path, -1, gid)
             path.chmod(0o660)
         plain.listen(BACKLOG)
-    except KeyError as e:
-        plain.close()
-        raise errors.Unusable("control_group", f"there is no group {group}") from e
     except OSError as e:
         plain.close()
         raise errors.Unusable(str(path), f"cannot be the control socket: {e.strerror or e}") from e
@@ -80,7 +75,7 @@ def _is_served(path: pathlib.Path) -> bool:
 
 async def listen(
     path: pathlib.Path,
-    group: str | None,
+    gid: int | None,
     handle: Handler,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -91,7 +86,7 @@ async def listen(
     """
     if not path.parent.is_dir():
         folders.make_folder(path.parent)
-    await serve(bind(path, group), handle, task_status=task_status)
+    await serve(bind(path, gid), handle, task_status=task_status)
 
 
 async def serve(

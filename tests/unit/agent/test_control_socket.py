@@ -259,8 +259,3 @@ async def test_path_that_cannot_be_bound_is_named(tmp_path, bad):
     (tmp_path / "folder").mkdir()
     with pytest.raises(errors.Unusable, match=bad):
         control_socket.bind(tmp_path / bad, None)
-
-
-async def test_unknown_group_is_named(path):
-    with pytest.raises(errors.Unusable, match="there is no group no-such-group"):
-        control_socket.bind(path, "no-such-group")

@@ -30,3 +30,15 @@ def test_holder_without_a_descriptor_left_answers_later(process, tmp_path):
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, many))
     hosts.wait_until(lambda: holder.answers(state_dir), "the holder again")
     assert process.poll() is None
+
+
+def test_check_says_whether_a_holder_answers(process, tmp_path):
+    def check(state_dir):
+        argv = [sys.executable, "-m", "acstor_agent.cmd.holder", "--check", state_dir]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    hosts.wait_until(lambda: holder.answers(tmp_path / "state"), "the holder")
+    assert check(tmp_path / "state").returncode == 0
+    missing = check(tmp_path / "nowhere")
+    assert missing.returncode == 1
+    assert "no holder answers" in missing.stderr

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What options become."""
 
+import grp
 import types
 
 import pytest
@@ -114,9 +115,18 @@ def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, pla
 
 
 def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package(monkeypatch):
-    unset = types.SimpleNamespace(control_group=None)
-    assert settings.control_group(types.SimpleNamespace(control_group="daemon")) == "daemon"
+    def gid(group):
+        return settings.control_gid(types.SimpleNamespace(control_group=group))
+
+    daemons = grp.getgrnam("daemon").gr_gid
+    assert gid("daemon") == gid(str(daemons)) == daemons
     monkeypatch.setattr(settings, "CONTROL_GROUP", "nogroup")
-    assert settings.control_group(unset) == "nogroup"
+    assert gid(None) == grp.getgrnam("nogroup").gr_gid
     monkeypatch.setattr(settings, "CONTROL_GROUP", "no-such-group")
-    assert settings.control_group(unset) is None
+    assert gid(None) is None
+
+
+def test_group_may_be_a_number_that_no_group_here_has():
+    assert settings.group_id("42436") == 42436
+    with pytest.raises(KeyError):
+        settings.group_id(str(settings.LARGEST_GID + 1))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of containers, built, and run by the example of the guide.
+
+They run with ``tools/test.sh packages``, or with ``pytest -m packages``; all others leave them out.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from acstor_common import errors
+from tests.fakes import guest_readers
+from tests.fakes import hosts
+from tests.lab import container_host
+from tests.lab import local
+from tests.lab import runs
+
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.packages,
+    pytest.mark.timeout(7200),
+]
+
+KOLLA = "kolla==23.0.0"
+KOLLA_FILES = pathlib.Path(__file__).resolve().parents[2] / "packaging/containers/kolla"
+TARGETS = ("agent", "glance", "decision")
+COMPOSE = "cd /root/acstor/packaging/containers && podman-compose"
+MIRROR = "/var/lib/acstor/mirror"
+SOURCE = "/var/lib/acstor/images-of-tests"
+GID = 42436
+BUILD = "podman build --quiet --network host --ulimit nofile=4096:4096 --ulimit nproc=4096:4096"
+CONTROLLER_CONF = "/etc/acstor/acstor-decision.conf"
+BROKER = "# transport_url = rabbit://acstor:SECRET@controller:5672/"
+MIB = 1 << 20
+DEADLINE_S = 60.0
+PIP_CONF = "[global]\ntimeout = 180\n"
+
+
+@pytest.fixture(scope="module")
+def host():
+    try:
+        with container_host.ContainerHost() as made:
+            made.path("/srv/pip.conf").write_text(PIP_CONF)
+            for target in TARGETS:
+                made.run(
+                    f"{BUILD} --volume /srv/pip.conf:/etc/pip.conf:ro --target {target}"
+                    f" --build-arg BASE={container_host.BASE} --tag localhost/acstor-{target}"
+                    " -f packaging/containers/Containerfile ."
+                )
+            yield made
+    except errors.Unusable as e:
+        if "needs root and debootstrap" in str(e):
+            pytest.skip(str(e))
+        raise
+
+
+@pytest.fixture
+def image(host):
+    """Return where an image lies whose map the container of the listener made."""
+    folder = host.path("/srv/images")
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    path = folder / f"{uuid.uuid4()}.raw"
+    path.write_bytes(local.random_bytes(8 * MIB))
+    host.run(
+        "podman run --rm --network host --volume /srv/images:/srv/images localhost/acstor-glance"
+        f" acstor-prehash /srv/images/{path.name} -o /srv/images/{path.stem}.acmap"
+    )
+    return path
+
+
+def configure(host):
+    """Give an agent what it needs here: a folder of images, and a group without a name."""
+    host.run(f"mkdir -p /etc/acstor /run/acstor /var/lib/acstor/state {SOURCE}")
+    host.run(f"cp /srv/images/* {SOURCE}")
+    host.path("/etc/acstor/acstor-agent.conf").write_text(
+        f"[acstor_agent]\nhost = h1\nsources = file\ncontrol_group = {GID}\n"
+        f"peer_listen = {local.LOOPBACK}:{local.unused_port()}\nmetrics_listen =\n"
+        f"[source_file]\nfolder = {SOURCE}\n"
+    )
+
+
+def wait_healthy(host, name):
+    def is_healthy():
+        with contextlib.suppress(errors.Unusable):
+            host.run(f"podman healthcheck run {name}")
+            return True
+        return False
+
+    runs.wait_for(is_healthy, DEADLINE_S, name, lambda: host.run(f"podman logs --tail 20 {name}"))
+
+
+def test_reads_go_on_while_the_agents_container_is_replaced(host, image):
+    configure(host)
+    host.run(f"{COMPOSE} up -d holder agent")
+    wait_healthy(host, "acstor-holder")
+    wait_healthy(host, "acstor-agent")
+    assert host.path("/run/acstor/control.sock").stat().st_gid == GID
+    mirror = host.path(f"{MIRROR}/images/{image.name}")
+    first = host.run("podman inspect --format '{{.Id}}' acstor-agent")
+    with guest_readers.Readers(image, [mirror], seed=1) as readers:
+        host.run("podman stop --time 30 acstor-agent && podman rm acstor-agent")
+        with pytest.raises(errors.Unusable, match="acstor-agent"):
+            host.run("podman healthcheck run acstor-agent")
+        host.run(f"{COMPOSE} up -d --no-deps agent")
+        wait_healthy(host, "acstor-agent")
+        runs.tool(["sleep", "2"])
+        tally = readers.stop()
+    assert host.run("podman inspect --format '{{.Id}}' acstor-agent") != first
+    assert "taking back the mount" in host.run("podman logs acstor-agent")
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.reads > 0
+    host.run(f"{COMPOSE} stop agent && {COMPOSE} stop holder && podman rm --all --force")
+
+
+def test_decision_service_and_api_run_with_the_default_database(host):
+    host.run("mkdir -p /etc/acstor")
+    text = (
+        host.path(f"/root/acstor{CONTROLLER_CONF}")
+        .read_text()
+        .replace(BROKER, "transport_url = fake:")
+    )
+    for option in ("auth_url", "password"):
+        text = text.replace(f"# {option} =", f"{option} =")
+    host.path(CONTROLLER_CONF).write_text(text)
+    host.run(f"chown 0:972 {CONTROLLER_CONF} && chmod 640 {CONTROLLER_CONF}")
+    run = f"{COMPOSE} run --rm decision"
+    host.run(f"{run} acstor-decision-manage --config-file {CONTROLLER_CONF} db-sync")
+    host.run(f"{COMPOSE} up -d decision api")
+    for name in ("acstor-decision", "acstor-decision-api"):
+        wait_healthy(host, name)
+    host.run(f"{COMPOSE} stop decision && {COMPOSE} stop api && podman rm --all --force")
+
+
+@pytest.mark.parametrize(
+    ("target", "command", "said"),
+    [
+        ("agent", "acstor-agent --config-file /etc/acstor/acstor-agent.conf", "acstor-agent: "),
+        ("glance", "acstor-glance-listener --config-file /dev/null", "acstor-glance-listener: "),
+        ("decision", "acstor-decision --config-file /nowhere", "/nowhere"),
+        ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]"),
+    ],
+)
+def test_bad_configuration_is_named_and_ends_the_container(host, target, command, said):
+    with pytest.raises(errors.Unusable, match=said) as failed:
+        host.run(f"podman run --rm --network host --read-only localhost/acstor-{target} {command}")
+    assert "Traceback" not in str(failed.value)
+
+
+KOLLA_IMAGE = """
+FROM localhost/acstor-agent
+RUN apt-get update && apt-get install --yes --no-install-recommends python3-yaml sudo
+COPY set_configs.py /usr/local/bin/kolla_set_configs
+COPY start.sh /usr/local/bin/kolla_start
+RUN chmod 755 /usr/local/bin/kolla_*; for name in copy_cacerts install_projects extend_start; do \
+    ln -s /bin/true /usr/local/bin/kolla_$name; done; \
+    rm /usr/local/bin/kolla_extend_start; touch /usr/local/bin/kolla_extend_start
+"""
+
+
+@pytest.fixture
+def kolla(host, tmp_path):
+    """Have an image with Kolla's own start, which is no part of acstor."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        tmp_path,
+        KOLLA,
+    ]
+    if subprocess.run(pip, check=False, timeout=300).returncode:
+        pytest.skip("pip brings no kolla here")
+    [wheel] = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path, "zip")
+    place = host.path("/srv/kolla")
+    shutil.copytree(tmp_path / "kolla/docker/base", place)
+    (place / "Containerfile").write_text(KOLLA_IMAGE)
+    host.run(f"{BUILD} --tag localhost/kolla-agent /srv/kolla")
+
+
+def test_kolla_starts_holder_and_agent(host, kolla, image):
+    configure(host)
+    for name in ("acstor-agent", "acstor-agent-holder"):
+        folder = host.path(f"/etc/kolla/{name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(KOLLA_FILES / f"{name}.json", folder / "config.json")
+    host.run("cp /etc/acstor/acstor-agent.conf /etc/kolla/acstor-agent/")
+    run = (
+        "podman run --detach --network host --env KOLLA_CONFIG_STRATEGY=COPY_ALWAYS"
+        " --volume /etc/kolla/{0}:/var/lib/kolla/config_files:ro --name {0}"
+    )
+    host.run(
+        f"{run.format('acstor-agent-holder')} --volume /var/lib/acstor/state:/var/lib/acstor/state"
+        " localhost/kolla-agent kolla_start"
+    )
+    host.run(
+        f"{run.format('acstor-agent')} --privileged --pid host --volume /run/acstor:/run/acstor"
+        " --volume /var/lib/acstor:/var/lib/acstor:rshared localhost/kolla-agent kolla_start"
+    )
+
+    def is_up():
+        with contextlib.suppress(errors.Unusable):
+            return bool(json.loads(host.run("podman exec acstor-agent acstor-agent-ctl status")))
+        return False
+
+    runs.wait_for(is_up, DEADLINE_S, "the agent", lambda: host.run("podman logs acstor-agent"))
+    host.run(f"cmp {MIRROR}/images/{image.name} /srv/images/{image.name}")
+    said = host.run("podman exec acstor-agent stat -c '%a %U' /etc/acstor/acstor-agent.conf")
+    assert said == "600 root\n"
+    host.run("podman stop --time 30 acstor-agent && podman rm --all --force")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that runs containers with podman: a Debian 13 in namespaces of its own.
+
+Images stay in its root, below ``.cache/packages``, so that only what changed is built again.
+The rule: nothing outlives its process, as all mounts and processes lie in its namespaces.
+"""
+
+import pathlib
+import shutil
+import signal
+import subprocess
+from typing import Self
+
+from acstor_common import errors
+from tests.lab import debian_root
+from tests.lab import runs
+
+BASE = "localhost/debian:trixie-slim"
+START_S = 60.0
+END_S = 30.0
+READY = "run/acstor-ready"
+# crun takes no mixture of both versions of control groups; it makes none here.
+_ROOM = f"""
+if mountpoint -q /sys/fs/cgroup; then umount --lazy --recursive /sys/fs/cgroup; fi
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount --make-rshared /
+touch /{READY}
+exec sleep infinity
+"""
+_ENGINE = """
+[containers]
+pids_limit = 0
+keyring = false
+log_driver = "k8s-file"
+default_sysctls = []
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+_ENVIRONMENT = (
+    "HOME=/root",
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "DISABLE_HC_SYSTEMD=true",
+    "PODMAN_IGNORE_CGROUPSV1_WARNING=1",
+)
+_OF_FORMER_RUNS = (
+    "etc/acstor",
+    "run/acstor",
+    "srv/acstor",
+    "srv/images",
+    "srv/kolla",
+    "var/lib/acstor",
+)
+
+
+class ContainerHost:
+    """Context manager: the host, with what is committed here at /srv/acstor, and the image BASE."""
+
+    def __init__(self) -> None:
+        self._root = debian_root.root("trixie", "systemd-sysv", "podman", "podman-compose")
+
+    def __enter__(self) -> Self:
+        """Start it.
+
+        :raises errors.Unusable: this machine cannot
+        """
+        for name in _OF_FORMER_RUNS:
+            shutil.rmtree(self._root / name, ignore_errors=True)
+        shutil.rmtree(self._root / debian_root.CLONE, ignore_errors=True)
+        runs.tool(["git", "clone", "--quiet", debian_root.ROOT, self._root / debian_root.CLONE])
+        engine = self._root / "etc/containers/containers.conf"
+        engine.parent.mkdir(exist_ok=True)
+        engine.write_text(_ENGINE)
+        argv = ["bash", debian_root.FRESH, "--in", self._root, "bash", "-euc", _ROOM]
+        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        try:
+            runs.wait_for(self._is_there, START_S, "a host of containers", lambda: "")
+            self.run("podman rm --all --force --time 1 && rm -rf /var/lib/acstor /etc/acstor")
+            self._import_base()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_there(self) -> bool:
+        if self._process.poll() is not None:
+            raise errors.Unusable("a host of containers", "it has ended")
+        return self.path("/" + READY).exists()
+
+    def _pid(self) -> int:
+        """Return the host's last process, which sleeps: the end of the line of children."""
+        pid = self._process.pid
+        while children := pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pid = int(children[0])
+        return pid
+
+    def _import_base(self) -> None:
+        self.run(f"podman image exists {BASE} || touch /run/no-base")
+        if not self.path("/run/no-base").exists():
+            return
+        bare = debian_root.root("trixie")
+        archive = self._root / "srv/base.tar"
+        leave = ("--exclude=./root/acstor", "--exclude=./var/cache/apt/*")
+        runs.tool(["tar", "-C", bare, "--one-file-system", *leave, "-cf", archive, "."])
+        self.run(f"podman import --quiet /srv/base.tar {BASE} && rm /srv/base.tar")
+
+    def path(self, inside: str | pathlib.Path) -> pathlib.Path:
+        """Return where this machine sees one of its files."""
+        return pathlib.Path(f"/proc/{self._pid()}/root{inside}")
+
+    def run(self, line: str) -> str:
+        """Run a shell's line there, and return all that it wrote.
+
+        :raises errors.Unusable: it failed; says what it wrote
+        """
+        enter = ["nsenter", f"--target={self._pid()}", "--mount", "--pid", "--"]
+        shell = ["bash", "-ec", f"cd /root/acstor\n{{ {line}\n}} 2>&1"]
+        return runs.tool([*enter, "env", "--ignore-environment", *_ENVIRONMENT, *shell])
