@@ -92,6 +92,7 @@ acstor_configure_agent() {
     iniset "$conf" acstor_agent control_group "$ACSTOR_CONTROL_GROUP"
     sudo usermod -a -G kvm "$STACK_USER"  # nova-compute looks at mirrors, which are for this group
     iniset "$conf" acstor_agent peer_listen "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
+    iniset "$conf" acstor_agent metrics_listen "$ACSTOR_METRICS_LISTEN"
     iniset "$conf" acstor_agent sources "$ACSTOR_SOURCES"
     # unstack ends it with the cloud, whatever guests there are
     iniset "$conf" acstor_agent stop_with_guests unmount
@@ -172,6 +173,16 @@ acstor_configure_nova() {
     fi
     if is_service_enabled acstor-checkpointd; then
         iniset "$NOVA_CONF" acstor decision_url "http://$SERVICE_HOST:$ACSTOR_API_PORT"
+    fi
+}
+
+# Tempest's plug-in wants servers on mirrors, and the counters of an agent that it can ask.
+acstor_configure_tempest() {
+    is_service_enabled tempest || return 0
+    iniset "$TEMPEST_CONFIG" service_available acstor "$ACSTOR_FOR_NOVA"
+    if is_service_enabled acstor-agent; then
+        iniset "$TEMPEST_CONFIG" acstor agent_metrics \
+            "$LOCAL_HOSTNAME:http://$ACSTOR_METRICS_LISTEN/metrics"
     fi
 }
 
@@ -265,9 +276,7 @@ case "$1 ${2:-}" in
         ;;
     "stack extra") acstor_start ;;
     "stack test-config")
-        if is_service_enabled tempest; then
-            iniset "$TEMPEST_CONFIG" service_available acstor True
-        fi
+        acstor_configure_tempest
         ;;
     "unstack "*) acstor_stop ;;
     "clean "*) acstor_clean ;;

@@ -31,6 +31,7 @@ ALL = " ".join((*SERVICES, "n-api", "n-cpu", "tempest"))
 FOREIGN = {
     ("DEFAULT", "config_source"),
     ("DEFAULT", "disabled_notifications"),
+    ("acstor", "agent_metrics"),
     ("acstor", "driver"),
     ("database", "connection"),
     ("image_import_opts", "image_import_plugins"),
@@ -211,6 +212,18 @@ def test_catalog_is_asked_for_public_urls(play: Play) -> None:
     written = [words[1:] for words in calls(play(*STACK), "iniset")]
     assert ["keystone_authtoken", "interface", "public"] in written
     assert ["source_glance", "valid_interfaces", "public"] in written
+
+
+@pytest.mark.parametrize("is_used", ["True", "False"])
+def test_tempest_is_told_whether_nova_uses_acstor_and_where_the_counters_are(
+    play: Play, is_used: str
+) -> None:
+    """Without counters the plug-in skips all of its tests; without the backend they would fail."""
+    made = play("stack test-config", settings=f"ACSTOR_FOR_NOVA={is_used}\n")
+    written = calls(made, "iniset")
+    assert ["tempest.conf", "service_available", "acstor", is_used] in written
+    counters = "compute1:http://127.0.0.1:9464/metrics"
+    assert ["tempest.conf", "acstor", "agent_metrics", counters] in written
 
 
 def test_guide_names_the_branch() -> None:
