@@ -29,6 +29,7 @@ class Stock:
     """Nova's Qcow2 class, as far as it is called."""
 
     fails = 0
+    io = None
 
     def __init__(self, instance=None, disk_name=None, path=None, disk_info_mapping=None):
         self.path = path
@@ -49,7 +50,9 @@ class Stock:
         def format_dom():
             return ElementTree.fromstring("<disk><driver name='qemu'/><target dev='vda'/></disk>")
 
-        return types.SimpleNamespace(driver_cache=cache_mode, format_dom=format_dom)
+        return types.SimpleNamespace(
+            driver_cache=cache_mode, driver_io=self.io, format_dom=format_dom
+        )
 
 
 def base_name(image_id):

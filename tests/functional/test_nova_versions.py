@@ -8,6 +8,7 @@ nova-compute does.  So the seams are looked at where they are, in code that runs
 
 import fcntl
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -25,6 +26,8 @@ from tests.lab.openstack import installed
 
 WHEELS = runs.CHECKOUT / ".cache" / "nova-wheels"
 RELEASES = {31: "31.3.1", 32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
+PYTHONS = os.environ.get("ACSTOR_TEST_NOVA_PYTHONS", "").split()
+"""Programs of other Pythons to try: each of a virtualenv with Nova and acstor[nova]."""
 CONF = switching.TEXT
 PROGRAM = """
 import json, logging, sys
@@ -33,8 +36,19 @@ from nova.conf import CONF
 config.parse_args(["nova-compute", "--config-file", sys.argv[1]])
 logging.basicConfig(stream=sys.stderr)
 from nova.compute import manager
+from nova import exception
 from nova.virt.libvirt import driver, imagebackend
 made = imagebackend.Backend(True)
+
+def refused(name):
+    CONF.set_override("enabled", True, group="ephemeral_storage_encryption")
+    try:
+        made.BACKEND[name](path="/nowhere/disk")
+    except exception.InternalError as e:
+        return str(e)
+    finally:
+        CONF.clear_override("enabled", group="ephemeral_storage_encryption")
+
 classes = {name: [base.__module__ + "." + base.__name__ for base in made.BACKEND[name].__mro__]
            for name in ("acstor", "qcow2") if name in made.BACKEND}
 print(json.dumps({
@@ -48,6 +62,9 @@ print(json.dumps({
     "composed": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
     "moves": driver.LibvirtDriver.migrate_disk_and_power_off.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
+    "encrypted": {name: refused(name) for name in classes},
+    "offers_luks": [made.BACKEND[name].SUPPORTS_LUKS for name in classes],
+    "python": sys.executable,
 }))
 """
 OURS = [
@@ -85,12 +102,15 @@ def unpack(release: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def start_nova(
-    nova: pathlib.Path, conf: str = CONF, *, has_acstor: bool = True
+    nova: pathlib.Path, conf: str = CONF, *, has_acstor: bool = True, program: str = ""
 ) -> tuple[dict, str]:
-    """Let this Nova read a configuration with acstor; return what came of it, and the log."""
+    """Let this Nova read a configuration with acstor; return what came of it, and the log.
+
+    :param program: of another Python than the one of the services
+    """
     conf_file = nova / "nova.conf"
     conf_file.write_text(conf)
-    python = [installed.BIN / "python"]
+    python = [program or installed.BIN / "python"]
     path = f"{nova}:{runs.CHECKOUT}"
     if not has_acstor:  # -S: nor by a link into a checkout
         python, path = [*python, "-S"], f"{nova}:{installed.packages()}"
@@ -115,10 +135,8 @@ def test_table_is_the_releases_that_are_tested():
     assert set(seams.SEAMS) == set(RELEASES)
 
 
-@pytest.mark.parametrize("version", RELEASES)
-def test_release_takes_acstor(tmp_path, version):
-    nova = unpack(RELEASES[version], tmp_path)
-    found, log = start_nova(nova)
+def check_taken(nova: pathlib.Path, found: dict, log: str) -> None:
+    """Check that this Nova uses all of acstor."""
     assert found["from"].startswith(str(nova))
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
@@ -128,6 +146,29 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["evacuations"] == evacuation.__file__
     for words in ("acstor is not used", "are not made of changes", "begin as their images"):
         assert words not in log
+    check_encryption_refused(found)
+
+
+def check_encryption_refused(found: dict) -> None:
+    """Check that an operator who wants disks encrypted gets Nova's error, users get no host."""
+    for words in found["encrypted"].values():
+        assert "ephemeral storage encryption is supported only for LVM" in words
+    assert not any(found["offers_luks"])
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_release_takes_acstor(tmp_path, version):
+    nova = unpack(RELEASES[version], tmp_path)
+    check_taken(nova, *start_nova(nova))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("version", RELEASES)
+def test_release_takes_acstor_with_another_python(tmp_path, version, python):
+    nova = unpack(RELEASES[version], tmp_path)
+    found, log = start_nova(nova, program=python)
+    assert found["python"] == python
+    check_taken(nova, found, log)
 
 
 def refused(found: dict, log: str) -> str:

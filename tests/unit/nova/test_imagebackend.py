@@ -289,6 +289,14 @@ def test_cachemode_is_the_operator_s(nova, agent, by_nova, mode):
     assert nova.spawn().libvirt_info("given").driver_cache == mode
 
 
+@pytest.mark.parametrize(("by_nova", "io"), [([], None), (["file=none"], "native")])
+def test_native_io_is_not_used_with_the_page_cache_which_libvirt_refuses(nova, agent, by_nova, io):
+    """Nova chooses native I/O on hosts that preallocate disks."""
+    nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
+    nova.stock.io = "native"
+    assert nova.spawn().libvirt_info("none").driver_io == io
+
+
 @pytest.mark.parametrize(
     ("what", "policies"),
     [("pause", {"error_policy": "stop", "rerror_policy": "stop"}), ("nova", {})],
