@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drawings of the operator's documents: ``python doc/pictures.py`` writes them as SVG.
 
-They show where parts run and in which order work goes; no numbers, so they change with the text only.
+They show where parts run and in which order work goes, and no numbers.
 """
 
 import pathlib
