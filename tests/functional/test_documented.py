@@ -7,21 +7,27 @@ what needs a terminal or another machine.  tests/unit/test_documents.py sees whi
 
 import contextlib
 import json
+import pathlib
 import re
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 import pytest
 
 from acstor_common import errors
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import documents
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import systemd_host
+from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import client
 from tests.lab.openstack import cloud
+from tests.unit.decision.api import conftest as samples
 
 MIB = 1 << 20
 SOON_S = 60.0
@@ -47,15 +53,11 @@ connection = sqlite:////root/decision.sqlite
 
 HEARD = """
 import time
-from oslo_config import cfg
-from acstor_decision import conf as decision_conf
+from acstor_decision import conf
 from acstor_decision.db import database
 from tests.unit.decision.api import conftest
-conf = cfg.ConfigOpts()
-decision_conf.register_opts(conf)
-conf(["--config-file", "/etc/acstor/acstor-decision.conf"])
-sample = conftest.sample(7, host="compute7", sent_s=time.time())
-conftest.note(database.Database(conf), sample)
+store = database.Database(conf.load(["--config-file", "/etc/acstor/acstor-decision.conf"]))
+conftest.note(store, conftest.sample(7, host="compute7", sent_s=time.time()))
 """
 """What the service does when a host's first message comes."""
 
@@ -248,16 +250,46 @@ def test_users_and_endpoints_are_made_and_removed(keystone_glance: cloud.Cloud) 
 @pytest.mark.nova
 @pytest.mark.timeout(900)
 def test_canary_hosts_get_an_aggregate_and_lose_it(nova: cloud.Cloud) -> None:
-    names = {f"compute{number}": host for number, host in enumerate(nova.computes, 1)}
-
-    def of(lines: Sequence[str]) -> list[str]:
-        made = [line for line in lines if "openstack acstor" not in line]
-        for name, one in names.items():
-            made = [line.replace(name, one.name) for line in made]
-        return made
-
-    ask(nova, of(documents.section("admin/roll_out.rst", "2. Two canary hosts")))
+    made = documents.section("admin/roll_out.rst", "2. Two canary hosts")
+    ask(nova, [line for line in made if "openstack acstor" not in line])
     shown = json.loads(ask(nova, ["openstack aggregate show acstor-canary -f json"]))
-    assert shown["hosts"] == [one.name for one in nova.computes]
-    ask(nova, of(documents.section("admin/roll_out.rst", "4. Widen")))
+    assert shown["hosts"] == ["compute1", "compute2"]
+    ask(nova, documents.section("admin/roll_out.rst", "4. Widen"))
     assert client.openstack(nova, "admin", "aggregate", "show", "documented-canary").returncode
+
+
+@pytest.mark.openstack
+@pytest.mark.timeout(900)
+def test_operators_ask_the_service(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> None:
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    conf = tmp_path / "decision.conf"
+    conf.write_text(f"[database]\nconnection = {connection}\n")
+    store = database.Database(decision_conf.load(["--config-file", str(conf)]))
+    store.upgrade()
+    now_s = time.time()
+    samples.note(store, *(samples.sample(n, sent_s=now_s - 3600 * n) for n in range(2)))
+    samples.publish(store, 7, hosts=1)
+    made = acstor_decision.DecisionApi(keystone_glance, tmp_path / "api", connection)
+    made.start()
+    try:
+        made.wait_ready()
+        made.register()
+
+        def operate(lines: Sequence[str], host: str) -> str:
+            said = ""
+            for line in lines:
+                words = line.replace("HOST", host).split()[1:]
+                done = client.openstack(keystone_glance, "admin", *words)
+                assert done.returncode == 0 or "status" in words, f"{line}: {done.stderr}"
+                said += done.stdout
+            return said
+
+        assert "health" in operate(
+            documents.section("admin/operate.rst", "Every day", "openstack"), "h0000"
+        )
+        operate(documents.section("admin/checkpoints.rst", "A host that is gone for good"), "h0001")
+        operate(documents.section("admin/remove.rst", "The agent", "openstack"), "h0001")
+        left = operate(["openstack acstor host list -f value -c Host"], "")
+        assert left.split() == ["h0000"]
+    finally:
+        made.stop()
