@@ -9,7 +9,9 @@ import contextlib
 import json
 import pathlib
 import re
+import subprocess
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -25,8 +27,10 @@ from tests.lab import local
 from tests.lab import runs
 from tests.lab import systemd_host
 from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import client
 from tests.lab.openstack import cloud
+from tests.lab.openstack import uploads
 from tests.unit.decision.api import conftest as samples
 
 MIB = 1 << 20
@@ -293,3 +297,31 @@ def test_operators_ask_the_service(keystone_glance: cloud.Cloud, tmp_path: pathl
         assert left.split() == ["h0000"]
     finally:
         made.stop()
+
+
+@pytest.mark.openstack
+@pytest.mark.timeout(900)
+def test_images_are_listed_counted_and_purged(
+    glance: uploads.Images, listen: Callable[..., acstor_glance.Listener]
+) -> None:
+    listener = listen()
+    image_id = glance.upload(uploads.some_bytes())
+    glance.wait_state(image_id)
+
+    def manage(lines: Sequence[str]) -> list[str]:
+        said = []
+        for line in lines:
+            words = line.replace("/etc/acstor/acstor-glance.conf", str(listener.conf_file)).split()
+            argv = [agents.BIN / "acstor-glance-manage", *words[1:]]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode in (0, 3 if "check" in words else 0), f"{line}: {done.stderr}"
+            said.append(done.stdout)
+        return said
+
+    listed = manage(documents.section("admin/glance.rst", "Install", "acstor-glance-manage"))
+    assert re.search(rf"{image_id}.*ready", listed[0])
+    assert "served" in manage(documents.section("admin/roll_out.rst", "1. Prepare the images"))[0]
+    listener.stop()
+    would, done = manage(documents.section("admin/remove.rst", "From Glance"))
+    assert "would be removed" in would and "removed" in done
+    assert "acstor_state" not in glance.record(image_id)
