@@ -7,13 +7,13 @@ They run with ``tools/test.sh packages``, or with ``pytest -m packages``; all ot
 import contextlib
 import re
 import subprocess
-import textwrap
 
 import pytest
 
 from acstor_common import errors
 from tests.fakes import hosts
 from tests.lab import debian_root
+from tests.lab import documents
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import systemd_host
@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.timeout(7200),
 ]
 
-GUIDE = debian_root.ROOT / "doc/source/install/packages.rst"
 UNIT = "acstor-agent.service"
 CONF = "/etc/acstor/acstor-agent.conf"
 MIRROR = "/var/lib/acstor/mirror"
@@ -61,14 +60,6 @@ from nova.conf import CONF
 config.parse_args(sys.argv)
 print(CONF.libvirt.images_type)
 """
-
-
-def guide(title):
-    """Return the commands of a section of the guide, one a line."""
-    text = GUIDE.read_text().partition(f"\n{title}\n")[2]
-    block = re.search(r"::\n\n((?:    .*\n|\n)+)", text)[1]
-    lines = re.sub(r"\\\n\s*", "", textwrap.dedent(block)).splitlines()
-    return [re.sub(r"\s+#.*", "", line) for line in lines if line and not line.startswith("#")]
 
 
 class Host:
@@ -134,7 +125,7 @@ def agent_is_replaced_and_removed(host):
     image_id = host.images.add(local.random_bytes(3 * MIB))
     mirror = f"{MIRROR}/images/{image_id}.raw"
     host.configure()
-    for line in guide("Starting an agent"):
+    for line in documents.section("install/packages.rst", "Starting an agent"):
         host.run(line)
     same = f"cmp {mirror} {host.images.path(image_id)}"
     host.run(same)
@@ -172,7 +163,7 @@ def agent_is_replaced_and_removed(host):
 def trixie(tmp_path_factory):
     with booted("trixie", tmp_path_factory.mktemp("trixie")) as host:
         host.agent = ("acstor-agent", "python3-acstor")
-        host.run("\n".join(guide("Packages of Debian 13")))
+        host.run("\n".join(documents.section("install/packages.rst", "Packages of Debian 13")))
         yield host
 
 
@@ -213,7 +204,7 @@ def test_units_are_there_and_wait_for_their_operator(trixie):
 def test_decision_service_and_api_run_with_the_default_database(trixie):
     values = r"s/^# transport_url.*/transport_url = fake:/; s/^# \(auth_url\|password\) =/\1 =/"
     trixie.run(f"sed -i '{values}' /etc/acstor/acstor-decision.conf")
-    for line in guide("Starting a controller"):
+    for line in documents.section("install/packages.rst", "Starting a controller"):
         trixie.run(line)
 
     def is_up():
@@ -231,7 +222,8 @@ def test_decision_service_and_api_run_with_the_default_database(trixie):
 
 
 def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
-    for line in guide("Turning it on in Nova"):
+    trixie.run("mkdir -p /etc/apparmor.d/local")  # AppArmor's packages are not there
+    for line in documents.section("install/packages.rst", "Turning it on in Nova"):
         trixie.run(line)
     trixie.host.path("/root/nova-compute").write_text(READ_AS_NOVA)
     assert trixie.run("python3 /root/nova-compute").split()[-1] == "acstor"
@@ -247,9 +239,10 @@ def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
 
 def test_plugin_of_nova_is_turned_off_as_the_guide_says(trixie):
     trixie.run("apt-get install --yes --no-install-recommends /srv/packages/acstor-nova_*.deb")
-    for title in ("Turning it on in Nova", "Turning it off in Nova"):
-        for line in guide(title):
-            trixie.run(line)
+    turned_on = documents.section("install/packages.rst", "Turning it on in Nova")
+    turned_off = documents.section("install/packages.rst", "Turning it off in Nova")
+    for line in (*turned_on, *turned_off):
+        trixie.run(line)
     assert trixie.run("python3 /root/nova-compute").split()[-1] == "default"
 
 
@@ -267,7 +260,7 @@ def test_controller_is_purged_but_for_its_database(trixie):
 def test_agent_of_debian_12_is_replaced_and_removed(tmp_path):
     with booted("bookworm", tmp_path) as host:
         host.agent = ("acstor-agent",)
-        for line in guide("An agent on Debian 12"):
+        for line in documents.section("install/packages.rst", "An agent on Debian 12"):
             host.run(line)
         for name in AGENTS:
             assert name in host.run(f"{name} --help")

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the documents, given as they stand on a host of their own, and to a real Keystone.
+
+What is changed: names that would meet those of the laboratory's own cloud, words in capitals, and
+what needs a terminal or another machine.  tests/unit/test_documents.py sees which these are.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import pytest
+
+from acstor_common import errors
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import documents
+from tests.lab import local
+from tests.lab import runs
+from tests.lab import systemd_host
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import client
+from tests.lab.openstack import cloud
+from tests.lab.openstack import uploads
+from tests.unit.decision.api import conftest as samples
+
+MIB = 1 << 20
+SOON_S = 60.0
+IMAGE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+IMAGE = f"/srv/images/{IMAGE_ID}.raw"
+MIRROR = f"/var/lib/acstor/mirror/images/{IMAGE_ID}.raw"
+RING = documents.SOURCE / "user/index.rst"
+AGENT = """[acstor_agent]
+host = compute1
+ring_file = /etc/acstor/ring.json
+sources = file
+mirror_group = root
+
+[source_file]
+folder = /srv/images
+"""
+DECISION = """[DEFAULT]
+transport_url = fake:
+
+[database]
+connection = sqlite:////root/decision.sqlite
+"""
+
+HEARD = """
+import time
+from acstor_decision import conf
+from acstor_decision.db import database
+from tests.unit.decision.api import conftest
+store = database.Database(conf.load(["--config-file", "/etc/acstor/acstor-decision.conf"]))
+conftest.note(store, conftest.sample(7, host="compute7", sent_s=time.time()))
+"""
+"""What the service does when a host's first message comes."""
+
+
+class Host:
+    """A system of its own with the checkout, in which a person types."""
+
+    def __init__(self, host: systemd_host.SystemdHost) -> None:
+        self.host = host
+
+    def type(self, lines: Sequence[str]) -> str:
+        """Type lines into one shell, in the checkout; return what they print.
+
+        :raises errors.Unusable: one of them failed
+        """
+        typed = "\n".join(lines)
+        before = (
+            f"cd {documents.ROOT}\nexport PATH=/opt/acstor/bin:$PATH PYTHONPATH={documents.ROOT}"
+        )
+        return self.host.run("bash", "-euc", f"{before}\n{{ {typed}\n}} 2>&1")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Return a host that nobody has installed anything on but the virtualenv."""
+    shown_at = {"/opt/acstor": agents.BIN.parent, str(documents.ROOT): documents.ROOT}
+    made = systemd_host.SystemdHost(tmp_path_factory.mktemp("host"), [], shown_at)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(made)
+        except errors.Unusable as e:
+            pytest.skip(str(e))
+        yield Host(made)
+
+
+@pytest.fixture(scope="module")
+def installed(host: Host) -> Host:
+    """Run what the guide of an installation by hand puts onto a host."""
+    host.type(documents.section("install/index.rst", "A compute host", "install"))
+    host.type(documents.section("install/index.rst", "A controller", "install"))
+    host.type(documents.section("install/index.rst", "What the agent may do", "install"))
+    return host
+
+
+@hosts.needs_take_over
+def test_files_of_the_installation_are_where_they_belong(installed: Host) -> None:
+    installed.type(documents.section("admin/upgrades.rst", "An agent under systemd", "install"))
+    installed.type(["getent group glance || groupadd glance"])
+    installed.type(documents.section("admin/gateway.rst", "Set it up", "install"))
+    for name in ("agent", "glance", "decision"):
+        assert installed.type([f"stat -c %a /etc/acstor/acstor-{name}.conf"]) == "600\n"
+    assert installed.type(["stat -c '%a %G' /etc/acstor/acstor-gateway.conf"]) == "640 glance\n"
+    units = documents.ROOT / "etc/systemd/system"
+    for unit in ("agent", "decision", "glance-gateway", "glance-listener"):
+        name = f"acstor-{unit}.service"
+        installed.type([f"cmp {units}/{name} /etc/systemd/system/{name}"])
+    installed.type(["mkdir -p /var/lib/acstor-glance/maps"])
+    installed.type(documents.section("admin/glance.rst", "Commands", "chown"))
+    assert installed.type(["stat -c %U /var/lib/acstor-glance/maps"]) == "acstor-glance\n"
+
+
+@pytest.fixture(scope="module")
+def by_hand(installed: Host) -> Iterator[Host]:
+    """Run an agent as the guide without OpenStack says, with a folder for a web server."""
+    image = installed.host.path(IMAGE)
+    image.parent.mkdir(parents=True)
+    image.write_bytes(local.random_bytes(4 * MIB))
+    installed.type(
+        documents.section("user/index.rst", "An agent without OpenStack", "acstor-prehash")
+    )
+    made = documents.section("user/index.rst", "An agent without OpenStack", "acstor-authority")
+    installed.type(["cd /root", *made, "mkdir -p -m 700 /var/lib/acstor/state"])
+    installed.type(["cp -r /root/compute1 /var/lib/acstor/state/identity"])
+    [ring] = re.findall(r"^ +(\{\"version\".*?\]\})$", RING.read_text(), re.MULTILINE | re.DOTALL)
+    installed.host.path("/etc/acstor/ring.json").write_text(json.dumps(json.loads(ring)))
+    installed.host.path("/etc/acstor/acstor-agent.conf").write_text(AGENT)
+    [start] = documents.section("user/index.rst", "An agent without OpenStack", "acstor-agent")
+    own = f"systemd-run --quiet --unit=by-hand --setenv=PYTHONPATH={documents.ROOT}"
+    installed.type([f"{own} /opt/acstor/bin/{start.removesuffix('&')}"])
+
+    def is_up() -> bool:
+        with contextlib.suppress(errors.Unusable):
+            return bool(installed.type(["acstor-agent-ctl status"]))
+        return False
+
+    runs.wait_for(is_up, SOON_S, "agent", lambda: installed.type(["journalctl -u by-hand"]))
+    yield installed
+    installed.type(["systemctl stop by-hand"])
+
+
+@hosts.needs_fuse
+def test_agent_without_openstack_serves_what_the_guide_says(by_hand: Host) -> None:
+    export = documents.section("user/index.rst", "An agent without OpenStack", "export")
+    made = documents.section("user/index.rst", "An agent without OpenStack", "qemu-img")
+    by_hand.type(["mkdir -p /root/disks", "cd /root/disks", *export, *made])
+    assert MIRROR in by_hand.type(["qemu-img info -U /root/disks/instance.qcow2"])
+    by_hand.type([f"cmp {IMAGE} {MIRROR}"])
+    words = {"DISK": "0d5c0000-0000-4000-8000-000000000001", "BYTES": str(8 * MIB)}
+    [make] = documents.section("user/index.rst", "Disks that are written in place")
+    for word, value in {**words, "IMAGE": IMAGE_ID}.items():
+        make = make.replace(word, value)
+    by_hand.type([make])
+    assert by_hand.type([f"stat -c %s /var/lib/acstor/mirror/disks/{words['DISK']}.raw"]) == (
+        f"{8 * MIB}\n"
+    )
+    by_hand.type(documents.section("admin/disk_scheduling.rst", "How to see what it does"))
+    by_hand.type(documents.section("admin/operate.rst", "Every day", "acstor-agent-ctl"))
+
+
+@hosts.needs_fuse
+def test_link_of_an_image_is_replaced_by_the_image(by_hand: Host) -> None:
+    base = "/var/lib/nova/instances/_base"
+    name = f"$(printf %s {IMAGE_ID} | sha1sum | cut -d' ' -f1)"
+    by_hand.type(
+        [
+            "getent passwd nova || useradd --user-group nova",
+            f"mkdir -p {base}",
+            f"ln -s {MIRROR} {base}/{name}",
+        ]
+    )
+    lines = [
+        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "cd"),
+        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "LINK=$(printf"),
+        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "cp"),
+        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "chown"),
+    ]
+    by_hand.type([line.replace("IMAGE_ID", IMAGE_ID) for line in lines])
+    by_hand.type([f"test ! -L {base}/{name}", f"cmp {IMAGE} {base}/{name}"])
+
+
+def test_authority_of_the_decision_service_is_kept_by_command(installed: Host) -> None:
+    installed.host.path("/etc/acstor/acstor-decision.conf").write_text(DECISION)
+    installed.type(documents.section("install/index.rst", "A controller", "acstor-decision-manage"))
+    set_up = documents.section("admin/decision.rst", "Setting it up", "acstor-decision-manage")
+    installed.type(["cd /root", "rm -rf compute7", *set_up])
+    certificate = "openssl x509 -noout -ext subjectAltName -in /root/compute7/cert.pem"
+    assert "DNS:compute7" in installed.type([certificate])
+    installed.type(documents.section("admin/decision.rst", "When a key is lost or stolen"))
+    installed.host.path("/root/heard.py").write_text(HEARD)
+    installed.type(["/opt/acstor/bin/python /root/heard.py"])
+    drain, enable, history = documents.section("admin/decision.rst", "Drain a host")
+    asked = "print(sqlite3.connect('/root/decision.sqlite').execute(q).fetchall())"
+    drained = f"import sqlite3; q = 'SELECT is_drained FROM hosts'; {asked}"
+    assert installed.type([drain, f'python3 -c "{drained}"']) == "[(1,)]\n"
+    assert installed.type([enable, f'python3 -c "{drained}"']) == "[(0,)]\n"
+    installed.type([history])
+
+
+def test_nova_is_turned_on_and_off(installed: Host) -> None:
+    file = "/etc/nova/nova-compute.conf.d/acstor.conf"
+    installed.type(["/opt/acstor/bin/acstor-nova-manage enable", f"test -e {file}"])
+    installed.type(documents.section("admin/remove.rst", "From Nova", "acstor-nova-manage"))
+    assert installed.type([f"test -e {file} || echo gone"]) == "gone\n"
+    installed.type(documents.section("admin/roll_out.rst", "The way back", "acstor-nova-manage"))
+
+
+# Of Keystone
+
+
+def ask(lab: cloud.Cloud, lines: Sequence[str]) -> str:
+    """Give lines to ``openstack`` as the administrator, with names of their own."""
+    said = ""
+    for line in lines:
+        words = line.replace("--password-prompt", "--password secret").split()[1:]
+        own = [word.replace("acstor", "documented") for word in words]
+        done = client.openstack(lab, "admin", *own)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        said += done.stdout
+    return said
+
+
+@pytest.mark.openstack
+@pytest.mark.timeout(900)
+def test_users_and_endpoints_are_made_and_removed(keystone_glance: cloud.Cloud) -> None:
+    lab = keystone_glance
+    ask(lab, documents.section("admin/glance.rst", "Install", "openstack"))
+    ask(lab, documents.section("admin/rest_api.rst", "Serving it", "openstack"))
+    ask(lab, documents.section("admin/gateway.rst", "Set it up", "openstack"))
+    shown = ask(lab, ["openstack role assignment list --names --user acstor-agent -f json"])
+    roles = {(one["Role"], one["Project"].partition("@")[0]) for one in json.loads(shown)}
+    assert roles == {("documented-reader", "documented")}
+    shown = ask(lab, ["openstack endpoint list --service acstor -f json"])
+    assert [one["URL"] for one in json.loads(shown)] == ["https://controller.example:9710"]
+    ask(lab, documents.section("admin/remove.rst", "From the controllers", "openstack"))
+    ask(lab, ["openstack service delete acstor-gateway"])
+    left = client.openstack(lab, "admin", "user", "show", "documented-agent")
+    assert left.returncode != 0
+
+
+@pytest.mark.nova
+@pytest.mark.timeout(900)
+def test_canary_hosts_get_an_aggregate_and_lose_it(nova: cloud.Cloud) -> None:
+    made = documents.section("admin/roll_out.rst", "2. Two canary hosts")
+    ask(nova, [line for line in made if "openstack acstor" not in line])
+    shown = json.loads(ask(nova, ["openstack aggregate show acstor-canary -f json"]))
+    assert shown["hosts"] == ["compute1", "compute2"]
+    ask(nova, documents.section("admin/roll_out.rst", "4. Widen"))
+    assert client.openstack(nova, "admin", "aggregate", "show", "documented-canary").returncode
+
+
+@pytest.mark.openstack
+@pytest.mark.timeout(900)
+def test_operators_ask_the_service(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> None:
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    conf = tmp_path / "decision.conf"
+    conf.write_text(f"[database]\nconnection = {connection}\n")
+    store = database.Database(decision_conf.load(["--config-file", str(conf)]))
+    store.upgrade()
+    now_s = time.time()
+    samples.note(store, *(samples.sample(n, sent_s=now_s - 3600 * n) for n in range(2)))
+    samples.publish(store, 7, hosts=1)
+    made = acstor_decision.DecisionApi(keystone_glance, tmp_path / "api", connection)
+    made.start()
+    try:
+        made.wait_ready()
+        made.register()
+
+        def operate(lines: Sequence[str], host: str) -> str:
+            said = ""
+            for line in lines:
+                words = line.replace("HOST", host).split()[1:]
+                done = client.openstack(keystone_glance, "admin", *words)
+                assert done.returncode == 0 or "status" in words, f"{line}: {done.stderr}"
+                said += done.stdout
+            return said
+
+        assert "health" in operate(
+            documents.section("admin/operate.rst", "Every day", "openstack"), "h0000"
+        )
+        operate(documents.section("admin/checkpoints.rst", "A host that is gone for good"), "h0001")
+        operate(documents.section("admin/remove.rst", "The agent", "openstack"), "h0001")
+        left = operate(["openstack acstor host list -f value -c Host"], "")
+        assert left.split() == ["h0000"]
+    finally:
+        made.stop()
+
+
+@pytest.mark.openstack
+@pytest.mark.timeout(900)
+def test_images_are_listed_counted_and_purged(
+    glance: uploads.Images, listen: Callable[..., acstor_glance.Listener]
+) -> None:
+    listener = listen()
+    image_id = glance.upload(uploads.some_bytes())
+    glance.wait_state(image_id)
+
+    def manage(lines: Sequence[str]) -> list[str]:
+        said = []
+        for line in lines:
+            words = line.replace("/etc/acstor/acstor-glance.conf", str(listener.conf_file)).split()
+            argv = [agents.BIN / "acstor-glance-manage", *words[1:]]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode in (0, 3 if "check" in words else 0), f"{line}: {done.stderr}"
+            said.append(done.stdout)
+        return said
+
+    listed = manage(documents.section("admin/glance.rst", "Install", "acstor-glance-manage"))
+    assert re.search(rf"{image_id}.*ready", listed[0])
+    assert "served" in manage(documents.section("admin/roll_out.rst", "1. Prepare the images"))[0]
+    listener.stop()
+    would, done = manage(documents.section("admin/remove.rst", "From Glance"))
+    assert "would be removed" in would and "removed" in done
+    assert "acstor_state" not in glance.record(image_id)
