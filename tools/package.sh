@@ -5,8 +5,9 @@
 #
 # Makes a Debian source package of what is committed in FOLDER, and builds it there: all packages
 # where the release's own Python libraries are new enough (Debian 13), otherwise the agent alone with
-# libraries of its own (Debian 12, Ubuntu 24.04).  Needs dpkg-dev and the build dependencies, which
-# apt-get build-dep installs, and pip an index, or PIP_FIND_LINKS.
+# libraries of its own (Debian 12, Ubuntu 24.04).  apt takes the folder for a repository then.  Needs
+# dpkg-dev and the build dependencies, which apt-get build-dep installs, and pip an index, or
+# PIP_FIND_LINKS.
 #
 #   --revision N  of the package, 1 by default: a later one of the same version
 #   --version     print the version and end; it comes from the last tag, without one from the commit
@@ -37,7 +38,7 @@ case ${1:-} in
     --revision) revision=$2 && shift 2 ;;
 esac
 folder=${1:-}
-[[ $folder == [^-]* ]] || fail "there is no folder to build in." "$(sed -n '3,15s/^# \?//p' "$0")"
+[[ $folder == [^-]* ]] || fail "there is no folder to build in." "$(sed -n '3,16s/^# \?//p' "$0")"
 shift
 git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 ||
     fail "$ROOT is no git checkout." "Packages are made of what is committed: clone the repository."
@@ -56,3 +57,5 @@ profiles=()
 say "building acstor $version-$revision in $folder"
 cd "$source"
 dpkg-buildpackage --no-sign "${profiles[@]}" "$@"
+cd ..
+dpkg-scanpackages . >Packages

@@ -36,6 +36,8 @@ printf '\n# New in revision 2.\n' >>etc/acstor/acstor-agent.conf
 DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1:+$1,}nodoc"
 mkdir ../next
 mv ../*-2_* ../next
+cd ../next
+dpkg-scanpackages . >Packages
 """
 
 

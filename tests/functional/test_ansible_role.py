@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ansible role: a controller and two compute hosts enabled, upgraded under load, and cleaned.
+
+Broker, Keystone and Glance are the lab's; acstor's parts are the packages, on Debian 13 each. Of
+Nova the hosts have the distribution's library, and in place of nova-compute a process that reads
+its configuration. Each test goes on where the former one ended.
+"""
+
+import contextlib
+import json
+import pathlib
+import textwrap
+
+import pytest
+
+from acstor_common import errors
+from tests.fakes import hosts
+from tests.lab import ansible_control
+from tests.lab import debian_root
+from tests.lab import local
+from tests.lab import runs
+from tests.lab import systemd_host
+from tests.lab.openstack import api
+from tests.lab.openstack import uploads
+
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.packages,
+    pytest.mark.timeout(7200),
+]
+
+ROOT_PACKAGES = ("systemd-sysv", "dbus", "openssh-server", "python3-apt")
+ADDRESSES = {"controller1": "127.77.0.1", "compute1": "127.77.0.11", "compute2": "127.77.0.12"}
+COMPUTES = ("compute1", "compute2")
+MIRROR = "/var/lib/acstor/mirror"
+MIB = 1 << 20
+DATA = local.random_bytes(24 * MIB, seed=19)
+DEADLINE_S = 120.0
+LEFT_BY_DESIGN = {"/var/lib/acstor-decision"}
+
+API_UNIT = """\
+[Service]
+ExecStart=
+ExecStart=/usr/bin/uwsgi --plugin python3 --http-socket 127.77.0.1:9710 \\
+    --module acstor_decision.wsgi:application --master --threads 8 --enable-threads --lazy-apps \\
+    --need-app --die-on-term --add-header "Connection: close"
+"""
+
+NOVA_COMPUTE = """\
+import signal, sys
+from nova import config
+from nova.conf import CONF
+config.parse_args(sys.argv)
+print("images_type", CONF.libvirt.images_type, flush=True)
+signal.pause()
+"""
+NOVA_UNIT = """\
+[Service]
+User=nova
+ExecStart=/usr/bin/python3 /usr/local/bin/nova-compute
+"""
+
+READER = """\
+import os, random, sys
+mirror, same = (os.open(path, os.O_RDONLY) for path in sys.argv[1:3])
+size = os.fstat(same).st_size
+reads = 0
+while True:
+    at = random.randrange(size)
+    os.posix_fadvise(mirror, 0, 0, os.POSIX_FADV_DONTNEED)
+    if os.pread(mirror, 65536, at) != os.pread(same, 65536, at):
+        sys.exit("other bytes at %d" % at)
+    reads += 1
+    with open("/run/reads", "w") as told:
+        told.write(str(reads))
+"""
+
+
+class Place:
+    """Three hosts, an inventory that names them, and a cloud around them."""
+
+    def __init__(self, lab, control, machines, packages):
+        self.lab, self.machines, self.packages = lab, machines, packages
+        self.play = control.play
+
+    def run(self, name, line):
+        """Run a shell's line on a host, and return all that it wrote."""
+        return self.machines[name].run("bash", "-ec", f"{{ {line}\n}} 2>&1")
+
+    def ring(self, name):
+        table = json.loads(self.run(name, "acstor-agent-ctl --json ring"))
+        return {host["host"] for host in table["hosts"]}
+
+    def version(self, name, package="acstor-agent"):
+        return self.run(name, f"dpkg-query --show -f '${{Version}}' {package}")
+
+    def images_type(self, name):
+        """Return what the nova-compute that runs was told."""
+        journal = "journalctl --no-pager --output=cat --unit=nova-compute"
+        return self.run(name, f"{journal} --grep=images_type").split()[-1]
+
+    def agent_pid(self, name):
+        return self.run(name, "systemctl show --value -p MainPID acstor-agent").strip()
+
+    def is_there(self, name, path):
+        return self.machines[name].path(path).exists()
+
+
+def inventory(lab, reached, packages):
+    """Return what an operator writes, and what lets several hosts share one loopback."""
+
+    def own(name):
+        listen = f"{ADDRESSES[name]}:9464"
+        agent = {"metrics_listen": listen, "traffic_interfaces": "lo", "peer_security": "secure"}
+        return {"acstor_address": ADDRESSES[name], "acstor_agent_options": {"acstor_agent": agent}}
+
+    quiet = {"metrics_listen": ""}
+    return {
+        "acstor_controllers": {"hosts": {"controller1": reached["controller1"]}},
+        "acstor_glance": {"hosts": {"controller1": {}}},
+        "acstor_computes": {"hosts": {name: reached[name] | own(name) for name in COMPUTES}},
+        "all": {
+            "vars": {
+                "acstor_packages": str(packages),
+                "acstor_transport_url": lab.rabbitmq.url,
+                "acstor_auth_url": lab.keystone.auth_url,
+                "acstor_user": "acstor",
+                "acstor_agent_user": "acstor",
+                "acstor_project": "service",
+                "acstor_password": api.PASSWORD,
+                "acstor_agent_password": api.PASSWORD,
+                "acstor_region": api.REGION,
+                "acstor_api_url": "http://127.77.0.1:9710",
+                "acstor_api_check_url": "http://127.77.0.1:9710/healthz",
+                "acstor_import_plugin": False,
+                "acstor_builds_boot_images": False,
+                "acstor_decision_options": {"acstor_decision": quiet},
+                "acstor_glance_options": {"acstor_glance": quiet},
+            }
+        },
+    }
+
+
+@contextlib.contextmanager
+def booted(folder, names):
+    """Boot clean hosts of Debian 13; yield them by name."""
+    root = debian_root.root("trixie", *ROOT_PACKAGES)
+    folder.joinpath("same").write_bytes(DATA)
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for name in names:
+            own = folder / name
+            own.mkdir()
+            machine = systemd_host.SystemdHost(
+                own, [], {"/srv/same": folder / "same"}, root=root, has_network=True
+            )
+            made[name] = stack.enter_context(machine)
+            machine.run("hostname", name)
+        yield made
+
+
+def prepare(name, machine):
+    """Give a host what is the lab's and not acstor's."""
+    if name in COMPUTES:
+        machine.path("/usr/local/bin/nova-compute").write_text(NOVA_COMPUTE)
+        machine.path("/etc/systemd/system/nova-compute.service").write_text(NOVA_UNIT)
+        machine.path("/root/reader").write_text(READER)
+    else:
+        dropin = machine.path("/etc/systemd/system/acstor-decision-api.service.d")
+        dropin.mkdir()
+        dropin.joinpath("lab.conf").write_text(API_UNIT)
+    machine.run("systemctl", "daemon-reload")
+
+
+@pytest.fixture(scope="module")
+def place(image_services, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ansible")
+    try:
+        packages = debian_root.built("trixie")
+        ansible_control.install()
+        control = ansible_control.Control(folder)
+        with booted(folder, ADDRESSES) as machines:
+            reached = {
+                name: ansible_control.serve_ssh(machine, ADDRESSES[name], control.key)
+                for name, machine in machines.items()
+            }
+            for name, machine in machines.items():
+                prepare(name, machine)
+            control.write(inventory(image_services, reached, packages))
+            yield Place(image_services, control, machines, packages)
+    except errors.Unusable as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture(scope="module")
+def image_id(place):
+    """Return an image that the listener of the role has prepared."""
+    uploaded = uploads.Images(place.lab)
+    made = uploaded.upload(DATA)
+    uploaded.wait_state(made)
+    yield made
+    uploaded.clean_up()
+
+
+def test_check_mode_changes_nothing_on_clean_hosts(place):
+    played = place.play("enable.yml", "--check")
+    assert not played.failed, played.said
+    assert min(played.changed.values()) > 0
+    for name in ADDRESSES:
+        assert not place.is_there(name, "/etc/apt/sources.list.d/acstor.list")
+        assert not place.is_there(name, "/etc/acstor")
+
+
+def test_canary_that_does_not_join_leaves_the_others_as_they_were(place):
+    wrong = ("-e", "acstor_agent_password=wrong", "-e", "acstor_joins_within_s=9")
+    played = place.play("enable.yml", *wrong)
+    assert played.failed == {"compute1"}, played.said
+    assert "Keystone does not sign us in" in played.said, played.said
+    assert not place.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
+
+
+def test_one_run_enables_two_compute_hosts(place):
+    played = place.play("enable.yml")
+    assert not played.failed, played.said
+    for name in COMPUTES:
+        assert place.ring(name) == set(COMPUTES)
+        assert place.images_type(name) == "acstor"
+        assert place.run(name, "stat -c '%a %U' /etc/acstor/acstor-agent.conf") == "600 root\n"
+        place.run(name, "acstor-nova-manage check")
+    assert not place.play("check.yml").failed
+
+
+def test_image_is_read_through_the_mirrors(place, image_id):
+    for name in COMPUTES:
+        place.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--check",)], ids=["again", "check mode"])
+def test_second_run_changes_nothing(place, arguments):
+    played = place.play("enable.yml", *arguments)
+    assert not played.failed, played.said
+    assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said
+
+
+def test_host_that_is_not_well_is_named(place):
+    place.run("compute2", "systemctl stop acstor-agent")
+    played = place.play("check.yml", "-e", "acstor_joins_within_s=3")
+    assert played.failed == {"compute2"}, played.said
+    place.run("compute2", "systemctl start acstor-agent")
+    assert not place.play("check.yml").failed
+
+
+def test_upgrade_fails_no_read(place, image_id):
+    for name in COMPUTES:
+        reader = f"python3 /root/reader {MIRROR}/images/{image_id}.raw /srv/same"
+        place.run(name, f"systemd-run --quiet --unit=reader {reader}")
+    before = {name: (place.version(name), place.agent_pid(name)) for name in COMPUTES}
+    played = place.play("enable.yml", "-e", f"acstor_packages={place.packages / 'next'}")
+    assert not played.failed, played.said
+    for name in COMPUTES:
+        version, pid = before[name]
+        assert place.version(name) == version.removesuffix("-1") + "-2"
+        assert place.agent_pid(name) not in ("0", pid)
+        reads = int(place.run(name, "cat /run/reads"))
+        runs.wait_for(
+            lambda name=name, reads=reads: int(place.run(name, "cat /run/reads || echo 0")) > reads,
+            DEADLINE_S,
+            "reads after the upgrade",
+            lambda name=name: place.run(name, "systemctl status reader || true"),
+        )
+        place.run(name, "systemctl is-active reader")
+    assert place.version("controller1", "acstor-decision").endswith("-2")
+
+
+def test_one_command_disables_it(place):
+    played = place.play("disable.yml")
+    assert not played.failed, played.said
+    for name in COMPUTES:
+        assert place.images_type(name) == "default"
+        place.run(name, "systemctl is-active acstor-agent reader")
+    assert set(place.play("disable.yml").changed.values()) == {0}
+    assert set(place.play("disable.yml", "--check").changed.values()) == {0}
+
+
+def test_host_whose_guests_use_mirrors_keeps_its_agent(place):
+    played = place.play("remove.yml", "--limit", "compute1")
+    assert played.failed == {"compute1"}
+    assert "guests of this host read images" in played.said, played.said
+    place.run("compute1", "systemctl is-active acstor-agent reader")
+    for name in COMPUTES:
+        place.run(name, "systemctl stop reader")
+
+
+def test_removal_leaves_nothing(place):
+    played = place.play("remove.yml")
+    assert not played.failed, played.said
+    find = textwrap.dedent("""
+        find / -xdev -name '*acstor*' -not -path '/proc/*' -not -path '/sys/*' \\
+            -not -path '/var/log/*' -not -path '/var/lib/systemd/*' -not -path '/var/lib/apt/*' \\
+            -not -path '/etc/systemd/system/acstor-decision-api.service.d*'
+        """)
+    for name in ADDRESSES:
+        left = set(place.run(name, find).split())
+        assert {path for path in left if pathlib.Path(path).parent != "/var/lib"} <= LEFT_BY_DESIGN
+        assert "acstor" not in place.run(name, "systemctl list-units --all 'acstor*' --no-legend")
+        assert "acstor" not in place.run(name, "cat /proc/self/mounts")
+        assert "acstor" not in place.run(name, "dpkg-query --list | grep ^ii || true")
+    played = place.play("remove.yml")
+    assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said
