@@ -40,7 +40,7 @@ CONTROLLER_CONF = "/etc/acstor/acstor-decision.conf"
 BROKER = "# transport_url = rabbit://acstor:SECRET@controller:5672/"
 MIB = 1 << 20
 DEADLINE_S = 60.0
-PIP_CONF = "[global]\ntimeout = 180\n"
+PIP_CONF = "[global]\ntimeout = 180\ncert = /etc/ssl/certs/ca-certificates.crt\n"
 
 
 @pytest.fixture(scope="module")
