@@ -7,6 +7,7 @@ says its version, that of the whole.
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -41,6 +42,17 @@ def of(command: str, module: str, extra: str) -> Callable[[], int]:
         return int(found.main() or 0)
 
     return start
+
+
+def said(error: Exception) -> str:
+    """Return an error as a command tells it: a file's name first, without the system's number.
+
+    >>> said(FileNotFoundError(2, "No such file or directory", "ring.json"))
+    'ring.json: No such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 @contextlib.contextmanager
