@@ -7,7 +7,6 @@ says its version, that of the whole.
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -51,7 +50,7 @@ def said(error: Exception) -> str:
     'ring.json: No such file or directory'
     """
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
