@@ -43,6 +43,17 @@ def of(command: str, module: str, extra: str) -> Callable[[], int]:
     return start
 
 
+def said(error: Exception) -> str:
+    """Return an error as a command tells it: a file's name first, without the system's number.
+
+    >>> said(FileNotFoundError(2, "No such file or directory", "ring.json"))
+    'ring.json: No such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 @contextlib.contextmanager
 def told_in_one_line(program: str, *faults: type[Exception]) -> Iterator[None]:
     """End the process with one line on standard error when one of the faults is raised.

@@ -19,6 +19,7 @@ from acstor_common import arguments
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import script
 from acstor_common import whole_file
 
 DAY_S = 86400
@@ -32,7 +33,7 @@ def main() -> int:
     try:
         given.do(given)
     except (errors.Unusable, errors.NotAuthentic, OSError) as e:
-        print(f"acstor-authority: {e}", file=sys.stderr)
+        print(f"acstor-authority: {script.said(e)}", file=sys.stderr)
         return 1
     return 0
 

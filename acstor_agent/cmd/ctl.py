@@ -26,9 +26,11 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import script
 
 CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
+REMEDY = "Does acstor-agent run on this host (systemctl status acstor-agent), and are you root?"
 WIDTH = 72
 """Of what is said in words, which may be long."""
 MAX_BYTES = (1 << 63) - 1
@@ -42,8 +44,11 @@ def main() -> int:
     try:
         path = options.socket or _configured_socket(options.config_file)
         result = _ask(path, options.make(options), show_progress=not options.json)
+    except errors.AgentUnreachable as e:
+        print(f"acstor-agent-ctl: {e}. {REMEDY}", file=sys.stderr)
+        return 1
     except (errors.AcstorError, cfg.Error, OSError) as e:
-        print(f"acstor-agent-ctl: {e}", file=sys.stderr)
+        print(f"acstor-agent-ctl: {script.said(e)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("acstor-agent-ctl: stopped; what has come stays in the cache", file=sys.stderr)

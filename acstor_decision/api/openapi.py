@@ -52,8 +52,8 @@ def document() -> dict[str, Any]:
             "title": "acstor",
             "version": VERSION,
             "description": "Hosts, images, v-node tables and traffic of a cloud whose instances "
-            "boot through acstor. Every request but those for / and /healthz carries a token of "
-            "Keystone in X-Auth-Token.",
+            "boot through acstor. Every request but those for /, /healthz and /healthcheck carries "
+            "a token of Keystone in X-Auth-Token.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"token": []}],

@@ -17,6 +17,7 @@ from acstor_common import arguments
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import script
 from acstor_common import whole_file
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
@@ -44,7 +45,7 @@ def main() -> int:
         cfg.Error,
         OSError,
     ) as e:
-        print(f"acstor-decision-manage: {e}", file=sys.stderr)
+        print(f"acstor-decision-manage: {script.said(e)}", file=sys.stderr)
         return 1
     return 0
 

@@ -26,6 +26,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import script
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import mapped_file
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print_result(options.run(options), options.json)
     except (errors.AcstorError, OSError) as exc:
-        print(f"acstor-boot-image: {exc}", file=sys.stderr)
+        print(f"acstor-boot-image: {script.said(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("acstor-boot-image: stopped; nothing was written", file=sys.stderr)

@@ -21,6 +21,7 @@ import prettytable
 import tqdm
 
 from acstor_common import arguments
+from acstor_common import script
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("acstor-simulate: stopped", file=sys.stderr)
         return EXIT_STOPPED
+    except OSError as e:
+        print(f"acstor-simulate: {script.said(e)}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from acstor_common import script
 from acstor_common import version
+from acstor_simulator.cmd import simulate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -102,6 +103,42 @@ def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str,
     argv = [*command(name), *words.split()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        (
+            "acstor-agent-ctl",
+            "--socket /nowhere/control.sock status",
+            "no answer from the agent at /nowhere/control.sock: No such file or directory. Does "
+            "acstor-agent run on this host (systemctl status acstor-agent), and are you root?",
+        ),
+        ("acstor-agent-ctl", "set-ring /nowhere/ring", "/nowhere/ring: No such file or directory"),
+        ("acstor-authority", "show /nowhere", "/nowhere/ca.pem: No such file or directory"),
+        ("acstor-boot-image", "show /nowhere", "/nowhere: No such file or directory"),
+        ("acstor-glance-listener", "--config-file /nowhere", "Failed to find some config files"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(name: str, words: str, said: str) -> None:
+    argv = [*command(name), *words.split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"{name}: {said}"), done.stderr
+    assert "Traceback" not in done.stderr and "Errno" not in done.stderr
+
+
+def test_simulation_whose_picture_cannot_be_written_says_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(_options: object) -> None:
+        (tmp_path / "gone" / "picture").write_text("")
+
+    monkeypatch.setattr(simulate, "_figure", write)
+    assert simulate.main(["figure", "6"]) == 1
+    assert capsys.readouterr().err == (
+        f"acstor-simulate: {tmp_path}/gone/picture: No such file or directory\n"
+    )
 
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
