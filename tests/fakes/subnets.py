@@ -40,9 +40,7 @@ def _connect(router: network.Host, host: network.Host, prefix: str) -> None:
     peer = f"type veth peer name eth0 netns {host.namespace}"
     _batch(router, f"link add {host.name} {peer}", f"addr add {prefix}1/64 dev {host.name} nodad")
     _batch(router, f"link set {host.name} up")
-    _batch(
-        host, "link set lo up", "link set eth0 up", f"addr add {prefix}2/64 dev eth0 nodad"
-    )
+    _batch(host, "link set lo up", "link set eth0 up", f"addr add {prefix}2/64 dev eth0 nodad")
     _batch(host, f"-6 route add default via {prefix}1")
 
 
