@@ -94,50 +94,6 @@ def parts_of(server: nova_hosts.Server, name: str) -> dict[str, dict[str, str]]:
     raise AssertionError(f"{server.id} has no {name}")
 
 
-@pytest.mark.parametrize("name", WISHES)
-def test_wish_of_an_image_is_heard_on_a_mirror(
-    wishing: dict[str, nova_hosts.Server], name: str
-) -> None:
-    server = wishing[name]
-    server.wait("ACTIVE", deadline_s=BUILT_S)
-    assert domain(server).find(SHOWN[name]) is not None
-    root = parts_of(server, "disk")
-    assert root["target"]["bus"] == WISHES[name]["hw_disk_bus"]
-    said = [root["driver"].get(word) for word in ("cache", "error_policy", "rerror_policy")]
-    assert said == ["writeback", "stop", "stop"]
-    assert server.lies_on_mirror()
-    for own in ("disk.config", "disk.eph0", "disk.swap"):
-        assert "rerror_policy" not in parts_of(server, own)["driver"], "Nova's own, as ever"
-    listed = server.host.run("isoinfo", "-R", "-f", "-i", server.disk("disk.config"))
-    assert META_DATA in listed
-    server.hard_reboot()
-    assert server.lies_on_mirror()
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "bus"), [("secure boot", "cdrom", "sata"), ("IDE", "disk", "usb")]
-)
-def test_rescue_disk_lies_on_a_mirror_on_the_bus_that_its_image_names(
-    cluster: nova_hosts.NovaHosts,
-    wishing: dict[str, nova_hosts.Server],
-    name: str,
-    device: str,
-    bus: str,
-) -> None:
-    """Also where Nova preallocates disks and so wants native I/O."""
-    server = wishing[name]
-    server.wait("ACTIVE", deadline_s=BUILT_S)
-    rescue_id = cluster.images.new(hw_rescue_device=device, hw_rescue_bus=bus)
-    server.client.rescue_server(server.id, image_ref=rescue_id)
-    server.wait("RESCUE")
-    shown = parts_of(server, "disk.rescue")
-    assert (shown["disk"]["device"], shown["target"]["bus"]) == (device, bus)
-    assert server.lies_on_mirror(rescue_id, "disk.rescue")
-    server.client.unrescue_server(server.id)
-    server.wait("ACTIVE")
-    assert server.lies_on_mirror()
-
-
 def test_server_whose_disk_is_to_be_encrypted_finds_no_host(
     cluster: nova_hosts.NovaHosts,
 ) -> None:
@@ -192,3 +148,47 @@ def test_agent_takes_the_glance_of_the_region_that_it_is_given(
     finally:
         identity.delete_endpoint(endpoint)
         identity.delete_region(other)
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_wish_of_an_image_is_heard_on_a_mirror(
+    wishing: dict[str, nova_hosts.Server], name: str
+) -> None:
+    server = wishing[name]
+    server.wait("ACTIVE", deadline_s=BUILT_S)
+    assert domain(server).find(SHOWN[name]) is not None
+    root = parts_of(server, "disk")
+    assert root["target"]["bus"] == WISHES[name]["hw_disk_bus"]
+    said = [root["driver"].get(word) for word in ("cache", "error_policy", "rerror_policy")]
+    assert said == ["writeback", "stop", "stop"]
+    assert server.lies_on_mirror()
+    for own in ("disk.config", "disk.eph0", "disk.swap"):
+        assert "rerror_policy" not in parts_of(server, own)["driver"], "Nova's own, as ever"
+    listed = server.host.run("isoinfo", "-R", "-f", "-i", server.disk("disk.config"))
+    assert META_DATA in listed
+    server.hard_reboot()
+    assert server.lies_on_mirror()
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "bus"), [("secure boot", "cdrom", "sata"), ("IDE", "disk", "usb")]
+)
+def test_rescue_disk_lies_on_a_mirror_on_the_bus_that_its_image_names(
+    cluster: nova_hosts.NovaHosts,
+    wishing: dict[str, nova_hosts.Server],
+    name: str,
+    device: str,
+    bus: str,
+) -> None:
+    """Also where Nova preallocates disks and so wants native I/O."""
+    server = wishing[name]
+    server.wait("ACTIVE", deadline_s=BUILT_S)
+    rescue_id = cluster.images.new(hw_rescue_device=device, hw_rescue_bus=bus)
+    server.client.rescue_server(server.id, image_ref=rescue_id)
+    server.wait("RESCUE")
+    shown = parts_of(server, "disk.rescue")
+    assert (shown["disk"]["device"], shown["target"]["bus"]) == (device, bus)
+    assert server.lies_on_mirror(rescue_id, "disk.rescue")
+    server.client.unrescue_server(server.id)
+    server.wait("ACTIVE")
+    assert server.lies_on_mirror()
