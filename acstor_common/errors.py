@@ -85,6 +85,10 @@ class ChunkRefused(ChunkMissing):
     """The place does not give it, though it may have it: somebody has to mend something first."""
 
 
+class ChunkNotShared(ChunkMissing):
+    """The host keeps it to itself, as it is configured: who asks does nothing wrong."""
+
+
 class ChunkLost(ChunkMissing):
     """The source has not got it, and neither has any host of the v-node table: it is nowhere."""
 

@@ -36,6 +36,10 @@ LOG = logging.getLogger(__name__)
 MOST_REMEMBERED = 100_000
 """Images that were looked at: each costs this process one comparison."""
 
+_Files = tuple[pathlib.Path, pathlib.Path]
+_Maps = tuple[chunk_map.ChunkMap, chunk_map.ChunkMap]
+"""Those of an image, then those of its base."""
+
 
 class Comparing:
     """The thread that compares images, one at a time, and what it is told."""
@@ -99,6 +103,9 @@ class Comparing:
         base = bases.of(self._images, image) if image and plan.is_to_be_compared(image) else None
         if image is None or base is None:
             return True
+        files = self._files_of(image, base)
+        if files is None and _is_told(image, base):
+            return True
         with (
             bases.chunk_map_of(self._images, image) as own_map,
             bases.chunk_map_of(self._images, base) as base_map,
@@ -108,48 +115,40 @@ class Comparing:
             own_bytes = common_ranges.own_bytes(own_map, base_map)
             said = {artefacts.BASE: str(base["id"]), artefacts.OWN_BYTES: str(own_bytes)}
             self._images.set_properties(image_id, said)
+            if files is None:
+                self._counters.compared_images.labels("elsewhere").inc()
+                return True
             try:
-                self._share(image, base, own_map, base_map)
+                self._share(image_id, files, (own_map, base_map))
             except room_sharing.Stopped:
                 return False
         return True
 
-    def _share(
-        self,
-        image: image_record.Record,
-        base: image_record.Record,
-        own_map: chunk_map.ChunkMap,
-        base_map: chunk_map.ChunkMap,
-    ) -> None:
-        """Let the files of both share room, if they lie where that can be.
+    def _files_of(self, image: image_record.Record, base: image_record.Record) -> _Files | None:
+        """Return the files of both, if they lie where they may share room."""
+        if not self._conf.share_room_mib_s:
+            return None
+        own_path, base_path = self._path_of(image), self._path_of(base)
+        return None if own_path is None or base_path is None else (own_path, base_path)
+
+    def _share(self, image_id: ids.ImageId, files: _Files, maps: _Maps) -> None:
+        """Let the files of an image and its base share room, if their file system can.
 
         :raises room_sharing.Stopped: the listener ends
         """
-        own_path, base_path = self._path_of(image), self._path_of(base)
-        if not self._conf.share_room_mib_s or own_path is None or base_path is None:
-            self._counters.compared_images.labels("elsewhere").inc()
-            return
         try:
-            shared_bytes = self._share_files(own_path, own_map, base_path, base_map)
+            shared_bytes = self._share_files(files, maps)
         except errors.Unusable as exc:
             self._trouble.say(str(exc))
             self._counters.compared_images.labels("refused").inc()
             return
         self._trouble.say("")
-        LOG.info("image %s: %d bytes share room with image %s",
-                 image["id"], shared_bytes, base["id"])  # fmt: skip
+        LOG.info("image %s: %d bytes share room with its base", image_id, shared_bytes)
         self._counters.compared_images.labels("shared").inc()
         self._counters.shared_bytes.inc(shared_bytes)
-        said = {artefacts.SHARED_BYTES: str(shared_bytes)}
-        self._images.set_properties(str(image["id"]), said)
+        self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})
 
-    def _share_files(
-        self,
-        own_path: pathlib.Path,
-        own_map: chunk_map.ChunkMap,
-        base_path: pathlib.Path,
-        base_map: chunk_map.ChunkMap,
-    ) -> int:
+    def _share_files(self, files: _Files, maps: _Maps) -> int:
         """Let two files share what both have; return how many bytes.
 
         :raises errors.Unusable: they cannot
@@ -157,14 +156,20 @@ class Comparing:
         """
         pace = room_sharing.Pace(self._conf.share_room_mib_s * geometry.MIB, self._stopping.wait)
         with (
-            room_sharing.opened(own_path, own_map.layout.stored.size_bytes) as own_file,
-            room_sharing.opened(base_path, base_map.layout.stored.size_bytes) as base_file,
+            room_sharing.opened(files[0], maps[0].layout.stored.size_bytes) as own_file,
+            room_sharing.opened(files[1], maps[1].layout.stored.size_bytes) as base_file,
         ):
             block_bytes = room_sharing.block_bytes(own_file)
-            ranges = common_ranges.found(own_map, base_map, block_bytes)
+            ranges = common_ranges.found(*maps, block_bytes)
             return room_sharing.share(own_file, base_file, ranges, pace)
 
     def _path_of(self, image: image_record.Record) -> pathlib.Path | None:
         """Return the file of what agents read of an image, if it is in a store of this host."""
         stored = stored_images.of(self._images, image)
         return self._images.local_path(stored.own_record, self._conf.file_store_dirs)
+
+
+def _is_told(image: image_record.Record, base: image_record.Record) -> bool:
+    """Say whether an image tells how much it has that its base has not."""
+    told = artefacts.lineage_of(image)
+    return told.base == base["id"] and told.own_bytes is not None

@@ -125,6 +125,8 @@ class Looking:
         try:
             with disk_io.as_stream(stream_of(host, request.priority)):
                 return await self._learn(host, request.image_id, request.offset, request.length)
+        except errors.ChunkNotShared:
+            return Failure.MISSING  # no fault of whoever asks: not counted as one
         except errors.AcstorError as error:
             why = wish.failure_of(error)
             return ids.Content(ids.ZERO_CID) if why is Failure.MISSING else why

@@ -173,7 +173,8 @@ class UnattachedImages:
     async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
         """Ask the source until :meth:`is_known` holds, for a peer.
 
-        :raises errors.ChunkMissing: there is no such image, or it is private and not given
+        :raises errors.ChunkMissing: there is no such image
+        :raises errors.ChunkNotShared: it is private, and this host gives no private ones
         :raises errors.ChunkRefused: this host may not read it
         :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
             peer, or all together, made this host ask too often
@@ -183,7 +184,7 @@ class UnattachedImages:
             await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
         if image is not None and self._is_withheld(image):
-            raise errors.ChunkMissing(f"image {image_id}", "this host", "it is private")
+            raise errors.ChunkNotShared(f"image {image_id}", "this host", "it is private")
         page = None if image is None else self._page_at(image, offset)
         if image is None or page is None or self.is_known(image_id, offset):
             return

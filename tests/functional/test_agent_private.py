@@ -64,4 +64,5 @@ def test_private_images_stay_with_hosts_that_use_them_where_that_is_wanted(
     print(f"{len(users)} of {len(NAMES)} hosts read {len(DATA)} bytes: {read} from the source,")
     print(f"{kept} kept by the others, asked {vain} times in vain")
     assert (kept > 0) is is_elsewhere
+    assert not any(status["refused"]["gets"] for status in statuses.values())
     assert len(DATA) <= read <= (SLACK if is_elsewhere else len(users)) * len(DATA)

@@ -194,12 +194,12 @@ async def test_private_image_is_not_given_where_that_is_wanted_and_its_map_not_r
     host, key = Host(images, nursery, gives_private=False), ids.ScopeKey(bytes(range(32)))
     private = images.add(DATA, naming=scope.Naming(key))
     for _ in range(20):
-        with pytest.raises(errors.ChunkMissing):
+        with pytest.raises(errors.ChunkNotShared):
             await host.ask(private)
     asked = host.source.asked.copy()
     assert asked.count((base.BlobKind.CHUNK_MAP, 0)) == 1 and len(asked) == 5
     await trio.sleep(unattached.LOOK_AGAIN_S / 2)
-    with pytest.raises(errors.ChunkMissing):
+    with pytest.raises(errors.ChunkNotShared):
         await host.ask(private)
     assert host.source.asked == asked
     assert host.rights.refused == 0 and not host.others.counts["map_bytes"]

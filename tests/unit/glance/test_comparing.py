@@ -12,6 +12,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import lineage
+from acstor_glance import bases
 from acstor_glance import comparing
 from acstor_glance import counters as glance_counters
 from acstor_glance import prehash
@@ -92,6 +93,14 @@ def test_line_of_snapshots_says_of_each_what_it_has_of_its_own(world):
     assert world.told(second) == [first, str(CHUNK), None]
     assert world.told(third) == [second, str(CHUNK), None]
     assert world.counted("elsewhere") == 2
+
+
+def test_what_an_image_that_shares_no_room_tells_is_not_measured_again(world, monkeypatch):
+    first = world.add(data(1, 2, 3))
+    second = world.add(data(1, 9, 3), first, base_image_ref=first)
+    monkeypatch.setattr(bases, "chunk_map_of", pytest.fail)  # each is a download
+    assert world.comparing.compare(second)
+    assert world.counted("elsewhere") == 1
 
 
 def test_nearest_image_that_is_there_counts(world):
