@@ -160,8 +160,8 @@ def test_commands_are_joined_and_comments_taken_off(tmp_path: pathlib.Path) -> N
     assert {one.section for one in found} == {"Page"}
 
 
-class _ParsedError(Exception):
-    """The program's parser took its arguments; nothing is to be done."""
+class _ParsedError(BaseException):
+    """The program's parser took its arguments; nothing is to be done, whatever it catches."""
 
 
 def filled(line: str, *, with_options: bool) -> str:
