@@ -20,6 +20,7 @@ import tomllib
 from typing import Any
 
 import pytest
+from oslo_config import cfg
 
 from tests.lab import documents
 
@@ -223,6 +224,7 @@ def parse_script(
     with monkeypatch.context() as patched:
         patched.setattr(sys, "argv", [name, *argv])
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+        patched.setattr(cfg, "CONF", cfg.ConfigOpts())  # other tests have read theirs into it
         with pytest.raises(_ParsedError):
             getattr(importlib.import_module(module), function)()
 
