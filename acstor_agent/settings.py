@@ -112,8 +112,8 @@ def check(own: Options) -> None:
             try:
                 group_id(group)
             except KeyError as e:
-                why = f"there is no group {group}"
-                raise errors.Unusable(f"[acstor_agent] {name}", why) from e
+                what = f"[acstor_agent] {name}"
+                raise errors.Unusable(what, f"there is no group {group}") from e
 
 
 def group_id(group: str) -> int:
