@@ -28,6 +28,13 @@ def run(*argv):
     return done.returncode, done.stdout + done.stderr
 
 
+def make_users(root, *names):
+    (root / "etc").mkdir()
+    for name in names:
+        status, said = run("systemd-sysusers", f"--root={root}", ROOT / "etc/sysusers.d" / name)
+        assert status == 0, said
+
+
 def verify(unit):
     # Whether the manual pages of Documentation= exist says only whether this machine has man.
     return run("systemd-analyze", "verify", "--man=no", unit)
@@ -54,14 +61,20 @@ def test_unit_keeps_the_mount():
 
 
 @needs("systemd-sysusers")
-def test_nova_may_use_the_control_socket(tmp_path):
-    (tmp_path / "etc").mkdir()
-    status, said = run(
-        "systemd-sysusers", f"--root={tmp_path}", ROOT / "etc/sysusers.d/acstor.conf"
-    )
-    assert status == 0, said
+def test_nova_may_use_the_control_socket_and_read_mirrors(tmp_path):
+    make_users(tmp_path, "acstor.conf", "acstor-nova.conf")
     groups = (tmp_path / "etc/group").read_text()
     assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)
+    assert re.search(r"^kvm:.*:nova$", groups, re.MULTILINE)
+
+
+@needs("systemd-sysusers")
+def test_a_host_without_nova_gets_no_such_user(tmp_path):
+    make_users(tmp_path, "acstor.conf", "acstor-controller.conf")
+    assert "nova" not in (tmp_path / "etc/passwd").read_text()
+    groups = (tmp_path / "etc/group").read_text()
+    assert re.search(r"^acstor:.*:$", groups, re.MULTILINE)
+    assert re.search(r"^kvm:.*:$", groups, re.MULTILINE)
 
 
 def test_apparmor_rules_are_what_the_check_looks_for():
@@ -133,10 +146,7 @@ def test_agent_stays_in_the_mount_namespace_of_the_host():
 
 @needs("systemd-sysusers")
 def test_users_of_the_services_own_nothing_else(tmp_path):
-    (tmp_path / "etc").mkdir()
-    for name in ("acstor.conf", "acstor-controller.conf"):
-        status, said = run("systemd-sysusers", f"--root={tmp_path}", ROOT / "etc/sysusers.d" / name)
-        assert status == 0, said
+    make_users(tmp_path, "acstor.conf", "acstor-nova.conf", "acstor-controller.conf")
     users = dict(line.split(":", 1) for line in (tmp_path / "etc/passwd").read_text().splitlines())
     assert {"acstor-glance", "acstor-decision", sandbox.USERS[0]} <= set(users)
     assert all(users[name].endswith("nologin") for name in users if name.startswith("acstor"))
@@ -146,8 +156,7 @@ def test_users_of_the_services_own_nothing_else(tmp_path):
 
 @needs("systemd-tmpfiles")
 def test_folders_are_nobody_elses(tmp_path):
-    (tmp_path / "etc").mkdir()
-    run("systemd-sysusers", f"--root={tmp_path}", ROOT / "etc/sysusers.d/acstor.conf")
+    make_users(tmp_path, "acstor.conf")
     config = ROOT / "etc/tmpfiles.d/acstor.conf"
     status, said = run("systemd-tmpfiles", "--create", f"--root={tmp_path}", config)
     assert status == 0, said
