@@ -192,8 +192,8 @@ svg {{ width: 100%; height: auto }}</style></head><body>
 <h2>What is assumed</h2>{_list(ASSUMPTIONS)}
 <h2>What is not in the model</h2>{_list(LIMITS)}
 <h2>How near the model is</h2>
-<p>Links of 100 Mbit/s, guests emulated. The first line, the ratio of a boot image to its boot, and
-the time that the guest itself needs on four hosts are where the model's constants come from.</p>
+<p>Links of 100 Mbit/s, guests emulated. The model's constants come from the first and the third
+line, the ratio of a boot image to its boot, and the guest's own time on four hosts.</p>
 {_table(["", "measured", "model", "off by"], nearness())}
 </body></html>
 """
