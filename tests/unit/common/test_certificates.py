@@ -120,6 +120,7 @@ def test_the_name_comes_from_the_authority_and_never_from_the_request():
         (CERT + b" " * certificates.MAX_CERTIFICATE_BYTES, CA.certificate_pem, "at most"),
         (CERT, CA.certificate_pem * 1000, "at most"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "pem",  # each process makes its own
 )
 def test_certificate_that_proves_no_host_is_refused(pem, ca, why):
     with pytest.raises(errors.NotAuthentic, match=why):

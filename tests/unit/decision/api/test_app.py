@@ -57,7 +57,20 @@ def filled(store, glance):
 
 
 def test_document_in_the_manual_is_that_of_the_code():
-    assert json.loads(DOCUMENT.read_text()) == openapi.document()
+    """But for the order of what a value may be, which differs between versions of msgspec."""
+    document = in_one_order(json.loads(DOCUMENT.read_text()))
+    assert document == in_one_order(openapi.document())
+
+
+def in_one_order(value):
+    if isinstance(value, list):
+        return [in_one_order(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ordered = {key: in_one_order(part) for key, part in value.items()}
+    if isinstance(ordered.get("anyOf"), list):
+        ordered["anyOf"].sort(key=json.dumps)
+    return ordered
 
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
