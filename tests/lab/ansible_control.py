@@ -8,8 +8,11 @@ import json
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -69,25 +72,43 @@ def serve_ssh(host: systemd_host.SystemdHost, address: str, key: pathlib.Path) -
 
 
 class Control:
-    """A folder with an inventory and a key."""
+    """A key, and a copy of the source tree's playbooks below ``packaging/ansible``.
+
+    :param folder: an empty one
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.key, self._folder = folder / "key", folder
         runs.tool(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key])
+        self._books = folder / FOLDER.relative_to(runs.CHECKOUT)
+        shutil.copytree(FOLDER, self._books)
 
-    def write(self, inventory: dict[str, Any]) -> None:
-        """Write the inventory."""
-        (self._folder / "inventory.yml").write_text(json.dumps(inventory))
+    def run(self, lines: Sequence[str]) -> None:
+        """Run lines of a shell at the root of the source tree's copy.
 
-    def play(self, book: str, *arguments: str) -> Played:
-        """Run a playbook, and return what it did."""
-        own = {"ANSIBLE_CONFIG": FOLDER / "ansible.cfg", "ANSIBLE_HOME": self._folder / "home"}
-        own |= {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
-        kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+        :raises errors.Unusable: one failed
+        """
+        runs.tool(["env", "-C", self._folder, "bash", "-ec", "\n".join(lines)])
+
+    def edit(self, inventory: dict[str, Any]) -> None:
+        """Write other hosts and variables into the inventory, which is there."""
+        path = self._books / "inventory.yml"
+        assert path.is_file()
+        path.write_text(json.dumps(inventory))
+
+    def play(self, line: str, *arguments: str) -> Played:
+        """Run a playbook by a command line that an operator gives, and return what it did.
+
+        :param arguments: more of them
+        """
+        own = {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": self._folder / "home"}
+        own["PATH"] = f"{VENV / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        program, *words = shlex.split(line)
+        assert program == "ansible-playbook"
         done = subprocess.run(
-            [VENV / "bin/ansible-playbook", "-i", "inventory.yml", FOLDER / book, *arguments],
-            cwd=self._folder,
-            env={**kept, **{name: str(value) for name, value in own.items()}},
+            [VENV / "bin" / program, *words, *arguments],
+            cwd=self._books,
+            env={name: str(value) for name, value in own.items()} | {"HOME": str(self._folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,7 +118,7 @@ class Control:
         )
         rows = _RECAP.findall(done.stdout)
         if not rows:
-            raise errors.Unusable(book, done.stdout[-3000:])
+            raise errors.Unusable(line, done.stdout[-3000:])
         changed = {host: int(count) for host, count, _, _ in rows}
         failed = {host for host, _, away, failed in rows if int(away) or int(failed)}
         assert bool(failed) == bool(done.returncode), done.stdout

@@ -28,15 +28,16 @@ cd /root/acstor
 apt-get update
 apt-get install --yes --no-install-recommends dpkg-dev
 (cd packaging && apt-get build-dep --yes --no-install-recommends ${1:+-P"$1"} ./)
-rm -rf /root/packages
+rm -rf /root/packages /root/second
 bash tools/package.sh /root/packages -b
-cd /root/packages/acstor-*/
+mkdir /root/second /root/packages/next
+cp -a /root/packages/acstor-*/ /root/second
+cd /root/second/acstor-*/
 sed -i '1s/-1)/-2)/' debian/changelog
 printf '\n# New in revision 2.\n' >>etc/acstor/acstor-agent.conf
 DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1:+$1,}nodoc"
-mkdir ../next
-mv ../*-2_* ../next
-cd ../next
+mv ../*-2_* /root/packages/next
+cd /root/packages/next
 dpkg-scanpackages . >Packages
 """
 
