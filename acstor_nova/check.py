@@ -83,7 +83,7 @@ def check(
         *_configuration(conf),
         _nova(),
         _libraries(),
-        compute_user.finding(user),
+        compute_user.finding(user, _guards(conf)),
         *_agent(conf, user),
         _mount(conf, root, user),
         *_image_cache(conf),
@@ -151,6 +151,15 @@ def _libraries() -> Finding:
         detail = f"acstor is not used, for there is no module {e.name}"
         return Finding(what, Level.ERROR, detail, remedy)
     return Finding(what, Level.OK, "all are there")
+
+
+def _guards(conf: cfg.ConfigOpts) -> frozenset[int]:
+    """Return the groups of the agent's socket and of the mirror, where these are."""
+    found = set()
+    for path in (conf.acstor.control_socket, conf.acstor.mount_point):
+        with contextlib.suppress(OSError):
+            found.add(os.stat(path).st_gid)
+    return frozenset(found)
 
 
 def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:

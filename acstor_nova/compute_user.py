@@ -196,17 +196,20 @@ def _become(user: User) -> None:
     os.seteuid(user.uid)
 
 
-def finding(user: User) -> findings.Finding:
-    """Say with whose rights this host is looked at, and whether they are nova-compute's."""
+def finding(user: User, guards: frozenset[int]) -> findings.Finding:
+    """Say with whose rights this host is looked at, and whether they are nova-compute's.
+
+    :param guards: the groups that nova-compute needs; without others it works as well
+    """
     what, ours = "checked as", here()
     if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
         detail = f"{ours.name}, groups {names_of(ours.groups)}; nova-compute is {user}"
         remedy = "Run this command as root: it then looks with the rights of nova-compute."
         return findings.Finding(what, findings.Level.WARNING, detail, remedy)
     with contextlib.suppress(errors.Unusable):
-        missing = account(user.name).groups - user.groups
+        missing = (account(user.name).groups - user.groups) & guards
         if user.pid and user.uid and missing:
             detail = f"{user}; its account is in {names_of(missing)} too, its process is not"
-            remedy = "Restart nova-compute, or name these groups in its unit."
+            remedy = "Restart nova-compute. If that does not help, its unit names other groups."
             return findings.Finding(what, findings.Level.WARNING, detail, remedy)
     return findings.Finding(what, findings.Level.OK, str(user))

@@ -196,7 +196,15 @@ acstor_make_folders() {
     done
 }
 
+# As stack.sh makes new databases, images and accounts, so an authority; what trusts the last one, or
+# was kept for its images, is of no use. The services of that cloud may still run.
+acstor_forget_last_cloud() {
+    acstor_stop
+    acstor_remove_files
+}
+
 acstor_configure() {
+    acstor_forget_last_cloud
     acstor_make_folders
     acstor_make_accounts
     is_service_enabled acstor-agent && acstor_configure_agent
@@ -258,10 +266,14 @@ acstor_stop() {
     fi
 }
 
-acstor_clean() {
-    local command
+acstor_remove_files() {
     sudo rm -rf --one-file-system "$ACSTOR_CONF_DIR" "$ACSTOR_STATE_DIR"
     sudo rm -f "$ACSTOR_CONTROL_SOCKET"
+}
+
+acstor_clean() {
+    local command
+    acstor_remove_files
     for command in $(_acstor_commands); do
         [[ -L $ACSTOR_LINKS_DIR/$command ]] && sudo rm -f "$ACSTOR_LINKS_DIR/$command"
     done

@@ -176,6 +176,17 @@ def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(
     assert f"rm -f {tmp_path}/run/control.sock" in done
 
 
+def test_stack_begins_with_nothing_of_the_last_cloud(play: Play, tmp_path: pathlib.Path) -> None:
+    """Its authority is gone with its database: a certificate of it would be kept for days."""
+    made = play("stack post-config")
+    names = [words[0] for words in made]
+    stopped = [name for [name] in calls(made[: names.index("iniset")], "stop_process")]
+    assert sorted(stopped) == sorted(SERVICES)
+    gone = f"sudo rm -rf --one-file-system {tmp_path}/etc/acstor {tmp_path}/data/acstor".split()
+    assert made.index(gone) < names.index("iniset") < names.index("run_process")
+    assert made.index(f"sudo umount {tmp_path}/data/acstor/mirror".split()) < made.index(gone)
+
+
 def test_commands_of_operators_are_on_their_path_until_clean(
     play: Play, tmp_path: pathlib.Path
 ) -> None:

@@ -385,3 +385,12 @@ def test_mirror_that_nova_compute_may_not_look_into_is_an_error(machine, agent):
     found = machine.look()["mirror"]
     assert found.level == "error" and "mirror_group" in found.remedy
     assert "for root and group root, and user nobody" in found.detail
+
+
+@needs_root
+def test_process_lacks_a_group_only_where_that_opens_socket_or_mirror(machine, agent):
+    machine.user = compute_user.account("nobody")._replace(groups=frozenset({0}), pid=70)
+    assert "checked as" not in machine.look()
+    os.chown(machine.mount_point, -1, compute_user.account("nobody").gid)
+    found = machine.look()["checked as"]
+    assert found.level == "warning" and "Restart nova-compute" in found.remedy
