@@ -41,8 +41,8 @@ run_tests() {
         functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
-        openstack) marks="openstack and not nova" temporary=/var/tmp ;;
-        nova) marks=nova temporary=/var/tmp/acstor-nova ;;
+        openstack) marks="openstack and not nova and not packages" temporary=/var/tmp ;;
+        nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
     PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
