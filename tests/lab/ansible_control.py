@@ -25,7 +25,7 @@ FOLDER = runs.CHECKOUT / "packaging/ansible"
 VENV = runs.CHECKOUT / ".cache/ansible"
 WANTED = "ansible-core==2.19.14"
 PLAY_S = 2400.0
-SSH = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o ControlPath=none"
+SSH = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
 
 _RECAP = re.compile(r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=(\d+) +failed=(\d+)", re.M)
 

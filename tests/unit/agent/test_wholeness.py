@@ -779,6 +779,8 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
             assert len(asked) == min(settled, 2)
         assert set(asked) == {IMAGE, OTHER}
         monkeypatch.setattr(keeper.host.mirrors, "attach", attach)
+        monkeypatch.setattr(wholeness, "ATTACH_S", 60.0)
+        monkeypatch.setattr(wholeness, "ATTACHING_S", 60.0)
         for known in keeper.whole._known.values():
             known.backoff.failure = known.backoff.failure._replace(again_s=0.0)
         await keeper.whole._settle()
