@@ -8,6 +8,7 @@ and the mount is gone before the folder goes.
 import configparser
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,11 @@ class Agent:
             raise TypeError(f"no options of [acstor_agent]: {', '.join(sorted(unknown))}")
         shared = {"control_socket": self.control_socket, "mount_point": self.mount_point}
         return {"acstor": dict(shared), "acstor_agent": agent, "source_http": {"url": source_url}}
+
+    def clear(self) -> None:
+        """Remove what an earlier agent of this host kept: images of others may take its room."""
+        for kept in (self.state_dir, self.folder / "cache"):
+            shutil.rmtree(kept, ignore_errors=True)
 
     def __enter__(self) -> Self:
         """Write the configuration and start the agent; does not wait for it."""

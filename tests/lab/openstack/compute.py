@@ -80,11 +80,12 @@ class Compute(configured.Configured):
         ring_file: pathlib.Path | None = None,
         **options: object,
     ) -> Iterator[agents.Agent]:
-        """Run an acstor agent on this host; options are those of [acstor_agent]."""
+        """Run an acstor agent that keeps nothing yet; options are those of [acstor_agent]."""
         metrics = {"metrics_listen": f"{self.machine.address}:9464"}
         running = agents.Agent(
             self.machine.inside, "", ring_file, sections=sections, **{**metrics, **options}
         )
+        running.clear()
         with running:
             running.wait_ready()
             yield running
