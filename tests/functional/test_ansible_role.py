@@ -82,8 +82,9 @@ while True:
     if os.pread(mirror, 65536, at) != os.pread(same, 65536, at):
         sys.exit("other bytes at %d" % at)
     reads += 1
-    with open("/run/reads", "w") as told:
+    with open("/run/reads.new", "w") as told:
         told.write(str(reads))
+    os.replace("/run/reads.new", "/run/reads")
 """
 
 
@@ -289,7 +290,7 @@ def test_upgrade_fails_no_read(place, image_id):
         assert place.agent_pid(name) not in ("0", pid)
         reads = int(place.run(name, "cat /run/reads"))
         runs.wait_for(
-            lambda name=name, reads=reads: int(place.run(name, "cat /run/reads || echo 0")) > reads,
+            lambda name=name, reads=reads: int(place.run(name, "cat /run/reads")) > reads,
             DEADLINE_S,
             "reads after the upgrade",
             lambda name=name: place.run(name, "systemctl status reader || true"),
