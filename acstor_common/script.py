@@ -15,6 +15,8 @@ from acstor_common import version
 
 MISUSE = 2
 """The exit status of a command that cannot be what was meant, as argparse's."""
+NO_APPLICATION = 22
+"""That of a process of uWSGI without its application: at any other it is started again."""
 
 
 def of(command: str, module: str, extra: str) -> Callable[[], int]:
@@ -58,9 +60,10 @@ def said(error: Exception) -> str:
 def told_in_one_line(program: str, *faults: type[Exception]) -> Iterator[None]:
     """End the process with one line on standard error when one of the faults is raised.
 
-    For what a WSGI server imports: it would print a trace.
+    For what a WSGI server imports: it would print a trace.  The status is NO_APPLICATION.
     """
     try:
         yield
     except faults as e:
-        raise SystemExit(f"{program}: {e}") from e
+        print(f"{program}: {e}", file=sys.stderr, flush=True)
+        raise SystemExit(NO_APPLICATION) from e

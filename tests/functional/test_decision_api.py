@@ -3,6 +3,7 @@
 
 import json
 import pathlib
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -12,8 +13,10 @@ from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
+from acstor_common import script
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from tests.lab import runs
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import cloud
@@ -138,3 +141,20 @@ def test_api_that_finds_no_keystone_in_the_catalog_names_the_options(
     assert said.returncode != 0
     assert "[keystone_authtoken] interface and region_name" in said.stderr
     assert "nowhere" in said.stderr
+
+
+def test_api_without_its_configuration_ends_and_says_why(
+    keystone_glance: cloud.Cloud, tmp_path: pathlib.Path
+) -> None:
+    made = acstor_decision.DecisionApi(keystone_glance, tmp_path, "")
+    done = subprocess.run(
+        made.argv(),
+        env={"ACSTOR_DECISION_CONF": "/none.conf", "PYTHONPATH": str(runs.CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == script.NO_APPLICATION
+    assert "the REST API of acstor: Failed to find some config files: /none.conf\n" in done.stderr
+    assert "Traceback" not in done.stderr
