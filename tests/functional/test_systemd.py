@@ -43,9 +43,11 @@ RIGHTS = sum(1 << number for number in (0, 1, 3, 19, 21))
 
 
 def commands_of_the_guide():
-    """Return step 2 for a compute host: group, folders, unit."""
-    step = re.search(r"^ +# 2\. .*?(?=^ +# 3\. )", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    return textwrap.dedent(step.group())
+    """Return step 2 for a compute host: group, folders, unit; and of step 3 what makes members."""
+    guide = GUIDE.read_text()
+    step = re.search(r"^ +# 2\. .*?(?=^ +# 3\. )", guide, re.MULTILINE | re.DOTALL)
+    nova = re.search(r"^ +install .* etc/sysusers.d/acstor-nova.conf .*\n", guide, re.MULTILINE)
+    return textwrap.dedent(step.group() + nova.group())
 
 
 class Unit:

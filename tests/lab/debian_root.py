@@ -35,6 +35,7 @@ cp -a /root/packages/acstor-*/ /root/second
 cd /root/second/acstor-*/
 sed -i '1s/-1)/-2)/' debian/changelog
 printf '\n# New in revision 2.\n' >>etc/acstor/acstor-agent.conf
+rm -f debian/files
 DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1:+$1,}nodoc"
 mv ../*-2_* /root/packages/next
 cd /root/packages/next
