@@ -86,6 +86,9 @@ class Compute(configured.Configured):
             self.machine.inside, "", ring_file, sections=sections, **{**metrics, **options}
         )
         running.clear()
+        for base in (self.instances / "_base").glob("*"):
+            if base.is_symlink():  # to an image of an earlier agent
+                base.unlink()
         with running:
             running.wait_ready()
             yield running
