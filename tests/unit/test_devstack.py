@@ -237,6 +237,13 @@ def test_tempest_is_told_whether_nova_uses_acstor_and_where_the_counters_are(
     assert ["tempest.conf", "acstor", "agent_metrics", counters] in written
 
 
+@pytest.mark.parametrize("services", [ALL, ALL.replace("tempest", "")])
+def test_tempest_may_delete_images_at_once(play: Play, services: str) -> None:
+    written = calls(play(*STACK, enabled=services), "iniset")
+    named = [line for line in written if line[2:] == ["protect_used_images", "False"]]
+    assert len(named) == ("tempest" in services)
+
+
 def test_guide_names_the_branch() -> None:
     """DevStack takes master, which there is not, where none is named."""
     [line] = re.findall(r"^ +enable_plugin acstor .*$", GUIDE.read_text(), re.MULTILINE)
