@@ -111,9 +111,15 @@ class Place:
         return self.run(name, f"dpkg-query --show -f '${{Version}}' {package}")
 
     def images_type(self, name):
-        """Return what the nova-compute that runs was told."""
-        journal = "journalctl --no-pager --output=cat --unit=nova-compute"
-        return self.run(name, f"{journal} --grep=images_type").split()[-1]
+        """Return what the nova-compute that runs was told, as soon as it says so."""
+        runs.wait_for(lambda: bool(self._said(name)), DEADLINE_S, "nova-compute", str)
+        return self._said(name)[-1]
+
+    def _said(self, name):
+        """Return the words of the nova-compute that runs, not of those before it."""
+        invocation = "$(systemctl show --value -p InvocationID nova-compute)"
+        journal = f"journalctl --no-pager --output=cat _SYSTEMD_INVOCATION_ID={invocation}"
+        return self.run(name, f"{journal} --grep=images_type || true").split()
 
     def agent_pid(self, name):
         return self.run(name, "systemctl show --value -p MainPID acstor-agent").strip()
