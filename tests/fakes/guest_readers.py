@@ -55,6 +55,8 @@ class Readers:
         self._process = subprocess.Popen(
             self._argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # all mirrors are open, or it has ended
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,10 +75,9 @@ class Readers:
 
 
 def read_at_random(
-    path: str, truth: bytes, rng: random.Random, tally: Tally, end: threading.Event
+    path: str, fd: int, truth: bytes, rng: random.Random, tally: Tally, end: threading.Event
 ) -> None:
     """Read and compare until ``end``; a page at the end of the image may be half empty."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, max(LENGTHS))
     view = memoryview(buffer)
     offset = length = 0
@@ -105,13 +106,13 @@ def main() -> None:
     truth = pathlib.Path(truth_path).read_bytes()
     end = threading.Event()
     tallies = [Tally() for _ in range(int(threads))]
-    readers = [
-        threading.Thread(
-            target=read_at_random,
-            args=(mirrors[n % len(mirrors)], truth, random.Random(f"{seed}/{n}"), tally, end),
-        )
-        for n, tally in enumerate(tallies)
-    ]
+    readers = []
+    for n, tally in enumerate(tallies):
+        path = mirrors[n % len(mirrors)]
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        args = (path, fd, truth, random.Random(f"{seed}/{n}"), tally, end)
+        readers.append(threading.Thread(target=read_at_random, args=args))
+    print("open", flush=True)
     for reader in readers:
         reader.start()
     sys.stdin.read()

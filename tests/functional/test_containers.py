@@ -17,12 +17,16 @@ import uuid
 import pytest
 
 from acstor_common import errors
+from acstor_common import script
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.lab import container_host
 from tests.lab import documents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import ini
+from tests.lab.openstack import uploads
 
 pytestmark = [
     hosts.needs_fuse,
@@ -108,7 +112,7 @@ def test_reads_wait_while_the_agents_container_is_replaced(host, image):
     host.run(f"{folders}; {FOLDER}; {start}")
     wait_healthy(host, "acstor-holder")
     wait_healthy(host, "acstor-agent")
-    assert json.loads(host.run(status))
+    assert re.search(r"^\| Field ", host.run(status), re.MULTILINE)
     assert host.path("/run/acstor/control.sock").stat().st_gid == GID
     mirror = host.path(f"{MIRROR}/images/{image.name}")
     first = host.run("podman inspect --format '{{.Id}}' acstor-agent")
@@ -144,20 +148,48 @@ def test_decision_service_and_api_run_with_the_default_database(host):
     host.run(f"{COMPOSE} stop decision && podman-compose stop api && podman rm --all --force")
 
 
+def test_listener_prepares_an_image_and_gateway_is_up(host, image_services):
+    """Glance's stores are folders here, which the gateway's container does not see."""
+    host.run("mkdir -p /etc/acstor /etc/glance")
+    options = acstor_glance.options(image_services, "/var/lib/acstor-glance")
+    options = {**options, "metrics_listen": "127.0.0.1:9466", "boot_images": "recorded"}
+    of_listener = {
+        "DEFAULT": {"transport_url": image_services.rabbitmq.url},
+        "acstor_glance": options,
+    }
+    of_gateway = {"acstor_glance": {**options, "metrics_listen": ""}}
+    of_glance = "/etc/glance/glance-api.conf"
+    ini.write(host.path("/etc/acstor/acstor-glance.conf"), of_listener)
+    ini.write(host.path("/etc/acstor/acstor-gateway.conf"), of_gateway)
+    shutil.copy(image_services.glance.conf_file, host.path(of_glance))
+    host.run(f"chown 971 /etc/acstor/acstor-{{glance,gateway}}.conf {of_glance}")
+    host.run(f"{COMPOSE} up -d listener gateway")
+    for name in ("acstor-glance-listener", "acstor-glance-gateway"):
+        wait_healthy(host, name)
+    uploaded = uploads.Images(image_services)
+    try:
+        uploaded.wait_state(uploaded.upload(local.random_bytes(MIB, seed=20)))
+    finally:
+        uploaded.clean_up()
+    host.run(f"{COMPOSE} stop listener && podman-compose stop gateway && podman rm --all --force")
+
+
 @pytest.mark.parametrize(
-    ("target", "command", "said"),
+    ("target", "command", "said", "status"),
     [
-        ("agent", "acstor-agent --config-file /etc/acstor/acstor-agent.conf", "acstor-agent: "),
-        ("glance", "acstor-glance-listener --config-file /dev/null", "acstor-glance-listener: "),
-        ("decision", "acstor-decision --config-file /nowhere", "/nowhere"),
-        ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]"),
+        ("agent", "acstor-agent --config-file /etc/acstor/acstor-agent.conf", "acstor-agent: ", 1),
+        ("glance", "acstor-glance-listener --config-file /dev/null", "acstor-glance-listener: ", 1),
+        ("glance", "acstor-glance-gateway", "acstor-glance-gateway: ", script.NO_APPLICATION),
+        ("decision", "acstor-decision --config-file /nowhere", "/nowhere", 1),
+        ("decision", "acstor-decision-api", "the REST API of acstor: ", script.NO_APPLICATION),
+        ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]", script.MISUSE),
     ],
 )
-def test_bad_configuration_is_named_and_ends_the_container(host, target, command, said):
-    run = f"timeout {DEADLINE_S} podman run --rm --network host --read-only"
+def test_bad_configuration_is_named_and_ends_the_container(host, target, command, said, status):
+    run = f"timeout {DEADLINE_S} podman run --rm --network host --read-only --tmpfs /tmp"
     wrote = host.run(f"{run} localhost/acstor-{target} {command} || echo status $?")
     assert re.search(said, wrote)
-    assert wrote.endswith("status 1\n")
+    assert wrote.endswith(f"status {status}\n")
     assert "Traceback" not in wrote
 
 
@@ -222,7 +254,9 @@ def test_kolla_starts_holder_and_agent(host, kolla, image):
 
     def is_up():
         with contextlib.suppress(errors.Unusable):
-            return bool(json.loads(host.run("podman exec acstor-agent acstor-agent-ctl status")))
+            return bool(
+                json.loads(host.run("podman exec acstor-agent acstor-agent-ctl --json status"))
+            )
         return False
 
     runs.wait_for(is_up, DEADLINE_S, "the agent", lambda: host.run("podman logs acstor-agent"))
