@@ -49,7 +49,7 @@ BUILD = (
 CONTROLLER_CONF = "/etc/acstor/acstor-decision.conf"
 BROKER = "# transport_url = rabbit://acstor:SECRET@controller:5672/"
 MIB = 1 << 20
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 WITHOUT_AGENT_S = 3.0
 PIP_CONF = "[global]\ntimeout = 180\ncert = /etc/ssl/certs/ca-certificates.crt\n"
 

@@ -46,6 +46,8 @@ _ENVIRONMENT = (
 )
 _OF_FORMER_RUNS = (
     "etc/acstor",
+    "etc/glance",
+    "etc/kolla",
     "run/acstor",
     "srv/acstor",
     "srv/images",
