@@ -46,7 +46,8 @@ LEFT_BY_DESIGN = {"/var/lib/acstor-decision"}
 FIND = """
 find / -xdev -name '*acstor*' -not -path '/proc/*' -not -path '/sys/*' \\
     -not -path '/var/log/*' -not -path '/var/lib/systemd/*' -not -path '/var/lib/apt/*' \\
-    -not -path '/root/*' -not -path '/etc/systemd/system/acstor-decision-api.service.d*'
+    -not -path '/root/*' -not -path '/etc/systemd/system/acstor-decision-api.service.d*' \\
+    -not -path '/var/lib/acstor-decision/*'
 """
 
 API_UNIT = """\
