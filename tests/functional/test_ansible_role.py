@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ansible role: a controller and two compute hosts enabled, upgraded under load, and cleaned.
 
-Broker, Keystone and Glance are the lab's; acstor's parts are the packages, on Debian 13 each. Of
-Nova the hosts have the distribution's library, and in place of nova-compute a process that reads
-its configuration. Each test goes on where the former one ended.
+Broker, Keystone and Glance are the lab's; acstor's parts are the packages, on Debian 13 each, and
+an agent alone on Debian 12. Of Nova the hosts have the distribution's library, and in place of
+nova-compute a process that reads its configuration. Each test goes on where the former one ended.
 """
 
 import contextlib
+import copy
 import json
 
 import pytest
@@ -35,6 +36,8 @@ ROOT_PACKAGES = (
     *("python3-cotyledon", "python3-msgspec", "python3-xxhash", "python3-glance-store"),
 )
 """What SSH and Ansible need; then most of what acstor's packages depend on, which takes minutes."""
+OLD_ROOT_PACKAGES = ("systemd-sysv", "dbus", "openssh-server", "python3-apt", "fuse3", "qemu-utils")
+OLD, OLD_ADDRESS = "compute3", "127.77.0.13"
 ADDRESSES = {"controller1": "127.77.0.1", "compute1": "127.77.0.11", "compute2": "127.77.0.12"}
 COMPUTES = ("compute1", "compute2")
 CHECK = "ansible-playbook check.yml"
@@ -92,8 +95,9 @@ while True:
 class Place:
     """Three hosts, an inventory that names them, and a cloud around them."""
 
-    def __init__(self, lab, control, machines, packages):
+    def __init__(self, lab, control, machines, packages, hosts_file):
         self.lab, self.machines, self.packages = lab, machines, packages
+        self.control, self.inventory = control, hosts_file
         self.play = control.play
         self.enable = documents.section("install/ansible.rst", "Enabling compute hosts")[-1]
         [self.enable_canary] = documents.section("install/ansible.rst", "Rolling it out")
@@ -129,19 +133,21 @@ class Place:
         return self.machines[name].path(path).exists()
 
 
+def own(address):
+    """Return what lets several agents share one loopback."""
+    listen = f"{address}:9464"
+    agent = {"metrics_listen": listen, "traffic_interfaces": "lo", "peer_security": "secure"}
+    return {"acstor_address": address, "acstor_agent_options": {"acstor_agent": agent}}
+
+
 def inventory(lab, reached, packages):
-    """Return what an operator writes, and what lets several hosts share one loopback."""
-
-    def own(name):
-        listen = f"{ADDRESSES[name]}:9464"
-        agent = {"metrics_listen": listen, "traffic_interfaces": "lo", "peer_security": "secure"}
-        return {"acstor_address": ADDRESSES[name], "acstor_agent_options": {"acstor_agent": agent}}
-
+    """Return what an operator writes."""
+    computes = {name: reached[name] | own(ADDRESSES[name]) for name in COMPUTES}
     quiet = {"metrics_listen": ""}
     return {
         "acstor_controllers": {"hosts": {"controller1": reached["controller1"]}},
         "acstor_glance": {"hosts": {"controller1": {}}},
-        "acstor_computes": {"hosts": {name: reached[name] | own(name) for name in COMPUTES}},
+        "acstor_computes": {"hosts": computes},
         "acstor_canary": {"hosts": {"compute1": {}}},
         "all": {
             "vars": {
@@ -166,9 +172,9 @@ def inventory(lab, reached, packages):
 
 
 @contextlib.contextmanager
-def booted(folder, names):
-    """Boot clean hosts of Debian 13; yield them by name."""
-    root = debian_root.root("trixie", *ROOT_PACKAGES)
+def booted(folder, names, release="trixie", packages=ROOT_PACKAGES):
+    """Boot clean hosts of a release of Debian; yield them by name."""
+    root = debian_root.root(release, *packages)
     folder.joinpath("same").write_bytes(DATA)
     with contextlib.ExitStack() as stack:
         made = {}
@@ -211,8 +217,9 @@ def place(image_services, tmp_path_factory):
             for name, machine in machines.items():
                 prepare(name, machine)
             control.run(documents.section("install/ansible.rst", "Enabling compute hosts")[:-1])
-            control.edit(inventory(image_services, reached, packages))
-            yield Place(image_services, control, machines, packages)
+            hosts_file = inventory(image_services, reached, packages)
+            control.edit(hosts_file)
+            yield Place(image_services, control, machines, packages, hosts_file)
     except errors.Unusable as e:
         pytest.skip(str(e))
 
@@ -282,6 +289,26 @@ def test_host_that_is_not_well_is_named(place):
     assert played.failed == {"compute2"}, played.said
     place.run("compute2", "systemctl start acstor-agent")
     assert not place.play(CHECK).failed
+
+
+def test_agent_alone_serves_and_goes_on_debian_12(place, image_id, tmp_path):
+    packages = debian_root.built("bookworm")
+    with booted(tmp_path, [OLD], "bookworm", OLD_ROOT_PACKAGES) as machines:
+        machine = place.machines[OLD] = machines[OLD]
+        reached = ansible_control.serve_ssh(machine, OLD_ADDRESS, place.control.key)
+        words = {"acstor_nova": False, "acstor_packages": str(packages)}
+        changed = copy.deepcopy(place.inventory)
+        changed["acstor_computes"]["hosts"][OLD] = reached | own(OLD_ADDRESS) | words
+        place.control.edit(changed)
+        for changes in (True, False):
+            played = place.play(place.enable, "--limit", OLD)
+            assert not played.failed and bool(played.changed[OLD]) == changes, played.said
+        assert place.ring(OLD) == {*COMPUTES, OLD}
+        place.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+        assert not place.play(place.remove, "--limit", OLD).failed
+        assert not place.run(OLD, FIND)
+    del place.machines[OLD]
+    place.control.edit(place.inventory)
 
 
 def test_upgrade_fails_no_read(place, image_id):
