@@ -22,6 +22,7 @@ from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import patterns
 from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ _MAX_STATE_BYTES = 1 << 16
 _MAX_BITMAPS = 1000
 _STATE = "state.json"
 _SUFFIX = ".manifest"
-_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
 
 
@@ -58,7 +58,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     disk: str
     base: str
-    key: _Hex
+    key: patterns.Hex64
     chunk_bytes: int
     number: int = 0
     bitmap: str = ""

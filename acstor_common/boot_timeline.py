@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from acstor_common import ids
+from acstor_common import patterns
 
 MAX_SPANS = 32
 MAX_SLICES = 64
@@ -25,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 WallClock = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 """Until the end of the year 9999, which is the last one that has dates."""
-Name = Annotated[str, msgspec.Meta(pattern="^[a-z ]{1,32}$")]
+Name = Annotated[str, patterns.whole("[a-z ]{1,32}")]
 Bytes = Annotated[dict[Name, Count], msgspec.Meta(max_length=16)]
 """By :class:`Via`; an agent that is newer may know other ones."""
 
@@ -106,7 +107,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
     instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""
     began_at_s: WallClock
-    boot_image: Annotated[str, msgspec.Meta(pattern="^[a-z]{0,16}$")] = ""
+    boot_image: Annotated[str, patterns.whole("[a-z]{0,16}")] = ""
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
     opened_s: Moment
     last_s: Moment = 0.0

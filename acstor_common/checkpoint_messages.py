@@ -27,6 +27,7 @@ import msgspec
 from acstor_common import addresses
 from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import patterns
 
 DAEMON_TOPIC: Final = "acstor-checkpoint"
 REGISTER_CHECKPOINT: Final = "register_checkpoint"
@@ -43,7 +44,6 @@ MAX_INTERVALS: Final = 4096
 MAX_OWNERS: Final = 1024
 MAX_BOX: Final = 64 * 1024
 MAX_INTERVAL_S: Final = 366 * 86400
-_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Interval = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=decision_api.MAX_NUMBER)]
 
@@ -87,15 +87,15 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     vault_disk: str
     image_id: str
     taken_ms: decision_api.Bytes
-    consistency: Annotated[str, msgspec.Meta(pattern="^(crash|filesystem)$")]
+    consistency: Annotated[str, patterns.whole("crash|filesystem")]
     number: _Number
     size_bytes: decision_api.Bytes
     changed_bytes: decision_api.Bytes
     sent_bytes: decision_api.Bytes
     interval_s: _Interval = 0
-    manifest_name: _Hex
+    manifest_name: patterns.Hex64
     holders: Annotated[tuple[Holder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)]
-    key: _Hex
+    key: patterns.Hex64
     sent_s: decision_api.Moment
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class ServiceKey(msgspec.Struct, frozen=True):
     :param public: see :func:`concealing.public_of`, in hex
     """
 
-    public: _Hex
+    public: patterns.Hex64
 
 
 class Concealed(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import patterns
 from acstor_common import ring
 from acstor_common import whole_image
 
@@ -75,7 +76,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Formers = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FORMERS)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
-Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
+Signature = Annotated[str, patterns.whole("[A-Za-z0-9+/]{86}==")]
 """Of 64 bytes, in base64."""
 
 
@@ -224,7 +225,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: Bytes | None = None
     cached_bytes: Bytes | None = None
     missing_bytes: Bytes | None = None
-    boot_image: Annotated[str, msgspec.Meta(pattern="^[a-z]{0,16}$")] = ""
+    boot_image: Annotated[str, patterns.whole("[a-z]{0,16}")] = ""
     boot_revision: Bytes = 0
     read: ReadBytes = ReadBytes()
     fetched: FetchedBytes = FetchedBytes()
@@ -376,7 +377,7 @@ class RingTable(msgspec.Struct, frozen=True):
 
     epoch: Epoch
     table: Annotated[str, msgspec.Meta(max_length=ring.MAX_FILE_BYTES)]
-    signature: Annotated[str, msgspec.Meta(pattern="^([A-Za-z0-9+/]{86}==)?$")] = ""
+    signature: Annotated[str, patterns.whole("([A-Za-z0-9+/]{86}==)?")] = ""
 
 
 _T = TypeVar("_T")

@@ -13,6 +13,7 @@ import msgspec
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import patterns
 from acstor_decision.api import hosts
 from acstor_decision.api import operation
 from acstor_decision.core import enrolment
@@ -48,7 +49,7 @@ class LetIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param user_id: of the Keystone user whose the host is to be; empty likewise
     """
 
-    fingerprint: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    fingerprint: patterns.OptionalHex64 = ""
     user_id: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from acstor_common import decision_api
+from acstor_common import patterns
 from acstor_decision import enrolments
 from acstor_decision.api import operation
 from acstor_decision.api import rings
@@ -119,10 +120,10 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
         may be in both, or in none
     """
 
-    state: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(State)})?$")] = ""
-    enrolment: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(IDENTITIES)})?$")] = ""
+    state: Annotated[str, patterns.whole(f"({'|'.join(State)})?")] = ""
+    enrolment: Annotated[str, patterns.whole(f"({'|'.join(IDENTITIES)})?")] = ""
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
-    sort: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SORTED_BY)})(:(asc|desc))?$")] = "host"
+    sort: Annotated[str, patterns.whole(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
 
 
 def every(call: operation.Call) -> Hosts:

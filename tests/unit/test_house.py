@@ -251,6 +251,11 @@ def test_scripts_know_which_kernels_will_do(
     assert said in run.stderr if said else not run.stderr
 
 
+def test_patterns_of_what_comes_from_outside_are_for_the_whole_text() -> None:
+    own = [path.name for path in MODULES if "Meta(pattern" in path.read_text()]
+    assert own == ["patterns.py"]
+
+
 def test_services_that_share_a_controller_have_endpoints_of_their_own() -> None:
     every = [*agent_conf.list_opts(), *decision_conf.list_opts(), *glance_conf.list_opts()]
     places = [opt.default for _, opts in every for opt in opts if opt.dest == "metrics_listen"]

@@ -16,11 +16,11 @@ from acstor_agent.core.disks import disk_header
 from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import patterns
 
 VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024
 MAX_HOLDERS: Final = 16
-_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Holder(NamedTuple):
@@ -67,9 +67,9 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     image_id: str
     owner: str
     vault_disk: str
-    manifest_name: _Hex
+    manifest_name: patterns.Hex64
     holders: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=MAX_HOLDERS)]
-    key: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
+    key: patterns.OptionalHex64
 
 
 _decoder = msgspec.json.Decoder(_Kept)

@@ -134,6 +134,7 @@ def test_versions_and_health_are_for_everybody(client, filled):
         ("/v1/hosts?limit=0", 400, "limit"),
         ("/v1/hosts?limit=many", 400, "limit"),
         ("/v1/hosts?sort=colour", 400, "sort"),
+        ("/v1/hosts?sort=load%0A", 400, "sort"),
         ("/v1/hosts?sort=load:up", 400, "sort"),
         ("/v1/hosts?sort=load&marker=h9", 400, "marker: no host h9"),
         ("/v1/hosts?state=well", 400, "state"),
