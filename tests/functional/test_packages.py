@@ -149,6 +149,7 @@ def agent_is_replaced_and_removed(host):
     host.run("mkdir -p /var/lib/acstor/state/disks && touch /var/lib/acstor/state/disks/d.data")
     host.run("apt-get remove --yes acstor-agent")
     assert not host.is_there("/usr/lib/systemd/system/acstor-agent.service")
+    assert not host.is_there("/usr/lib/acstor")
     assert MIRROR not in host.host.path("/proc/1/mounts").read_text()
     assert host.is_there(CONF)
     said = host.run("apt-get purge --yes acstor-agent")
