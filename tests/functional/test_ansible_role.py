@@ -306,7 +306,7 @@ def test_agent_alone_serves_and_goes_on_debian_12(place, image_id, tmp_path):
         assert place.ring(OLD) == {*COMPUTES, OLD}
         place.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
         assert not place.play(place.remove, "--limit", OLD).failed
-        assert not place.run(OLD, FIND), place.run(OLD, "find /var/lib/acstor -ls; tail -n 30 /var/log/apt/term.log; true")
+        assert not place.run(OLD, FIND)
     del place.machines[OLD]
     place.control.edit(place.inventory)
 
