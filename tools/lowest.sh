@@ -33,4 +33,4 @@ fi
 say "the versions are in $FOLDER/versions.txt"
 export PATH=$FOLDER/venv/bin:$PATH
 exec python -m pytest -m "not openstack and not packages" -o cache_dir=.pytest_cache/lowest \
-    "${UNIT[@]}" "$@"
+    -n auto "${UNIT[@]}" "$@"

@@ -36,8 +36,9 @@ unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they i
 # a cache nor a folder of temporary files.
 run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
+    local side_by_side=()
     case $1 in
-        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit ;;
+        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n auto) ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
@@ -46,7 +47,7 @@ run_tests() {
     esac
     mkdir -p "$temporary"
     PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
-        "${paths[@]}" "${@:2}"
+        "${side_by_side[@]}" "${paths[@]}" "${@:2}"
 }
 
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
