@@ -47,7 +47,7 @@ class AgentFiles:
             if not self._ring_file:
                 raw = msgspec.json.decode(raw, type=decision_api.RingTable).table.encode()
             return ring_.decode(raw, str(path))
-        except (OSError, ValueError, errors.RingFormatError) as e:
+        except (OSError, ValueError, msgspec.DecodeError, errors.RingFormatError) as e:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 
     def image(self, image_id: ids.ImageId) -> chunk_map.Subject:

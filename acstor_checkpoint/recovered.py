@@ -53,7 +53,7 @@ class Recovered:
         try:
             with (self._folder / f"{checkpoint_id}.acrecovery").open("rb") as file:
                 found = msgspec.json.decode(file.read(_MAX_RECOVERY_BYTES), type=_Recovery)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, msgspec.DecodeError) as e:
             raise errors.Unusable(f"the disk of checkpoint {checkpoint_id}", str(e)) from e
         return found.version == 1 and not found.key
 

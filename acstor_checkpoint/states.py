@@ -112,7 +112,7 @@ class States:
             ids.parse_image_id(state.disk), ids.parse_image_id(state.base)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, msgspec.DecodeError) as e:
             LOG.warning("%s: %s; its checkpoints begin anew", path, e)
             return None
         return state if state.version == VERSION else None

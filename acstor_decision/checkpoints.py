@@ -186,7 +186,7 @@ class Checkpoints:
             box = base64.b64decode(told.box, validate=True)
             raw = concealing.reveal(self._trust().signer, box, told.host.encode())
             taken = msgspec.json.decode(raw, type=messages.Taken)
-        except (ValueError, RecursionError) as e:
+        except (ValueError, msgspec.DecodeError, RecursionError) as e:
             raise errors.RemoteProtocolError(told.host, str(e)) from e
         if (taken.host, taken.sent_s) != (told.host, told.sent_s):
             raise errors.NotAuthentic(what, "it is not what the message around it says")

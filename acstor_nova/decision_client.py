@@ -111,7 +111,9 @@ class DecisionClient:
     def _failures(self, path: str) -> Iterator[None]:
         try:
             yield
-        except (requests.RequestException, OSError, ValueError, RecursionError) as e:
+        except (
+            *(requests.RequestException, OSError, ValueError, msgspec.DecodeError, RecursionError),
+        ) as e:
             why = f"{type(e).__name__}: {e}"
             raise errors.DecisionUnreachable(self._url + path, why) from e
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that are enrolled in a database of the decision service, and sign what they send."""
 
+import weakref
 from collections.abc import Callable
+from collections.abc import MutableMapping
+from typing import ClassVar
 
 from oslo_config import cfg
 
@@ -20,13 +23,15 @@ class EnrolledHosts:
     :param wall: the clock of the service
     """
 
-    _by_database: dict[str, dict[str, tuple[bytes, bytes]]] = {}  # noqa: RUF012  of all of them
+    _by_database: ClassVar[MutableMapping[database.Database, dict[str, tuple[bytes, bytes]]]] = (
+        weakref.WeakKeyDictionary()
+    )
 
     def __init__(
         self, conf: cfg.ConfigOpts, store: database.Database, wall: Callable[[], float]
     ) -> None:
         self.keeper = authority.Keeper(conf.acstor_decision, store, wall)
-        self._identities = self._by_database.setdefault(str(store.engine().url), {})
+        self._identities = self._by_database.setdefault(store, {})
 
     def identity(self, host: str) -> tuple[bytes, bytes]:
         """Return a host's key and certificate; enrol it if it has none."""

@@ -80,7 +80,10 @@ def made(**told: Any) -> Recovery:
 
     :raises ValueError: a field is not what it should be
     """
-    kept = msgspec.convert({"version": VERSION, **told}, _Kept)
+    try:
+        kept = msgspec.convert({"version": VERSION, **told}, _Kept)
+    except msgspec.ValidationError as e:
+        raise ValueError(str(e)) from e
     return Recovery(
         disk_header.parse_disk_id(kept.checkpoint_id),
         ids.parse_image_id(kept.instance_id),
@@ -115,5 +118,5 @@ def unpack(raw: bytes, what: str) -> Recovery:
         if kept.version != VERSION:
             raise ValueError(f"version {kept.version} is unknown, {VERSION} expected")
         return made(**msgspec.structs.asdict(kept))
-    except (ValueError, TypeError) as e:
+    except (ValueError, msgspec.DecodeError, TypeError) as e:
         raise errors.FormatError(what, 0, str(e)) from e
