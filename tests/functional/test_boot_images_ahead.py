@@ -68,7 +68,8 @@ class Boot(NamedTuple):
         """Check that all came from this host: of the boot image what was kept ahead, no less."""
         assert set(self.read) <= {"boot", "frame", "cache"}
         assert sum(self.read.values()) == len(self.data)
-        assert self.loaded == {"cache": kept_bytes}
+        assert set(self.loaded) == {"cache"}
+        assert self.loaded["cache"] >= kept_bytes  # some came through this host to the other one
 
 
 class Cloud:
