@@ -9,7 +9,6 @@ set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract tests/security/fuzz)
 FOLDER=$ROOT/.cache/lowest
 
 key=$(/usr/bin/python3 --version | cat - pyproject.toml | sha256sum)
@@ -33,4 +32,4 @@ fi
 say "the versions are in $FOLDER/versions.txt"
 export PATH=$FOLDER/venv/bin:$PATH
 exec python -m pytest -m "not openstack and not packages" -o cache_dir=.pytest_cache/lowest \
-    -n auto "${UNIT[@]}" "$@"
+    -n "$UNIT_WORKERS" "${UNIT[@]}" "$@"

@@ -11,7 +11,6 @@ set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract tests/security/fuzz)
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 declare -A AFTER=([nova]=unit [faults]=openstack) # three at a time are enough for two processors
 
@@ -38,7 +37,7 @@ run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
     local side_by_side=()
     case $1 in
-        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n auto) ;;
+        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n "$UNIT_WORKERS") ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
