@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 
 MAKE = {
@@ -14,6 +15,7 @@ MAKE = {
     "ext4": ["mkfs.ext4", "-q"],
 }
 DEADLINE_S = 120
+_READINGS = 50
 
 
 def why_not(kind: str = "xfs") -> str:
@@ -73,7 +75,20 @@ def shown_at(folder: pathlib.Path, at: pathlib.Path) -> Iterator[None]:
 
 
 def used_bytes(at: pathlib.Path) -> int:
-    """Return how much room is taken in a file system, when all is on its disk."""
+    """Return how much of a file system is used, when all is on its disk.
+
+    XFS frees what was deleted a little later, so two readings have to agree.
+    """
+    used = _used_bytes(at)
+    for _ in range(_READINGS):
+        time.sleep(0.1)
+        before, used = used, _used_bytes(at)
+        if used == before:
+            break
+    return used
+
+
+def _used_bytes(at: pathlib.Path) -> int:
     descriptor = os.open(at, os.O_RDONLY)
     try:
         os.sync()
