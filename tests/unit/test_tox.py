@@ -13,9 +13,9 @@ TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
 
 
-def paths(script: str, part: str) -> set[str]:
-    """Return what a script of tools/ gives pytest for a part."""
-    text = (ROOT / "tools" / script).read_text()
+def paths(part: str) -> set[str]:
+    """Return what the scripts of tools/ give pytest for a part."""
+    text = "".join((ROOT / "tools" / name).read_text() for name in ("lib.sh", "test.sh"))
     [found] = re.findall(rf"^{part}=\(([^)]+)\)", text, re.MULTILINE)
     return set(found.split())
 
@@ -24,13 +24,9 @@ def paths(script: str, part: str) -> set[str]:
 def test_tests_are_the_same(part: str) -> None:
     words = shlex.split(TOX[f"testenv:{part}"]["commands"].replace("\\\n", " "))
     assert words[:4] == ["python", "-m", "pytest", "-m"] and words[-1] == "{posargs}"
-    assert set(words[5:-1]) == paths("test.sh", part.upper())
+    assert set(words[5:-1]) == paths(part.upper())
     assert all((ROOT / word).is_dir() for word in words[5:-1])
     assert "not packages" in words[4]
-
-
-def test_unit_tests_are_the_same_with_the_lowest_versions() -> None:
-    assert paths("lowest.sh", "UNIT") == paths("test.sh", "UNIT")
 
 
 def test_libraries_are_the_same() -> None:
