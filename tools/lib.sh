@@ -8,8 +8,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv LOGS=$ROOT/.cache/logs
 # shellcheck disable=SC2034
 UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract tests/security/fuzz)
-# shellcheck disable=SC2034  # for each processor two, since half of a unit test's time is waiting
-UNIT_WORKERS=$((2 * $(nproc) < 16 ? 2 * $(nproc) : 16))
+# shellcheck disable=SC2034  # for each processor three, since half of a unit test's time is waiting
+UNIT_WORKERS=$((3 * $(nproc) < 16 ? 3 * $(nproc) : 16))
 
 say() { printf 'acstor: %s\n' "$*" >&2; }
 
