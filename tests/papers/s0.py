@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""S0: Adaptive collaborative exchange (ac-store)."""
+
+from tests.papers import experiment
+
+PAPER = experiment.Paper(
+    key="S0",
+    name="Adaptive collaborative exchange (ac-store)",
+    cite=(
+        "B. Nicolae, A. Kochut, A. Karve: *Towards scalable on-demand collective data access "
+        "in IaaS clouds: An adaptive collaborative content exchange proposal*, Journal of "
+        "Parallel and Distributed Computing, 2016."
+    ),
+    about="",
+    experiments=(),
+)
