@@ -65,7 +65,7 @@ def _rows(
     refused = [
         experiment.Absent(name, "could not run", "", why) for name, why in kept.refusals.items()
     ]
-    return refused or one.rows(kept.outcomes)
+    return refused or (one.rows(kept.outcomes) if kept.records else [])
 
 
 def _is_headline(row: experiment.Row | experiment.Absent) -> bool:
@@ -169,10 +169,11 @@ def number(value: float) -> str:
     """Write a figure with three digits that count, and no more.
 
     >>> [number(value) for value in (0.9876, 12.34, 1234.5, 2.0, 1.0)]
-    ['0.988', '12.3', '1,234', '2.00', '1.000']
+    ['0.988', '12.3', '1,234', '2.00', '1.00']
     """
-    digits = math.ceil(math.log10(abs(value))) if abs(value) > 1 else 0
-    return f"{value:,.{max(0, 3 - max(1, digits))}f}" if digits else f"{value:.3f}"
+    if abs(value) < 1:
+        return f"{value:.3f}"
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def _plain(words: str) -> str:

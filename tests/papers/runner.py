@@ -7,12 +7,16 @@ and the steadier of both turns is kept.
 """
 
 import dataclasses
+import multiprocessing
+import os
 import pathlib
 import shutil
+import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from concurrent import futures
 
 from tests.bench import harness
 from tests.papers import experiment
@@ -22,6 +26,7 @@ from tests.papers import store
 ROOM_BYTES = 3 << 30
 """A case makes images, caches and guests' disks, of 2 GiB at most."""
 TURNS = 2
+PROCESSORS = len(os.sched_getaffinity(0))
 
 
 class NoRoom(Exception):
@@ -71,30 +76,73 @@ class Runner:
     def _run_cases(
         self, one: experiment.Experiment, kept: store.Kept, cases: Sequence[experiment.Case]
     ) -> None:
+        """Run cases: those in virtual time side by side, then the timed ones, each by itself."""
+        virtual = [case for case in cases if not case.is_timed]
+        self._require_room(one, cases)
+        for case, record in self._side_by_side(one, virtual):
+            self._keep(one, kept, case, record)
         for case in cases:
-            free_bytes = shutil.disk_usage(self._folder).free
-            if free_bytes < ROOM_BYTES:
-                raise NoRoom(
-                    f"{self._folder} has {free_bytes >> 20} MiB free, and {one.key}, {case.name} "
-                    f"may need {ROOM_BYTES >> 20}. Make room and run the same command again."
-                )
-            kept.records[case.name] = self._record(one, case)
-            store.save(self._folder, one.key, kept)
+            if case.is_timed:
+                self._require_room(one, [case])
+                self._keep(one, kept, case, self._record(one, case))
+
+    def _keep(
+        self,
+        one: experiment.Experiment,
+        kept: store.Kept,
+        case: experiment.Case,
+        record: store.Record,
+    ) -> None:
+        kept.records[case.name] = record
+        store.save(self._folder, one.key, kept)
+
+    def _require_room(self, one: experiment.Experiment, cases: Sequence[experiment.Case]) -> None:
+        free_bytes = shutil.disk_usage(self._folder).free
+        if cases and free_bytes < ROOM_BYTES:
+            raise NoRoom(
+                f"{self._folder} has {free_bytes >> 20} MiB free, and {one.key}, {cases[0].name} "
+                f"may need {ROOM_BYTES >> 20}. Make room and run the same command again."
+            )
+
+    def _side_by_side(
+        self, one: experiment.Experiment, cases: Sequence[experiment.Case]
+    ) -> Iterator[tuple[experiment.Case, store.Record]]:
+        """Run cases in processes, one for each processor; yield each when it has ended.
+
+        What these cases say of their progress is not shown.
+        """
+        if not cases:
+            return
+        with futures.ProcessPoolExecutor(initializer=_leave_interrupts_to_parent) as pool:
+            running = {pool.submit(_run_virtual, case): case for case in cases}
+            try:
+                for ended in futures.as_completed(running):
+                    case, record = running[ended], ended.result()
+                    self._count(case, record["took_s"] / PROCESSORS)
+                    self._say(f"[{self._left()}] {one.key}: {case.name} has ended")
+                    yield case, record
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
 
     def _record(self, one: experiment.Experiment, case: experiment.Case) -> store.Record:
         self._say(f"[{self._left()}] {one.key}: {case.name}")
-        with load.Watch() as watch:
-            found = _outcome(case, self._say)
+        record = _watched(case, self._say)
+        self._count(case, record["took_s"])
+        return record
+
+    def _count(self, case: experiment.Case, took_s: float) -> None:
         if case in self._waiting:
             self._waiting.remove(case)
-        self._about_s += case.about_s
-        self._took_s += watch.seen["took_s"]
-        return {**found, **watch.seen, "is_timed": case.is_timed, "machine": harness.machine()}
+        self._about_s += _alone_s(case)
+        self._took_s += took_s
 
     def _left(self) -> str:
         """Say what is left: the estimates of cases, as long as those took that have been run."""
         pace = self._took_s / self._about_s if self._about_s else 1.0
-        left_s = pace * sum(case.about_s for case in self._waiting)
+        left_s = pace * sum(map(_alone_s, self._waiting))
         return f"{len(self._waiting)} left, about {max(1, round(left_s / 60))} min"
 
     def _steadied(self, one: experiment.Experiment, kept: store.Kept) -> store.Kept:
@@ -116,13 +164,40 @@ class Runner:
 
 
 def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
-    """Return by how much paired baselines differ, as a share, if that is too much."""
+    """Return by how much paired baselines differ, as a share, if that is too much.
+
+    Where a case could not run, pairs may lack an end, and nothing is said.
+    """
+    if kept.refusals or not kept.records:
+        return None
     pairs = one.pairs(kept.outcomes)
     widest = max(map(experiment.spread, pairs.values()), default=0.0)
     return widest if widest > experiment.STEADY else None
 
 
-def _outcome(case: experiment.Case, say: Callable[[str], None]) -> store.Record:
+def _alone_s(case: experiment.Case) -> float:
+    """Return how long a case keeps the whole machine."""
+    return case.about_s / (1 if case.is_timed else PROCESSORS)
+
+
+def _leave_interrupts_to_parent() -> None:
+    """Ctrl-C reaches the whole group; the parent ends its processes by itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run_virtual(case: experiment.Case) -> store.Record:
+    return _watched(case, lambda _: None)
+
+
+def _watched(case: experiment.Case, say: harness.Say) -> store.Record:
+    """Run a case, and return its record."""
+    with load.Watch() as watch:
+        found = _outcome(case, say)
+    return {**found, **watch.seen, "is_timed": case.is_timed, "machine": harness.machine()}
+
+
+def _outcome(case: experiment.Case, say: harness.Say) -> store.Record:
     """Run a case; what stops it stops no other."""
     began = time.time()
     try:
