@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published pages are what the results beside them say, and nothing else."""
+
+import re
+
+import pytest
+
+from tests.papers import __main__ as command
+from tests.papers import catalogue
+from tests.papers import experiment
+from tests.papers import page
+from tests.papers import store
+
+PUBLISHED = command.PUBLISHED
+EXPERIMENTS = [one for paper in catalogue.PAPERS for one in paper.experiments]
+
+
+@pytest.mark.parametrize("paper", catalogue.PAPERS, ids=lambda paper: paper.key)
+def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> None:
+    results = PUBLISHED / command.RESULTS
+    kept = {
+        one.key: store.load(results, one.key, experiment.Scale.WHOLE) for one in paper.experiments
+    }
+    written = (PUBLISHED / f"{paper.key.lower()}.rst").read_text()
+    assert written == page.text(paper, kept, command.PICTURES), (
+        "write it anew: python -m tests.papers --pages-only --publish"
+    )
+    for picture in re.findall(r"image:: (\S+)", written):
+        assert (PUBLISHED / picture).is_file()
+
+
+def test_every_published_file_belongs_to_an_experiment() -> None:
+    keys = {one.key for one in EXPERIMENTS}
+    for folder in (command.RESULTS, command.PICTURES):
+        assert {file.stem for file in (PUBLISHED / folder).glob("*")} <= keys
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.key)
+@pytest.mark.parametrize("scale", experiment.Scale)
+def test_cases_have_names_of_their_own(one: experiment.Experiment, scale: experiment.Scale) -> None:
+    names = [case.name for case in one.cases(scale)]
+    assert names
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("scale", "at_most_min"), [("quick", 20), ("whole", 180)])
+def test_all_papers_are_run_in_the_time_that_is_promised(scale: str, at_most_min: int) -> None:
+    cases = [case for one in EXPERIMENTS for case in one.cases(experiment.Scale(scale))]
+    alone_s = sum(case.about_s / (1 if case.is_timed else 2) for case in cases)
+    assert alone_s / 60 <= at_most_min
+
+
+def test_experiments_have_keys_of_their_own_and_of_their_papers() -> None:
+    keys = [one.key for one in EXPERIMENTS]
+    assert len(set(keys)) == len(keys)
+    for paper in catalogue.PAPERS:
+        assert {one.paper for one in paper.experiments} <= {paper.key}
