@@ -2,6 +2,7 @@
 """S0: Adaptive collaborative exchange (ac-store)."""
 
 from tests.papers import experiment
+from tests.papers import s0_figures
 
 PAPER = experiment.Paper(
     key="S0",
@@ -12,5 +13,5 @@ PAPER = experiment.Paper(
         "Parallel and Distributed Computing, 2016."
     ),
     about="",
-    experiments=(),
+    experiments=(*s0_figures.EXPERIMENTS,),
 )
