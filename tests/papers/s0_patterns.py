@@ -35,14 +35,7 @@ VARIANTS = {
     BY_512: variants.Variant.PREFETCH_BY_LIMIT,
     BY_INF: variants.Variant.UNBOUNDED_PREFETCH,
 }
-KEPT = (
-    "completion",
-    "source_ratio",
-    "unread_share",
-    "transfers_bytes",
-    "prefetched_bytes",
-    "cpu_s",
-)
+KEPT = ("completion", "source_ratio", "unread_share", "cpu_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Plan:
     :param make: makes it, of a number of hosts and the rate of links
     :param link_mbit: the rate, of a number of hosts
     :param limit_share: the paper's limit of unmatched chunks, 16 MiB, over its region
-    :param direct_divisor: by which regions, image and delays are smaller where the source serves all
+    :param direct_divisor: by which the pattern is smaller where the source serves all
     :param counts: numbers of hosts at each scale
     :param quick_ways: what is played at the quick scale
     :param shown_only: numbers of hosts that get no strategies but the paper's own
@@ -72,7 +65,7 @@ class Plan:
         return self.make(hosts, self.link_mbit(hosts))
 
     def limit_chunks(self, hosts: int) -> int:
-        """Return the limit of unmatched chunks that is to this region what 512 are to the paper's."""
+        """Return the limit that is to this region what 512 chunks are to the paper's."""
         region_bytes = self.pattern(hosts).readings[0].length
         return max(1, round(self.limit_share * region_bytes / CHUNK_BYTES))
 
@@ -102,7 +95,7 @@ def _sync_disjoint(hosts: int, link_mbit: float) -> patterns.Pattern:
 
 
 _WHOLE, _QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
-_LEAST = {_WHOLE: (1, 8, 32), _QUICK: (8,)}
+_LEAST = {_WHOLE: (8, 32), _QUICK: (8,)}
 SYNC_SAME = Plan(
     "Sync-Same",
     _sync_same,
@@ -167,8 +160,9 @@ def _ways(plan: Plan, hosts: int) -> tuple[str, ...]:
 def _about_s(plan: Plan, way: str, hosts: int) -> float:
     """Return about how long a case takes: hosts start and end, and read."""
     limit_s = plan.pattern(hosts).limit_s
+    pace = 1.7 if plan is SYNC_SAME else 1.1
     is_crowded = plan is SYNC_SAME and way in (DIRECT, DIRECT_AGAIN)
-    return 8 + 0.5 * hosts + limit_s * (hosts / plan.direct_divisor if is_crowded else 1.7)
+    return 8 + 0.5 * hosts + limit_s * (hosts / plan.direct_divisor if is_crowded else pace)
 
 
 def run(plan: Plan, way: str, hosts: int, say: harness.Say) -> experiment.Outcome:
@@ -209,7 +203,6 @@ def _kept(pattern: patterns.Pattern, found: patterns.Outcome) -> experiment.Outc
         "peers get": max(0.0, peers - prefetched) / region,
         "peers prefetch": prefetched / region,
     }
-    kept.pop("prefetched_bytes", None)
     kept["rate"] = {one: rates[one] for one in ("min", "mean", "max")}
     kept["link_mbit"], kept["region_mib"] = pattern.link_mbit, region / geometry.MIB
     return {one: _rounded(value) for one, value in kept.items()}
