@@ -129,9 +129,10 @@ def on_demand(
     images: collective.Images,
     groups: Sequence[Sequence[int]],
     options: Mapping[str, object],
+    kind: type[collective.Cloud] = collective.Cloud,
 ) -> Outcome:
     """Let the hosts read through their agents, of which each group shares a ring."""
-    cloud = collective.Cloud(pattern.hosts, pattern.link_mbit, images, groups)
+    cloud = kind(pattern.hosts, pattern.link_mbit, images, groups)
     with cloud.running(**options):
         readings = dict(enumerate(pattern.readings))
         cloud.attach(readings)

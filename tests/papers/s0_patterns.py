@@ -75,23 +75,23 @@ def filled_mbit(hosts: int) -> float:
     return min(MOST_MBIT, FILLED_MBIT / hosts)
 
 
-def _region_bytes(seconds: float, link_mbit: float) -> int:
+def region_bytes(seconds: float, link_mbit: float) -> int:
     """Return what a link carries in a time, in whole chunks."""
     return max(1, round(seconds * link_mbit * 1e6 / 8 / CHUNK_BYTES)) * CHUNK_BYTES
 
 
 def _sync_same(hosts: int, link_mbit: float) -> patterns.Pattern:
-    region = _region_bytes(8.0, link_mbit)
+    region = region_bytes(8.0, link_mbit)
     return patterns.sync_same(hosts, link_mbit, region, IMAGE_REGIONS * region)
 
 
 def _shifted_same(hosts: int, link_mbit: float) -> patterns.Pattern:
-    region = _region_bytes(2.0, link_mbit)
+    region = region_bytes(2.0, link_mbit)
     return patterns.shifted_same(hosts, link_mbit, region, IMAGE_REGIONS * region, delay_s=1.1)
 
 
 def _sync_disjoint(hosts: int, link_mbit: float) -> patterns.Pattern:
-    return patterns.sync_disjoint(hosts, link_mbit, _region_bytes(10.0 / hosts, link_mbit))
+    return patterns.sync_disjoint(hosts, link_mbit, region_bytes(10.0 / hosts, link_mbit))
 
 
 _WHOLE, _QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
