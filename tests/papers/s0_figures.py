@@ -73,7 +73,7 @@ EXPERIMENTS = (
         "S0-figure-3",
         "Figure 3 and table 2: all read the same, one after the other",
         "All read the same 1 GB, each 5 s after the one before; a link carries that in 9 s.",
-        "A region takes 2 s on a link of 50 Mbit/s, and hosts begin 1.1 s apart: few read at a "
+        "A region takes 1.5 s on a link of 50 Mbit/s, and hosts begin 0.8 s apart: few read at a "
         "time, so links need not be slower. *direct* plays it four times shorter, *broadcast* "
         "with slower links.",
         functools.partial(printed.rows, SHIFTED_SAME),

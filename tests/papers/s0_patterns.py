@@ -86,8 +86,8 @@ def _sync_same(hosts: int, link_mbit: float) -> patterns.Pattern:
 
 
 def _shifted_same(hosts: int, link_mbit: float) -> patterns.Pattern:
-    region = region_bytes(2.0, link_mbit)
-    return patterns.shifted_same(hosts, link_mbit, region, IMAGE_REGIONS * region, delay_s=1.1)
+    region = region_bytes(1.5, link_mbit)
+    return patterns.shifted_same(hosts, link_mbit, region, IMAGE_REGIONS * region, delay_s=0.8)
 
 
 def _sync_disjoint(hosts: int, link_mbit: float) -> patterns.Pattern:
