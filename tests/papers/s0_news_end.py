@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from acstor_common import ids
 from acstor_common import peer_wire
 
 PORT = 7300
@@ -34,6 +35,8 @@ def send(way: str, address: str, count: int, rate: float, batch: int) -> dict[st
         sock.connect((address, PORT))
         if way == "tcp":
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.Klass.BULK, 1)
+            sock.sendall(b"".join(peer_wire.encode(hello)))
         began = time.process_time()
         for prefixes in _gathered(count, rate, batch):
             if way == "udp":
@@ -96,11 +99,11 @@ def _datagrams(sock: socket.socket) -> Iterator[tuple[int, ...]]:
 
 
 def _frames(sock: socket.socket) -> Iterator[tuple[int, ...]]:
-    receiver = peer_wire.Receiver("a host", peer_wire.BULK_ONLY)
+    receiver = peer_wire.Receiver("a host", peer_wire.FROM_CLIENT)
     while data := sock.recv(BUFFER_BYTES):
         for message in receiver.feed(data):
-            assert isinstance(message, peer_wire.Advertise)
-            yield message.prefixes
+            if isinstance(message, peer_wire.Advertise):
+                yield message.prefixes
 
 
 def fill(address: str, seconds: float) -> dict[str, float]:

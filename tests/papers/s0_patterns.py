@@ -118,7 +118,7 @@ SHIFTED_SAME = Plan(
 SYNC_DISJOINT = Plan(
     "Sync-Disjoint",
     _sync_disjoint,
-    lambda hosts: 50.0,
+    lambda hosts: MOST_MBIT,
     1 / 8,
     1,
     _LEAST,

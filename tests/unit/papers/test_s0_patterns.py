@@ -95,9 +95,8 @@ def test_unfair_throughput_is_a_miss_that_says_why():
 
 
 def test_waste_is_held_against_that_without_a_limit():
-    found = outcomes(
-        32, acstor_512=outcome(unread=0.1), acstor_inf=outcome(unread=0.9), acstor=outcome()
-    )
+    unread = {"acstor_512": 0.2, "acstor_inf": 1.0, "acstor": 0.1, "acstor_0": 0.1, "direct": 0.3}
+    found = outcomes(32, **{way: outcome(unread=share) for way, share in unread.items()})
     paper, own = printed.disjoint_only(found)
     assert paper.ratio == pytest.approx(9.0) and paper.verdict == "beaten"
     assert own.ratio and own.ratio > paper.ratio  # nothing wasted is no division by zero
