@@ -24,6 +24,8 @@ RATE = 96.0
 TELL_S = 20.0
 GATHERED = 10
 """Of them in a frame: what comes up in the 100 ms for which acstor gathers."""
+GIVERS = 3
+"""Hosts that give chunks to the one that is told: as many answers are under way to it."""
 FLOWS_S = 4.0
 """How much longer the link is full than chunks are told of."""
 
@@ -52,7 +54,7 @@ def _told(
     net: network.Network, way: str, count: int, rate: float, batch: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Let the first host tell the second one; return what each end says."""
-    sender, receiver = net.hosts
+    sender, receiver, *_ = net.hosts
     patience_s = 60.0 + (count / rate if rate else 0.0)
     with _end(receiver, "receive", way, receiver.address, 0, 0, 0) as takes:
         if way == TCP:
@@ -89,14 +91,16 @@ def cost(way: str, say: harness.Say) -> experiment.Outcome:
 def full(way: str, seconds: float, say: harness.Say) -> experiment.Outcome:
     """Tell of chunks while the link is full of the bytes of chunks."""
     count = int(RATE * seconds)
-    with network.Network(2, LINK_MBIT) as net, contextlib.ExitStack() as stack:
-        sender, receiver = net.hosts
-        sink = stack.enter_context(_end(receiver, "sink", TCP, receiver.address, 0, 0, 0))
+    with network.Network(2 + GIVERS, LINK_MBIT) as net, contextlib.ExitStack() as stack:
+        _, receiver, *givers = net.hosts
+        sink = stack.enter_context(_end(receiver, "sink", TCP, receiver.address, GIVERS, 0, 0))
         collective.wait_listening(receiver, end.PORT + 1)
         fill_s = seconds + FLOWS_S
-        flow = stack.enter_context(_end(sender, "fill", TCP, receiver.address, fill_s, 0, 0))
+        filling = ("fill", TCP, receiver.address, fill_s, 0, 0)
+        flows = [stack.enter_context(_end(giver, *filling)) for giver in givers]
         sent, taken = _told(net, way, count, RATE, 1 if way == UDP else GATHERED)
-        _said(flow, 60.0)
+        for flow in flows:
+            _said(flow, 60.0)
         moved = _said(sink, 60.0)
     found = {
         "lost_share": 1 - taken["chunks"] / sent["chunks"],
@@ -150,12 +154,12 @@ EXPERIMENT = experiment.Experiment(
     title="3.4: advertisements by UDP, and why acstor has them on TCP",
     paper_has="Gossip by UDP, which costs less and may lose messages; no measurement.",
     here=(
-        f"Two processes in two namespaces. *UDP* is a datagram of 9 bytes for each chunk, at once, "
+        f"Processes in namespaces. *UDP* is a datagram of 9 bytes for each chunk, at once, "
         f"as the paper has it; *TCP* are acstor's own frames, which gather chunks for 100 ms. "
         f"Costs: {COST_CHUNKS:,} chunks as fast as it goes, without a limit on the link, "
-        f"{GATHERED} in a frame. Loss: {RATE:g} chunks a second on a link of {LINK_MBIT:g} Mbit/s "
-        "that a connection fills with the bytes of chunks (its queue is 100 ms). The ratio is "
-        "UDP's over TCP's."
+        f"{GATHERED} in a frame. Loss: {RATE:g} chunks a second to a host whose link of "
+        f"{LINK_MBIT:g} Mbit/s, with a queue of 100 ms, {GIVERS} other hosts fill with the bytes "
+        "of chunks. The ratio is UDP's over TCP's."
     ),
     cases=cases,
     rows=rows,

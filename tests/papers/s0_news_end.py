@@ -6,10 +6,11 @@
 ROLE is ``send`` or ``receive``; WAY is ``udp``, a datagram for each chunk, or ``tcp``, frames of
 acstor with BATCH chunks in each (RATE chunks a second; 0: as fast as it goes).  A prefix is the
 time at which it came up, in us, so that who receives knows how long it took.  ``fill`` sends
-bytes by TCP for COUNT seconds, ``sink`` takes them.  Prints JSON: chunks, and the process's time
-for them.
+bytes by TCP for COUNT seconds, ``sink`` takes those of COUNT connections.  Prints JSON: chunks,
+and the process's time for them.
 """
 
+import concurrent.futures
 import json
 import socket
 import struct
@@ -115,15 +116,20 @@ def fill(address: str, seconds: float) -> dict[str, float]:
     return {"bytes": sent}
 
 
-def sink(address: str) -> dict[str, float]:
-    """Take bytes of one connection."""
-    taken, buffer = 0, bytearray(BUFFER_BYTES)
+def sink(address: str, count: int) -> dict[str, float]:
+    """Take the bytes of so many connections."""
     with socket.create_server((address, PORT + 1)) as server:
-        connection, _ = server.accept()
-        with connection:
-            while count := connection.recv_into(buffer):
-                taken += count
-    return {"bytes": taken}
+        connections = [server.accept()[0] for _ in range(count)]
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        return {"bytes": sum(threads.map(_drained, connections))}
+
+
+def _drained(connection: socket.socket) -> int:
+    taken, buffer = 0, bytearray(BUFFER_BYTES)
+    with connection:
+        while count := connection.recv_into(buffer):
+            taken += count
+    return taken
 
 
 def main() -> None:
@@ -134,7 +140,7 @@ def main() -> None:
     elif role == "receive":
         found = receive(way, address)
     else:
-        found = fill(address, float(count)) if role == "fill" else sink(address)
+        found = fill(address, float(count)) if role == "fill" else sink(address, int(count))
     print(json.dumps(found))
 
 
