@@ -11,15 +11,15 @@ from tests.papers import s0_news
 
 ABOUT = """\
 The paper lets instances that read the same image at about the same time help each other: each
-host mirrors on demand what its instance reads, tells its two neighbours on a ring of it, fetches
-from them what it misses, and prefetches what they advertise as long as fewer than 512 chunks that
-it has prefetched are unread. In acstor this is how agents exchange chunks. What is added: each chunk
-has a *home*, a host that reads it from the source once for all; a busy host names others; who
-prefetches begins with two chunks and earns the paper's limit by predictions that proved right;
-what comes is checked against its hash. The paper's own rule alone is the variant
-``prefetch-by-limit``, shown as *acstor-512*; *acstor-0* and *acstor-inf* are its extremes
-(``no-prefetch``, ``unbounded-prefetch``). The order in which a host sends is the paper's: answers
-and requests for what a guest waits for, then advertisements, then prefetches.
+host mirrors on demand what its instance reads, tells its two neighbours on a ring of it,
+fetches from them what it misses, and prefetches what they advertise as long as fewer than 512
+chunks that it has prefetched are unread. In acstor this is how agents exchange chunks. What is
+added: each chunk has a *home*, a host that reads it from the source once for all; a busy host
+names others; who prefetches begins with two chunks and earns the paper's limit by predictions
+that proved right; what comes is checked against its hash. The paper's own rule alone is the
+variant ``prefetch-by-limit``, shown as *acstor-512*; *acstor-0* and *acstor-inf* are its
+extremes (``no-prefetch``, ``unbounded-prefetch``). The order in which a host sends is the
+paper's: answers and requests for what a guest waits for, then advertisements, then prefetches.
 """
 
 PAPER = experiment.Paper(
