@@ -21,7 +21,7 @@ LINK_MBIT = 25.0
 COST_CHUNKS = 200_000
 RATE = 96.0
 """Chunks a second: a host whose link is full receives half as many, and tells two neighbours."""
-TELL_S = 20.0
+TELL_S = 12.0
 GATHERED = 10
 """Of them in a frame: what comes up in the 100 ms for which acstor gathers."""
 GIVERS = 3
@@ -113,7 +113,7 @@ def full(way: str, seconds: float, say: harness.Say) -> experiment.Outcome:
 
 def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     """Return the cases."""
-    seconds = TELL_S if scale is experiment.Scale.WHOLE else TELL_S / 4
+    seconds = TELL_S if scale is experiment.Scale.WHOLE else TELL_S / 3
     found = [experiment.Case(f"cost, {way}", functools.partial(cost, way), 5) for way in (UDP, TCP)]
     for way in (UDP, TCP):
         run = functools.partial(full, way, seconds)

@@ -48,7 +48,7 @@ class Plan:
     :param direct_divisor: by which the pattern is smaller where the source serves all
     :param counts: numbers of hosts at each scale
     :param quick_ways: what is played at the quick scale
-    :param shown_only: numbers of hosts that get no strategies but the paper's own
+    :param without_strategies: numbers of hosts that play acstor as it is and no variants
     """
 
     key: str
@@ -58,7 +58,7 @@ class Plan:
     direct_divisor: int
     counts: dict[experiment.Scale, tuple[int, ...]]
     quick_ways: tuple[str, ...]
-    shown_only: tuple[int, ...] = ()
+    without_strategies: tuple[int, ...] = ()
 
     def pattern(self, hosts: int) -> patterns.Pattern:
         """Return the pattern as acstor plays it."""
@@ -103,8 +103,8 @@ SYNC_SAME = Plan(
     1 / 64,
     8,
     {_WHOLE: (1, 8, 16, 32), _QUICK: (8,)},
-    (DIRECT, ACSTOR, BY_512, BROADCAST, DIRECT_AGAIN),
-    shown_only=(16,),
+    (DIRECT, ACSTOR, BROADCAST, DIRECT_AGAIN),
+    without_strategies=(16,),
 )
 SHIFTED_SAME = Plan(
     "Shifted-Same",
@@ -114,6 +114,7 @@ SHIFTED_SAME = Plan(
     4,
     _LEAST,
     (DIRECT, ACSTOR),
+    without_strategies=(8,),
 )
 SYNC_DISJOINT = Plan(
     "Sync-Disjoint",
@@ -153,7 +154,7 @@ def cases(plan: Plan, scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 def _ways(plan: Plan, hosts: int) -> tuple[str, ...]:
     """Return what is played with so many hosts: one alone has no neighbours to fetch from."""
-    strategies = () if hosts == 1 else (BY_512,) if hosts in plan.shown_only else STRATEGIES
+    strategies = () if hosts == 1 or hosts in plan.without_strategies else STRATEGIES
     return (DIRECT, BROADCAST, ACSTOR, *strategies)
 
 
