@@ -88,8 +88,9 @@ CLAIMS = (
         "more than twice",
         2.0,
         "very close",
-        "readers of stripes of 128 KiB drift apart and then use all links: they get twice the share "
-        "of a link that GlusterFS gave the paper's, 0.28; acstor's own bound is that of figure 2",
+        "readers of stripes of 128 KiB drift apart and then use all links: they get twice the "
+        "share of a link that GlusterFS gave the paper's, 0.28; acstor's own bound is that of "
+        "figure 2",
     ),
     Claims(
         "Sync-Disjoint",
