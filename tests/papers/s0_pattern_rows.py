@@ -13,7 +13,15 @@ from tests.papers import experiment
 from tests.papers import s0_patterns as played
 
 PAPER_HOSTS = 32
-MOST, LESS = experiment.Better.MORE, experiment.Better.LESS
+LESS = experiment.Better.LESS
+FEWER = frozenset({8, 16})
+"""Numbers of hosts of which some figures are shown as well."""
+OWN_GOAL = 1.15
+OWN_GOAL_BECAUSE = (
+    "headers alone take 1.046; a reader's window of some chunks waits for its first, and each "
+    "comes by several hosts, whose uplinks are all busy (contributor/gossip has what was tried)"
+)
+UNFAIR = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,30 +175,19 @@ def _table_2(
 def sync_same_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     """Return what the text says of Sync-Same besides."""
     hosts = most_hosts(outcomes)
-    completion = got(outcomes, played.ACSTOR, hosts, "completion")
     slowest = got(outcomes, played.ACSTOR, hosts, "rate", "min")
-    fastest = got(outcomes, played.ACSTOR, hosts, "rate", "max")
     direct_max = got(outcomes, played.DIRECT, hosts, "rate", "max")
     found = [
         experiment.Row(
             "Figure 2",
             f"completion by the time that a link needs for the region, acstor, {hosts} hosts",
             "2.8 (1 Gbit/s carries 125 MB/s, table 2 has 44)",
-            completion,
-            goal=125 / 44,
+            got(outcomes, played.ACSTOR, hosts, "completion"),
+            goal=round(125 / 44, 2),
             better=LESS,
             is_headline=True,
         ),
-        experiment.Row(
-            "4.3.1",
-            f"throughput of the fastest host over that of the slowest, acstor, {hosts} hosts",
-            "below 1.05",
-            quotient(fastest, slowest),
-            goal=1.05,
-            better=LESS,
-            because=UNFAIR,
-            is_headline=True,
-        ),
+        _fairness(outcomes, hosts),
         experiment.Row(
             "4.3.1",
             f"slowest host of acstor against the fastest without exchange, {hosts} hosts",
@@ -202,17 +199,40 @@ def sync_same_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             quotient(slowest, direct_max),
             10.0,
         ),
+        *(_from_peers(outcomes, count, share) for count, share in ((8, 0.7), (32, 0.9))),
     ]
-    found += [_from_peers(outcomes, count, share) for count, share in ((8, 0.7), (32, 0.9))]
     if hosts != PAPER_HOSTS:
         found = [dataclasses.replace(row, goal=None) for row in found]
+    fewer = sorted(FEWER - {hosts})
+    found += [_own_goal(outcomes, count) for count in sorted({hosts or 0, *FEWER})]
+    found += [dataclasses.replace(_fairness(outcomes, count), goal=None) for count in fewer]
     return [row for row in found if row.ours is not None]
 
 
-UNFAIR = (
-    "a host's throughput hangs on whose uplink its answers wait, and 32 readers of which none is "
-    "paced drift apart; what each chunk waits for is in contributor/transfers"
-)
+def _own_goal(outcomes: experiment.Outcomes, hosts: int) -> experiment.Row:
+    return experiment.Row(
+        "Own goal",
+        f"completion by the time that a link needs for the region, acstor, {hosts} hosts",
+        "none; wanted here: 1.15",
+        got(outcomes, played.ACSTOR, hosts, "completion"),
+        goal=OWN_GOAL,
+        better=LESS,
+        because=OWN_GOAL_BECAUSE,
+    )
+
+
+def _fairness(outcomes: experiment.Outcomes, hosts: int | None) -> experiment.Row:
+    slowest, fastest = (got(outcomes, played.ACSTOR, hosts, "rate", end) for end in ("min", "max"))
+    return experiment.Row(
+        "4.3.1",
+        f"throughput of the fastest host over that of the slowest, acstor, {hosts} hosts",
+        "below 1.05",
+        quotient(fastest, slowest),
+        goal=1.05,
+        better=LESS,
+        is_headline=hosts == PAPER_HOSTS,
+        because=UNFAIR,
+    )
 
 
 def _from_peers(outcomes: experiment.Outcomes, hosts: int, share: float) -> experiment.Row:

@@ -18,6 +18,7 @@ COLOURS = {
     played.BY_512: "tab:green",
     played.BY_INF: "tab:purple",
 }
+LOG_FROM_RATIO = 10
 SPLIT_COLOURS = ("tab:red", "tab:orange", "tab:green")
 
 
@@ -52,12 +53,18 @@ def _completion(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
 
 def _throughput(panel: axes.Axes, outcomes: experiment.Outcomes, ways: Sequence[str]) -> None:
     """Draw from the slowest to the fastest host."""
+    drawn: list[float] = []
     for way in ways:
         hosts = counts(outcomes, way)
         for end, line in (("min", "v--"), ("max", "^-")):
             rates = [s0_pattern_rows.got(outcomes, way, count, "rate", end) for count in hosts]
             panel.plot(hosts, rates, line, color=COLOURS[way], label=f"{way}, {end}")
-    panel.set(xlabel="hosts", ylim=(0, None))
+            drawn += [rate for rate in rates if rate is not None]
+    is_wide = bool(drawn) and max(drawn) > LOG_FROM_RATIO * min(drawn)
+    if is_wide:
+        panel.set(yscale="log")
+        panel.yaxis.set_major_formatter("{x:g}")
+    panel.set(xlabel="hosts", ylim=(None if is_wide else 0, None))
     panel.legend(fontsize="small")
 
 

@@ -91,7 +91,13 @@ def test_unfair_throughput_is_a_miss_that_says_why():
     found = outcomes(32, acstor=outcome(least=0.4, most=0.6))
     rows = printed.sync_same_only(found)
     unfair = row(rows, "fastest host over that of the slowest")
-    assert unfair.ours == pytest.approx(1.5) and unfair.verdict == "missed" and unfair.because
+    assert unfair.ours == pytest.approx(1.5) and unfair.verdict == "missed"
+
+
+def test_own_goal_is_shown_for_fewer_hosts_as_well():
+    found = outcomes(32) | outcomes(16, acstor=outcome(completion=1.1))
+    own = [row for row in printed.sync_same_only(found) if row.part == "Own goal"]
+    assert [row.verdict for row in own] == ["reached", "missed"] and own[1].because
 
 
 def test_waste_is_held_against_that_without_a_limit():
