@@ -396,9 +396,9 @@ class Agent:
         keys = self._named.keys(image_map)
         index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         boots = self._boots.booting(image_map)
-        limit = settings.unmatched_limit(own)
+        limit, rule = settings.unmatched_limit(own), settings.prefetch_rule(own)
         ahead = prefetching.Prefetching(
-            image_map, index, self._chunks, self._nursery, limit, boots.covers
+            image_map, index, self._chunks, self._nursery, limit, boots.covers, rule
         )
         if not self._is_for_others(image_map.image_id):
             ahead.advertised(self._chunks.known())

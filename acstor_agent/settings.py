@@ -19,11 +19,13 @@ from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import identity as identity_
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.transfers import settings as settings_
 from acstor_agent.core.variants import Variant
 from acstor_agent.images import boot_recording
+from acstor_agent.images import prefetching
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_common import addresses
@@ -247,6 +249,13 @@ def topology(own: Options) -> neighbours.Topology | None:
 def may_refer(own: Options) -> bool:
     """Say whether busy hosts may name others to ask instead."""
     return Variant.NO_REFERRALS not in own.variants
+
+
+def prefetch_rule(own: Options) -> prefetching.Rule:
+    """Return what bounds prefetching below its limit: trust, or nothing else."""
+    if Variant.PREFETCH_BY_LIMIT in own.variants:
+        return unmatched_prefetch.UnmatchedPrefetcher
+    return prefetch.Prefetcher
 
 
 def unmatched_limit(own: Options) -> int | None:

@@ -65,9 +65,11 @@ class Storing:
             self._nursery.start_soon(self._wait_for_room)
 
     def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin), giver, _, is_kept, is_own, _ = chunk
+        want, (data, origin), giver, _, is_kept, is_own, priority = chunk
         if is_own:
             self._counters.fetched[want.image_id].add(origin, want.length)
+            if priority is Priority.ADVERTISED:
+                self._counters.prefetched_bytes += want.length
         if giver is None:
             self._counters.source_bytes += want.length
         try:

@@ -221,6 +221,10 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
     for name, text in (
         ("source_bytes", "Bytes that this host read from the source, for itself and for peers"),
         ("relayed_bytes", "Bytes that this host, as a home, took from another home"),
+        (
+            "prefetched_bytes",
+            "Bytes fetched because neighbours have them, before any guest waited",
+        ),
         ("served_bytes", "Bytes of chunks given to peers"),
         ("served_chunks", "Chunks given to peers"),
         ("invalid_chunks", "Answers of peers that were not what was asked for"),

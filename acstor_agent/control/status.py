@@ -321,6 +321,7 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "chunks_in_flight": len(chunks.core),
         "source_bytes": counted.source_bytes,
         "relayed_bytes": counted.relayed_bytes,
+        "prefetched_bytes": counted.prefetched_bytes,
         "served_bytes": counted.served_bytes,
         "served_chunks": counted.served_chunks,
         "invalid_chunks": core.invalid,

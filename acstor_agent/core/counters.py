@@ -145,8 +145,9 @@ class ExchangeCounters:
     those that this host read from the source, for itself and for peers; guests, here or elsewhere,
     waited for ``source_timed_bytes`` of them, in ``source_s`` the time of each chunk from the
     question to its bytes, added up; ``relayed_bytes`` are those that it took from another home
-    instead; ``referrals`` answers that named others; ``advertised`` and ``taken_back`` what
-    neighbours were told, once for each; ``copies_told`` what others were asked to let go first,
+    instead; ``prefetched_bytes`` what came because neighbours have it, before any guest waited;
+    ``referrals`` answers that named others; ``advertised`` and ``taken_back`` what neighbours
+    were told, once for each; ``copies_told`` what others were asked to let go first,
     ``demoted`` what their homes asked this host to.
     """
 
@@ -156,6 +157,7 @@ class ExchangeCounters:
         "demoted",
         "fetched",
         "fetched_before",
+        "prefetched_bytes",
         "referrals",
         "relayed_bytes",
         "served_bytes",
@@ -174,7 +176,7 @@ class ExchangeCounters:
         self.source_bytes = 0
         self.source_timed_bytes = 0
         self.source_s = 0.0
-        self.relayed_bytes = 0
+        self.relayed_bytes = self.prefetched_bytes = 0
         self.referrals = 0
         self.advertised = self.taken_back = 0
         self.copies_told = self.demoted = 0

@@ -18,6 +18,7 @@ class Variant(enum.StrEnum):
     ADVERTISE_FULL = "advertise-full"
     NO_PREFETCH = "no-prefetch"
     UNBOUNDED_PREFETCH = "unbounded-prefetch"
+    PREFETCH_BY_LIMIT = "prefetch-by-limit"
     NO_READ_AHEAD = "no-read-ahead"
     READ_AHEAD_BY_UNITS = "read-ahead-by-units"
     NO_REFERRALS = "no-referrals"
@@ -36,6 +37,8 @@ MEANINGS = {
     Variant.ADVERTISE_FULL: "every host is told",
     Variant.NO_PREFETCH: "nothing is fetched ahead because a neighbour advertised it",
     Variant.UNBOUNDED_PREFETCH: "all that neighbours advertise is fetched ahead",
+    Variant.PREFETCH_BY_LIMIT: "what neighbours advertise is fetched ahead while fewer chunks "
+    "than the limit are here that no guest has read, whatever proved right before",
     Variant.NO_READ_AHEAD: "nothing is fetched ahead of who reads in order",
     Variant.READ_AHEAD_BY_UNITS: "all of the part of an image that is being read is fetched, in "
     "whatever order",
@@ -52,7 +55,7 @@ MEANINGS = {
 
 _ALTERNATIVES = (
     {Variant.NO_ADVERTISEMENTS, Variant.ADVERTISE_NEAREST, Variant.ADVERTISE_FULL},
-    {Variant.NO_PREFETCH, Variant.UNBOUNDED_PREFETCH},
+    {Variant.NO_PREFETCH, Variant.UNBOUNDED_PREFETCH, Variant.PREFETCH_BY_LIMIT},
     {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS},
     {Variant.NO_REFERRALS, Variant.RING},
     {Variant.CACHE_LFU, Variant.CACHE_FIFO},

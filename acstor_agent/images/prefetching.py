@@ -15,6 +15,7 @@ from acstor_agent.chunks import ahead as ahead_
 from acstor_agent.chunks import exchange
 from acstor_agent.core.exchange import content_index
 from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.transfers import want as want_
 from acstor_common import chunk_map
@@ -23,6 +24,9 @@ from acstor_common import ids
 
 UNDER_WAY = 32
 """Chunks of one image that are being prefetched at a time."""
+
+Prefetcher = prefetch.Prefetcher | unmatched_prefetch.UnmatchedPrefetcher
+Rule = Callable[[chunk_state.ChunkStates, int | None], Prefetcher]
 
 _E = chunk_state.ChunkEvent
 
@@ -33,6 +37,7 @@ class Prefetching:
     :param is_covered: says whether a chunk comes by another way, with the boot image
     :param limit: chunks prefetched and not read that are allowed; 0 turns it off, None sets no
         bound
+    :param rule: makes what decides, from the states of chunks and the limit
     """
 
     def __init__(
@@ -43,9 +48,10 @@ class Prefetching:
         nursery: trio.Nursery,
         limit: int | None,
         is_covered: Callable[[ids.Cid], bool],
+        rule: Rule = prefetch.Prefetcher,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
-        self.prefetcher = prefetch.Prefetcher(self.states, limit)
+        self.prefetcher = rule(self.states, limit)
         self._is_on = limit != 0
         self._map = image_map
         self._index = index

@@ -132,10 +132,10 @@ class Cloud:
             net = stack.enter_context(self.network)
             root = self.images.files.folder
             self.server = stack.enter_context(image_server.ImageServer(net.source, root))
-            rings = self._write_rings(net)
+            rings, urls = self._write_rings(net), self._source_urls(net, stack)
             self.agents = {
                 number: stack.enter_context(
-                    agents.Agent(host, self.server.url, rings.get(number), **options)
+                    agents.Agent(host, urls[number], rings.get(number), **options)
                 )
                 for number, host in enumerate(net.hosts)
                 if number not in self._without_agent
@@ -145,6 +145,10 @@ class Cloud:
             self.mark()
             yield self
             agents.ask_to_end(self.agents.values())
+
+    def _source_urls(self, net: network.Network, stack: contextlib.ExitStack) -> list[str]:
+        """Return where each host reads images; a cloud may start other servers here."""
+        return [self.server.url] * len(net.hosts)
 
     def _write_rings(self, net: network.Network) -> dict[int, pathlib.Path]:
         rings = {}

@@ -129,9 +129,10 @@ def on_demand(
     images: collective.Images,
     groups: Sequence[Sequence[int]],
     options: Mapping[str, object],
+    kind: type[collective.Cloud] = collective.Cloud,
 ) -> Outcome:
     """Let the hosts read through their agents, of which each group shares a ring."""
-    cloud = collective.Cloud(pattern.hosts, pattern.link_mbit, images, groups)
+    cloud = kind(pattern.hosts, pattern.link_mbit, images, groups)
     with cloud.running(**options):
         readings = dict(enumerate(pattern.readings))
         cloud.attach(readings)
@@ -149,6 +150,9 @@ def on_demand(
             **outcome(pattern, list(seen.values()), cloud.source_bytes()),
             "cpu_s": cpu_s,
             "transfers_bytes": collective.received_bytes(statuses),
+            "prefetched_bytes": statistics.mean(
+                status["exchange"]["prefetched_bytes"] for status in statuses
+            ),
             "unread_share": sum(unread) / sum(r.length for r in pattern.readings),
             "fallbacks": sum(status["exchange"]["fallbacks"] for status in statuses),
         }

@@ -36,7 +36,12 @@ OTHER_VARIANTS = (
     ("", variants.Variant.CACHE_LFU, variants.Variant.CACHE_FIFO),
     ("", variants.Variant.NO_READ_AHEAD, variants.Variant.READ_AHEAD_BY_UNITS),
     ("", variants.Variant.NO_COPY_HINTS),
-    ("", variants.Variant.NO_PREFETCH, variants.Variant.UNBOUNDED_PREFETCH),
+    (
+        "",
+        variants.Variant.NO_PREFETCH,
+        variants.Variant.UNBOUNDED_PREFETCH,
+        variants.Variant.PREFETCH_BY_LIMIT,
+    ),
     ("", variants.Variant.NO_HEDGES),
     ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),

@@ -2,6 +2,25 @@
 """S0: Adaptive collaborative exchange (ac-store)."""
 
 from tests.papers import experiment
+from tests.papers import s0_beyond
+from tests.papers import s0_compute
+from tests.papers import s0_distributed
+from tests.papers import s0_figures
+from tests.papers import s0_jitter
+from tests.papers import s0_news
+
+ABOUT = """\
+The paper lets instances that read the same image at about the same time help each other: each
+host mirrors on demand what its instance reads, tells its two neighbours on a ring of it,
+fetches from them what it misses, and prefetches what they advertise as long as fewer than 512
+chunks that it has prefetched are unread. In acstor this is how agents exchange chunks. What is
+added: each chunk has a *home*, a host that reads it from the source once for all; a busy host
+names others; who prefetches begins with two chunks and earns the paper's limit by predictions
+that proved right; what comes is checked against its hash. The paper's own rule alone is the
+variant ``prefetch-by-limit``, shown as *acstor-512*; *acstor-0* and *acstor-inf* are its
+extremes (``no-prefetch``, ``unbounded-prefetch``). The order in which a host sends is the
+paper's: answers and requests for what a guest waits for, then advertisements, then prefetches.
+"""
 
 PAPER = experiment.Paper(
     key="S0",
@@ -11,6 +30,13 @@ PAPER = experiment.Paper(
         "in IaaS clouds: An adaptive collaborative content exchange proposal*, Journal of "
         "Parallel and Distributed Computing, 2016."
     ),
-    about="",
-    experiments=(),
+    about=ABOUT,
+    experiments=(
+        s0_jitter.EXPERIMENT,
+        *s0_figures.EXPERIMENTS,
+        s0_distributed.EXPERIMENT,
+        s0_compute.EXPERIMENT,
+        s0_news.EXPERIMENT,
+        s0_beyond.EXPERIMENT,
+    ),
 )

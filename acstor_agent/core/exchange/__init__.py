@@ -3,7 +3,7 @@
 
 * what is asked for, and of whom: ``identity``, ``homes``;
 * who holds what, told without being asked: ``neighbours``, ``listening``, ``content_index``,
-  ``prefetch``;
+  ``prefetch``, ``unmatched_prefetch``;
 * who is busy or slow: ``uplink_places``, ``hedge``;
 * what the unauthenticated and askers may use up: ``handshakes``, ``budget``;
 * what nobody has: ``denials``, ``absences``.

@@ -42,7 +42,8 @@ has left half done, and returns actions as an event does.
 
 To be read in this order; each module knows only those of the lines above it:
 
-* words: ``acstor_common.peer_request``, ``priority``, ``failure``, ``want``, ``settings``;
+* words: ``acstor_common.peer_request``, ``priority``, ``failure``, ``want``, ``settings``,
+  ``outgoing``;
 * lines, a heap, a table that forgets, and short names of hosts: ``turns``, ``deadlines``,
   ``generations``, ``host_keys``;
 * who asks this host, a content under way, what a shell is to do: ``asker``, ``transfer``,

@@ -7,7 +7,8 @@ for ends the connection.  So what was given up is remembered, and its number is 
 while it is.
 
 Requests leave in batches, and answers that came together are given out together; nothing
-is made for one chunk but its place in a table.
+is made for one chunk but its place in a table.  While the socket is full, what is to be said
+waits here, and who goes first when there is room is decided by ``core.transfers.outgoing``.
 """
 
 import collections
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import trio
 
+from acstor_agent.core.transfers import outgoing
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_common import errors
@@ -29,6 +31,10 @@ from acstor_common import peer_wire
 UNTOLD_BYTES = 256 * geometry.KIB
 """While so much waits for a peer that does not read, it is told no news and its Pings are not
 answered: what waits shows as well that this host lives."""
+UNTOLD_NEWS = 64
+"""Likewise while so many pieces of news wait for their turn: as many bytes, if they are full."""
+NEXT_BYTES = 16 * geometry.KIB
+"""While less waits in the outbox, what is next goes there, where nothing overtakes it any more."""
 
 GIVEN_UP = 2048
 """Requests given up whose answers may come all the same, remembered of a connection: eight times
@@ -63,7 +69,7 @@ class Asking(base.Connection):
     ) -> None:
         super().__init__(host, link, receiver, peer, klass, gate)
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
-        self._soon: dict[int, peer_wire.Request] = {}  # of them: not sent yet
+        self._soon = outgoing.Outgoing()  # of them, and of news: what has not been sent yet
         self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
         self._heard: list[tuple[Hear, Answer]] = []
         self._has_shown_life = False
@@ -104,7 +110,7 @@ class Asking(base.Connection):
         for request in requests:
             self._waiting[request.request_id] = request, hear
         if self._is_writing:
-            self._soon.update((request.request_id, request) for request in requests)
+            self._soon.ask(requests)
             return
         try:
             self.post(*peer_wire.batches(requests))
@@ -117,24 +123,29 @@ class Asking(base.Connection):
         It is told after the requests.  Those were asked for in bulk: what is asked on other
         connections is urgent.
         """
-        self._hurried.update(dict.fromkeys(one for one in request_ids if one in self._waiting))
+        for request_id in request_ids:
+            if request_id in self._waiting:
+                self._hurried[request_id] = None
+                self._soon.hurry(request_id)
         if not self._is_writing:
             self._gather()
 
     def _gather(self) -> None:
         if not (self._soon or self._hurried):
             return
-        soon, self._soon = self._soon, {}
-        hurried, self._hurried = [one for one in self._hurried if one in self._waiting], {}
-        urgent = map(peer_wire.Hurry, _in_messages(hurried))
-        self.post(*peer_wire.batches(soon.values()), *urgent)
+        while self.outbox_bytes < NEXT_BYTES and (some := self._soon.take()) is not None:
+            self.post(*(peer_wire.batches(some) if isinstance(some, list) else (some,)))
+        hurried = [one for one in self._hurried if one in self._waiting]
+        self._hurried = dict.fromkeys(one for one in hurried if one in self._soon)
+        sent = [one for one in hurried if one not in self._soon]
+        self.post(*map(peer_wire.Hurry, _in_messages(sent)))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
         sent: list[int] = []
         for request_id in request_ids:
             waiting = self._waiting.pop(request_id, None)
-            if waiting is not None and self._soon.pop(request_id, None) is None:
+            if waiting is not None and not self._soon.drop(request_id):
                 sent.append(request_id)
                 self._given_up[request_id] = waiting[0].length
         while len(self._given_up) > GIVEN_UP:
@@ -143,7 +154,11 @@ class Asking(base.Connection):
 
     def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
         """Send what nobody waits for, unless too much waits already: then it is left out."""
-        if self.outbox_bytes < UNTOLD_BYTES:
+        if self.outbox_bytes >= UNTOLD_BYTES or self._soon.news >= UNTOLD_NEWS:
+            return
+        if self._is_writing and not isinstance(message, peer_wire.Pong):
+            self._soon.tell(message)
+        else:
             self.post(message)
 
     def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:

@@ -877,3 +877,4 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     await trio.sleep(1)
     states = [ahead.states.state(number) for number in numbers]
     assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]
+    assert cloud.hosts[name].counters.prefetched_bytes == 3 * CHUNK

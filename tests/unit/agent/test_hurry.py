@@ -8,6 +8,7 @@ import trio
 
 from acstor_agent.core.transfers import priority
 from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -118,9 +119,55 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
         await nets.wait_until(lambda: said)
         line = client.net._lines[nets.SERVER, nets.BULK]
         assert not line._hurried and not line.connection._hurried
-    assert isinstance(said[0], peer_wire.Get)
-    assert [one.request_id for one in said[0].requests] == [1, 2, 4]
-    assert said[1:] == [peer_wire.Hurry((2, 4))]
+    asked_first = [2, 4, 1] if is_connected else [1, 2, 4]  # what waited for room was sorted
+    assert [one.request_id for one in nets.requests_in(said)] == asked_first
+    assert said[-1] == peer_wire.Hurry((2, 4))
+
+
+async def test_what_waits_for_room_leaves_in_the_order_of_need():
+    reads, said = trio.Event(), []
+
+    async def converse(host):
+        await reads.wait()
+        while len(nets.requests_in(host.messages)) < 3:
+            await host.hear_more()
+        said.extend(m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping))
+
+    async with talking(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.BULK)
+        await line.is_decided.wait()
+        batches.fill(line.connection)
+        news = peer_wire.Advertise((7, 8))
+        client.net.ask(nets.SERVER, client.address, [later(1), later(2)], lambda answers: None)
+        client.net.tell(nets.SERVER, client.address, news)
+        soon = batches.request(3, priority=peer_wire.Priority.SOON)
+        client.net.ask(nets.SERVER, client.address, [soon], lambda answers: None)
+        reads.set()
+        await nets.wait_until(lambda: said)
+    numbers = [m if m == news else [one.request_id for one in m.requests] for m in said]
+    assert numbers == [[3], news, [1, 2]]
+
+
+async def test_no_more_news_wait_for_room_than_may(monkeypatch):
+    monkeypatch.setattr(asking, "UNTOLD_NEWS", 2)
+    reads, heard = trio.Event(), []
+
+    async def converse(host):
+        await reads.wait()
+        while not nets.requests_in(host.messages):
+            await host.hear_more()
+        heard.extend(m for m in host.messages if isinstance(m, peer_wire.Advertise))
+
+    async with talking(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.BULK)
+        await line.is_decided.wait()
+        batches.fill(line.connection)
+        for number in range(1, 6):
+            line.tell(peer_wire.Advertise((number,)))
+        client.net.ask(nets.SERVER, client.address, [later(1)], lambda answers: None)
+        reads.set()
+        await nets.wait_until(lambda: heard)
+    assert heard == [peer_wire.Advertise((1,)), peer_wire.Advertise((2,))]
 
 
 @contextlib.asynccontextmanager

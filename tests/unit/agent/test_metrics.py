@@ -179,6 +179,7 @@ def test_agent_without_images_has_metrics_too():
             "chunks_in_flight",
             "source_bytes",
             "relayed_bytes",
+            "prefetched_bytes",
             "served_bytes",
             "served_chunks",
             "invalid_chunks",

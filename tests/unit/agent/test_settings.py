@@ -10,6 +10,7 @@ from acstor_agent import settings
 from acstor_agent.core import variants
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.variants import Variant
@@ -49,6 +50,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
             "ring": made.learns_ring,
             "referrals": settings.may_refer(options),
             "prefetch": settings.unmatched_limit(options),
+            "prefetch rule": settings.prefetch_rule(options),
             "ahead": type(settings.read_ahead(options)),
             "ahead of 64 reads": fetched_ahead(options),
             "names": type(settings.naming(options)),
@@ -70,6 +72,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         Variant.ADVERTISE_FULL: {"advertise": neighbours.Topology.FULL},
         Variant.NO_PREFETCH: {"prefetch": 0},
         Variant.UNBOUNDED_PREFETCH: {"prefetch": None},
+        Variant.PREFETCH_BY_LIMIT: {"prefetch rule": unmatched_prefetch.UnmatchedPrefetcher},
         Variant.NO_REFERRALS: {"referrals": False},
         Variant.NO_HEDGES: {"hedges": False},
         Variant.NO_COPY_HINTS: {"copies": 0},
@@ -93,6 +96,7 @@ def fetched_ahead(options):
     [
         ("advertise-full", "no-advertisements"),
         ("no-prefetch", "unbounded-prefetch"),
+        ("prefetch-by-limit", "unbounded-prefetch"),
         ("no-read-ahead", "read-ahead-by-units"),
         ("no-referrals", "ring"),
         ("cache-fifo", "cache-lfu"),

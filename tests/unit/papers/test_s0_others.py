@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from matplotlib import figure
+
+from acstor_common import peer_wire
+from tests.papers import experiment
+from tests.papers import s0
+from tests.papers import s0_beyond
+from tests.papers import s0_compute
+from tests.papers import s0_distributed
+from tests.papers import s0_jitter
+from tests.papers import s0_news
+from tests.papers import s0_news_end
+from tests.papers import s0_patterns as played
+
+WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
+
+
+@pytest.mark.parametrize("one", s0.PAPER.experiments, ids=lambda one: one.key)
+def test_experiment_of_nothing_has_no_rows_and_no_pairs(one):
+    assert one.key.startswith("S0-") and one.paper == "S0"
+    assert not [row for row in one.rows({}) if getattr(row, "ours", None) is not None]
+    assert not one.pairs({})
+    for scale in (WHOLE, QUICK):
+        names = [case.name for case in one.cases(scale)]
+        assert len(set(names)) == len(names) and (names or scale is QUICK)
+
+
+# Table 1
+
+
+def test_delay_of_a_chunk_is_that_of_the_others_behind_the_first():
+    guests = [{1: 10.0, 2: 11.0, 9: 0.0}, {1: 10.5, 2: 15.5}, {1: 12.5}]
+    assert s0_jitter.delays(guests) == [1.5, 4.5]
+    assert s0_jitter.distribution([1.5, 4.5, 0.0, 5.1]) == [1, 0, 1, 0, 0, 1, 1]
+
+
+def test_row_of_table_1_has_the_whole_distribution():
+    got = {
+        "shared_chunks": 10,
+        "distribution": [0, 2, 0, 0, 0, 3, 5],
+        "over_long": 8,
+        "over_news": 9,
+    }
+    first, second = s0_jitter.rows({"4 guests": got})
+    assert first.ours == 0.8 and "4-5 s: 3" in first.what and second.ours == 0.9
+    s0_jitter.draw(figure.Figure(), {"4 guests": got})
+
+
+# Figures 5 and 6, table 3
+
+
+def striped(mean, least=0.2):
+    return {"took_s": 9.0, "rate": {"min": least, "mean": mean, "max": 0.6}, "unread_share": 0.0}
+
+
+def test_gain_over_a_striped_repository_is_held_against_the_papers():
+    name = s0_distributed.name
+    found = {
+        name("Sync-Same", s0_distributed.STRIPED, 8): striped(0.25),
+        name("Sync-Same", played.BY_512, 8): striped(0.5, 0.5),
+        name("Sync-Disjoint", s0_distributed.STRIPED, 8): striped(0.5),
+        name("Sync-Disjoint", played.BY_512, 8): striped(0.4),
+    }
+    rows = [row for row in s0_distributed.rows(found) if row.part == "Table 3"]
+    assert [row.verdict for row in rows] == ["beaten", "missed"]
+    assert [round(row.ratio, 2) for row in rows] == [2.0, 0.8]
+    s0_distributed.draw(figure.Figure(), found)
+    for case in found:
+        rest = {name: got for name, got in found.items() if name != case}
+        s0_distributed.rows(rest)
+        s0_distributed.draw(figure.Figure(), rest)
+
+
+def test_striped_baseline_is_paired():
+    name = s0_distributed.name
+    both = {
+        name("Sync-Same", way, 8): striped(0.5) for way in (s0_distributed.STRIPED, "striped again")
+    }
+    assert s0_distributed.pairs(both) == {"striped": [9.0, 9.0]}
+
+
+# Computing, news, beyond
+
+
+def test_computing_readers_are_held_against_direct_and_against_computing_alone():
+    found = {way: {"completion_s": 8.0} for way in s0_compute.WAYS} | {
+        played.DIRECT: {"completion_s": 24.0}
+    }
+    first, second, *_ = s0_compute.rows(found)
+    assert first.ratio == 3.0 and second.ratio == 2.0
+    assert s0_compute.pairs(found) == {"direct": [24.0, 8.0]}
+
+
+def test_news_by_tcp_are_held_against_datagrams():
+    cost = {"cpu_us": 1.0, "bytes": 20.0, "lost_share": 0.0}
+    full = {"lost_share": 0.0, "mean_wait_s": 0.2, "full_share": 0.9}
+    found = {
+        "cost, tcp": cost,
+        "cost, udp": cost | {"cpu_us": 8.0},
+        "full link, tcp": full,
+        "full link, udp": full | {"lost_share": 0.01},
+    }
+    cpu, sent, lost, waited = s0_news.rows(found)
+    assert cpu.ratio == 8.0 and sent.ratio == 1.0 and waited.ratio == 1.0
+    assert lost.baseline == 0.01 and lost.ratio is None  # nothing is lost: there is no quotient
+    assert len(s0_news.rows({"cost, tcp": cost})) == 0
+
+
+def test_chunks_are_told_of_in_their_order_each_once():
+    batches = [*s0_news_end._gathered(25, 0.0, 10)]
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+    assert [n for batch in batches for n in batch] == [*range(1, 26)]
+    assert peer_wire.encode(peer_wire.Advertise(batches[0]))
+
+
+def test_bad_host_is_held_against_the_mean_of_healthy_ones_and_a_failed_read_has_no_figure():
+    well = {"took_s": 4.0, "fault": "", "invalid_chunks": 0, "source_ratio": 1.0}
+    found = {
+        s0_beyond.HEALTHY: well,
+        s0_beyond.HEALTHY_AGAIN: well | {"took_s": 6.0},
+        "lying": well | {"took_s": 10.0, "invalid_chunks": 3},
+        "frozen": well | {"fault": "host 0: EIO", "took_s": 0.0},
+    }
+    by_state = {row.what.split()[5].rstrip(":"): row for row in s0_beyond.rows(found)}
+    assert by_state["lying"].ratio == 2.0 and "3 wrong chunks" in by_state["lying"].what
+    assert by_state["frozen"].ours is None
+    assert s0_beyond.pairs(found) == {"healthy": [4.0, 6.0]}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import pytest
+from matplotlib import figure
+
+from tests.papers import experiment
+from tests.papers import s0_figures
+from tests.papers import s0_pattern_rows as printed
+from tests.papers import s0_patterns as played
+from tests.papers import s0_pictures
+
+WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
+PLANS = (played.SYNC_SAME, played.SHIFTED_SAME, played.SYNC_DISJOINT)
+CLAIMS = (s0_figures.SYNC_SAME, s0_figures.SHIFTED_SAME, s0_figures.SYNC_DISJOINT)
+
+
+def outcome(completion=2.0, least=0.4, most=0.5, unread=0.0, prefetched=0.5):
+    return {
+        "completion": completion,
+        "rate": {"min": least, "mean": (least + most) / 2, "max": most},
+        "unread_share": unread,
+        "split": {
+            "from source": 0.1,
+            "peers get": 0.9 - prefetched,
+            "peers prefetch": prefetched,
+        },
+    }
+
+
+def outcomes(hosts, **changed):
+    """Return an outcome for every way; some of them are others."""
+    ways = (*played.VARIANTS, played.DIRECT, played.DIRECT_AGAIN, played.BROADCAST)
+    return {played.name(way, hosts): changed.get(way.replace("-", "_"), outcome()) for way in ways}
+
+
+def row(rows, word):
+    [found] = [row for row in rows if word in row.what]
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.key)
+@pytest.mark.parametrize("scale", [WHOLE, QUICK])
+def test_cases_have_names_of_their_own_and_the_baseline_stands_at_both_ends(plan, scale):
+    names = [case.name for case in played.cases(plan, scale)]
+    assert len(set(names)) == len(names)
+    most = max(plan.counts[scale])
+    assert played.name(played.DIRECT, most) in names
+    if scale is WHOLE:
+        assert names[-1] == played.name(played.DIRECT_AGAIN, most)
+        assert not any(name.endswith(", 1") and "acstor-" in name for name in names)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.key)
+@pytest.mark.parametrize("hosts", [8, 32])
+def test_patterns_are_whole_chunks_and_their_ratios_hang_on_no_rate(plan, hosts):
+    made = [plan.make(hosts, mbit) for mbit in (50.0, 100.0)]
+    for pattern in made:
+        for reading, (offset, length) in itertools.product(
+            pattern.readings, pattern.readings[0].spans
+        ):
+            assert not offset % played.CHUNK_BYTES and not length % played.CHUNK_BYTES
+            assert reading.length
+    assert made[0].limit_s == pytest.approx(made[1].limit_s, rel=0.25)
+
+
+def test_limit_is_to_the_region_what_the_papers_is_to_its_own():
+    region_chunks = played.SYNC_DISJOINT.pattern(32).readings[0].length // played.CHUNK_BYTES
+    assert played.SYNC_DISJOINT.limit_chunks(32) == round(region_chunks / 8)
+    assert played.SYNC_SAME.limit_chunks(32) >= 1
+
+
+def test_goals_are_those_of_32_hosts_only():
+    direct, acstor = outcome(completion=33.0), outcome(completion=2.2)
+    for hosts, verdict in ((32, "beaten"), (8, "shown")):
+        found = outcomes(hosts, direct=direct, acstor=acstor)
+        rows = printed.rows(s0_figures.SYNC_SAME, found)
+        of_direct = row(rows, "completion, acstor against direct")
+        assert of_direct.ratio == pytest.approx(15.0) and of_direct.verdict == verdict
+        assert of_direct.is_headline == (hosts == 32)
+
+
+def test_table_2_has_a_row_for_each_of_the_papers_variants_with_its_ratio_as_the_goal():
+    found = outcomes(32, direct=outcome(least=0.02, most=0.02))
+    rows = [row for row in printed.rows(s0_figures.SYNC_SAME, found) if row.part == "Table 2"]
+    assert [round(row.goal, 2) for row in rows if row.goal] == [9.55, 10.0, 8.64]
+    assert all(row.ratio == pytest.approx(22.5) for row in rows)
+
+
+def test_unfair_throughput_is_a_miss_that_says_why():
+    found = outcomes(32, acstor=outcome(least=0.4, most=0.6))
+    rows = printed.sync_same_only(found)
+    unfair = row(rows, "fastest host over that of the slowest")
+    assert unfair.ours == pytest.approx(1.5) and unfair.verdict == "missed"
+
+
+def test_own_goal_is_shown_for_fewer_hosts_as_well():
+    found = outcomes(32) | outcomes(16, acstor=outcome(completion=1.1))
+    own = [row for row in printed.sync_same_only(found) if row.part == "Own goal"]
+    assert [row.verdict for row in own] == ["reached", "missed"] and own[1].because
+
+
+def test_waste_is_held_against_that_without_a_limit():
+    unread = {"acstor_512": 0.2, "acstor_inf": 1.0, "acstor": 0.1, "acstor_0": 0.1, "direct": 0.3}
+    found = outcomes(32, **{way: outcome(unread=share) for way, share in unread.items()})
+    paper, own = printed.disjoint_only(found)
+    assert paper.ratio == pytest.approx(9.0) and paper.verdict == "beaten"
+    assert own.ratio and own.ratio > paper.ratio  # nothing wasted is no division by zero
+
+
+@pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.plan.key)
+def test_rows_and_pictures_take_whatever_was_run(claims):
+    whole = outcomes(32) | outcomes(8)
+    for missing in (*whole, None):
+        left = {name: got for name, got in whole.items() if name != missing}
+        rows = printed.rows(claims, left)
+        assert rows and all(row.part for row in rows)
+        printed.sync_same_only(left)
+        printed.disjoint_only(left)
+    for case in whole:
+        printed.rows(claims, {case: whole[case]})
+    assert printed.sync_same_only({}) == [] == printed.disjoint_only({})
+
+
+def test_picture_is_drawn_of_whatever_was_run():
+    whole = outcomes(32) | outcomes(8)
+    for left in (whole, {name: got for name, got in whole.items() if "direct" in name}, {}):
+        s0_pictures.draw(figure.Figure(), left)
+
+
+def test_the_same_baseline_is_paired_if_it_was_run_twice():
+    found = outcomes(32, direct=outcome(completion=30.0))
+    assert printed.pairs(found) == {"direct": [30.0, 2.0]}
+    del found[played.name(played.DIRECT_AGAIN, 32)]
+    assert printed.pairs(found) == {} == printed.pairs({})
