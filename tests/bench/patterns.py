@@ -149,6 +149,9 @@ def on_demand(
             **outcome(pattern, list(seen.values()), cloud.source_bytes()),
             "cpu_s": cpu_s,
             "transfers_bytes": collective.received_bytes(statuses),
+            "prefetched_bytes": statistics.mean(
+                status["exchange"]["prefetched_bytes"] for status in statuses
+            ),
             "unread_share": sum(unread) / sum(r.length for r in pattern.readings),
             "fallbacks": sum(status["exchange"]["fallbacks"] for status in statuses),
         }
