@@ -5,7 +5,7 @@ Each is an ext4 file system with packages of its own and the common one, written
 through a mount.  That matters: the kernel's allocator gives a large file long
 extents that begin on large powers of two, so equal files become equal chunks
 although they lie elsewhere in each image; a file system that is packed by
-``mkfs -d`` has them on any 4 KiB block, and then no 64 KiB chunks are equal.
+``mkfs -d`` has them on any 4 KiB block, and then 64 KiB chunks are equal by chance alone.
 """
 
 import contextlib

@@ -18,13 +18,14 @@ PAPER = experiment.Paper(
         "Optimize Collective On-Demand Data Access to IaaS Cloud Storage*, CCGrid 2015."
     ),
     about="""
-Hosts that read one image at once give each other its chunks; the paper extends that to hosts whose images
-differ and have parts in common. Each image's chunks are hashed when it is uploaded. Hosts advertise hashes instead of
-offsets, so that they find the same bytes at each other wherever these lie. ``collab-simple`` is the exchange by offsets, in a
-group for each image; ``collab-dedup`` is the one by hashes, in one group for all. Of acstor it is the whole of the
-exchange between hosts: a chunk's home on the ring, its name in advertisements and its place in the cache come from its
-content. ``by-place`` (``[acstor_agent] variants``) takes that away again, and is ``simple`` here; ``content`` is acstor as it
-is, and ``direct`` each host alone.
+Hosts that read one image at once give each other its chunks; the paper extends that to hosts
+whose images differ and have parts in common. Each image's chunks are hashed when it is uploaded.
+Hosts advertise hashes instead of offsets, so that they find the same bytes at each other wherever
+these lie. ``collab-simple`` is the exchange by offsets, in a group for each image;
+``collab-dedup`` is the one by hashes, in one group for all. Of acstor it is the whole of the
+exchange between hosts: a chunk's home on the ring, its name in advertisements and its place in
+the cache come from its content. ``by-place`` (``[acstor_agent] variants``) takes that away again,
+and is ``simple`` here; ``content`` is acstor as it is, and ``direct`` each host alone.
 """,
     experiments=(
         table_1.EXPERIMENT,

@@ -138,8 +138,8 @@ def _scope_rows(found: experiment.Outcome | None) -> Iterator[experiment.Row]:
     inside, cloud = (found["source_bytes"][name] / geometry.MIB for name in ("project", "cloud"))
     yield experiment.Row(
         "beyond",
-        "snapshots of two projects, of one public image, read after it: bytes from the source where "
-        "projects share public images alone (``dedup_scope = project``, the benchmark D1)",
+        "snapshots of two projects, of one public image, read after it: bytes from the source "
+        "where projects share public images alone (``dedup_scope = project``, benchmark D1)",
         "all share all",
         round(inside, 2),
         "MiB",

@@ -2,8 +2,8 @@
 """The repositories of table I, made of Debian packages: two ext4 images with one package in common.
 
 The paper's packages are installers that are not to be had here.  Of the packages that apt knows on
-this machine those are taken whose sizes are nearest to the paper's, divided by ``DIVISOR``; they are
-compressed archives as well.  They are downloaded once, by apt, which checks them.
+this machine those are taken whose sizes are nearest to the paper's, divided by ``DIVISOR``; they
+are compressed archives as well.  They are downloaded once, by apt, which checks them.
 
 The rule: which chunks are the same in both images is measured, never assumed.
 """

@@ -69,16 +69,17 @@ EXPERIMENT = experiment.Experiment(
     key="S3-table-1",
     title="Table I: two repositories",
     paper_has=(
-        "Two raw disks of 2 GB with ext4 and installers in them, gzip archives most of them; one of "
-        "767 MB is in both. Chunks of 32 KiB."
+        "Two raw disks of 2 GB with ext4 and installers in them, gzip archives most of them; "
+        "one of 767 MB is in both. Chunks of 32 KiB."
     ),
     here=(
         "Two ext4 images of 512 MiB (sparse) with packages of the distribution, as large as the "
         f"paper's divided by {repositories.DIVISOR}, which apt downloads; one is in both, at "
         "another place. They are written through a mount, and each is on the disk before it is "
         "closed, as most of a long file is: then the kernel's allocator lays it on a large power "
-        "of two, so that all its chunks are the same in both. Where a file is closed first its end "
-        "may begin anywhere: of this package some 30 % of the chunks of 64 KiB were then different. "
+        "of two, so that all its chunks are the same in both. Where a file is closed first "
+        "its end may begin anywhere: of this package some 30 % of the chunks of 64 KiB were then "
+        "different. "
         "What ``mkfs.ext4 -d`` packs may begin at any block of 4 KiB, so its share is all or "
         "next to nothing, by chance."
     ),

@@ -152,7 +152,8 @@ EXPERIMENT = experiment.Experiment(
     here=(
         "4 hosts (2 in a quick run), half at each repository. Each mounts its mirror's file by a "
         "loop device and unpacks the package with ``dpkg-deb --fsys-tarfile`` (xz); what comes out "
-        "is compared by its SHA-256. All share two processors, so few hosts are all that can be had."
+        "is compared by its SHA-256. All share two processors, so few hosts are all "
+        "that can be had."
     ),
     cases=cases,
     rows=rows,
