@@ -171,8 +171,11 @@ def _write(
     return spans
 
 
-def packed_share(chunk_bytes: Sequence[int]) -> dict[int, float]:
-    """Return the shares of common chunks if ``mkfs.ext4 -d`` makes both images, without a mount."""
+def packed_share(chunk_bytes: Sequence[int], more_bytes: int = 0) -> dict[int, float]:
+    """Return the shares of common chunks if ``mkfs.ext4 -d`` makes both images, without a mount.
+
+    :param more_bytes: of a file that the second one has besides
+    """
     ranges: list[common_images.Ranges] = []
     with tempfile.TemporaryDirectory(prefix="acstor-packed-") as text:
         for number in range(len(CONTENTS)):
@@ -180,6 +183,8 @@ def packed_share(chunk_bytes: Sequence[int]) -> dict[int, float]:
             folder.mkdir()
             for name, data in contents(number).items():
                 (folder / name).write_bytes(data)
+            if number and more_bytes:
+                (folder / "0").write_bytes(bytes(range(1, 251)) * (more_bytes // 250))
             ranges.append(_packed(folder, pathlib.Path(text) / f"{number}.raw"))
         return {size: common_images.common_share(*ranges, size) for size in chunk_bytes}
 

@@ -8,7 +8,9 @@ from tests.bench import harness
 from tests.papers import experiment
 from tests.papers import s3_repositories as repositories
 
-MOUNTED, PACKED = "through a mount", "mkfs.ext4 -d"
+MOUNTED, PACKED = "through a mount", "by ``mkfs.ext4 -d``"
+MORE_BYTES = 5000
+MORE = f"{PACKED}, {MORE_BYTES} bytes more in one of them"
 
 
 def compose(say: harness.Say) -> experiment.Outcome:
@@ -20,11 +22,17 @@ def compose(say: harness.Say) -> experiment.Outcome:
         "offsets": [spans[0][0] for spans in made.spans],
         "shares": {
             MOUNTED: {str(size): made.share(0, 1, size) for size in sizes},
-            PACKED: {str(size): share for size, share in repositories.packed_share(sizes).items()},
+            PACKED: _packed(0),
+            MORE: _packed(MORE_BYTES),
         },
     }
     say(f"common chunks: {found['shares']}")
     return found
+
+
+def _packed(more_bytes: int) -> dict[str, float]:
+    shares = repositories.packed_share(repositories.CHUNK_SIZES, more_bytes)
+    return {str(size): share for size, share in shares.items()}
 
 
 def cases(_: experiment.Scale) -> list[experiment.Case]:
