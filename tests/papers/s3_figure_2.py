@@ -33,6 +33,7 @@ RECEIVED = {
     "prefetched": "from peers, prefetched",
     "on_demand": "from peers, on demand",
 }
+RING = "half and half, ring"
 _DIRECT_AGAIN = "direct, again"
 
 
@@ -62,6 +63,9 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
         found.append(
             experiment.Case(name_of(counts), functools.partial(scenes.compare, counts), about_s)
         )
+    half = (most // 2, most // 2)
+    ring = functools.partial(scenes.compare, half, ways=(scenes.RING,))
+    found.append(experiment.Case(RING, ring, 6 + 1.1 * most))
     return [*found, _direct(_DIRECT_AGAIN, most)]
 
 

@@ -3,7 +3,8 @@
 
 ``direct`` is its nfs-direct: each host alone, on demand.  ``simple`` is collab-simple: a ring for
 each repository's hosts, and chunks known by their place.  ``content`` is collab-dedup: one ring for
-all, and chunks known by what is in them.
+all, and chunks known by what is in them.  ``content, ring`` is that with the
+variant ``ring``: hosts in step give a chunk round.
 """
 
 import statistics
@@ -20,8 +21,13 @@ from tests.papers import experiment
 from tests.papers import s3_repositories as repositories
 
 LINK_MBIT = 25
-DIRECT, SIMPLE, CONTENT = "direct", "simple", "content"
-BY_PLACE: dict[str, object] = {"variants": variants.Variant.BY_PLACE}
+DIRECT, SIMPLE, CONTENT, RING = "direct", "simple", "content", "content, ring"
+OPTIONS: dict[str, dict[str, object]] = {
+    DIRECT: {},
+    SIMPLE: {"variants": variants.Variant.BY_PLACE},
+    CONTENT: {},
+    RING: {"variants": variants.Variant.RING},
+}
 
 
 def play(
@@ -50,8 +56,7 @@ def play(
         readings,
         made.common_bytes,
     )
-    options = BY_PLACE if way == SIMPLE else {}
-    found = patterns.on_demand(pattern, made.images, groups_of(way, readers), options)
+    found = patterns.on_demand(pattern, made.images, groups_of(way, readers), OPTIONS[way])
     told = told_of(found, pattern, readers)
     say(
         f"{way}: mean {told['mean_s']:.2f} s ({told['min_s']:.2f} to {told['max_s']:.2f}), "
@@ -68,9 +73,9 @@ def groups_of(way: str, readers: Sequence[int]) -> list[list[int]]:
     """
     if way == DIRECT:
         return []
-    if way == CONTENT:
-        return [list(range(len(readers)))]
-    return [[host for host, n in enumerate(readers) if n == no] for no in sorted(set(readers))]
+    if way == SIMPLE:
+        return [[host for host, n in enumerate(readers) if n == no] for no in sorted(set(readers))]
+    return [list(range(len(readers)))]
 
 
 def told_of(

@@ -43,7 +43,7 @@ def play(way: str, counts: Sequence[int], say: harness.Say) -> experiment.Outcom
     readers = [number for number, count in enumerate(counts) for _ in range(count)]
     groups = scenes.groups_of(way, readers)
     cloud = collective.Cloud(len(readers), scenes.LINK_MBIT, made.images, groups)
-    with cloud.running(**(scenes.BY_PLACE if way == scenes.SIMPLE else {})):
+    with cloud.running(**scenes.OPTIONS[way]):
         cloud.attach({host: collective.Reading((), n) for host, n in enumerate(readers)})
         cloud.mark()
         jobs = {host: _job(cloud, host, n) for host, n in enumerate(readers)}
