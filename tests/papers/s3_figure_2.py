@@ -131,8 +131,9 @@ def _draw_split(panel: mpl_axes.Axes, outcomes: experiment.Outcomes, split: str)
             color=colour,
             label=way,
         )
-    panel.set(yscale="log")
+    panel.set(yscale="log", yticks=(4, 5, 10, 20, 50))
     panel.yaxis.set_major_formatter("{x:g}")
+    panel.minorticks_off()
     panel.legend()
 
 
@@ -166,5 +167,5 @@ def _draw_traffic(panel: mpl_axes.Axes, outcomes: experiment.Outcomes, most: int
         heights = [found[key] for found in bars.values()]
         panel.bar(list(bars), heights, bottom=bottoms, label=label, color=colour)
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
-    panel.set(title=f"3: received by the mean of {most} hosts / the package")
-    panel.legend(loc="lower right")
+    panel.set(title=f"3: received by the mean of {most} hosts / the package", ylim=(0, 1.2))
+    panel.legend(loc="upper center", ncols=len(RECEIVED))

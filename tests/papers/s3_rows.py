@@ -221,5 +221,5 @@ def _apart_and_together(apart: experiment.Outcome, together: experiment.Outcome)
         "leave. Groups share the source's link by their hosts, so only the last one ends after "
         "2.00, and equal ones gain 2.00 at most. Together the link is not what bounds them: the "
         "processor, which all hosts share here, and the way of each chunk from host to host do "
-        "(P1 in :doc:`/contributor/benchmarks`, and :doc:`/contributor/transfers`)"
+        "(P1 in ``contributor/benchmarks.rst``, and ``contributor/transfers.rst``)"
     )
