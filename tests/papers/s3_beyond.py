@@ -29,11 +29,14 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
         scenes.compare, half, ways=(scenes.CONTENT,), chunk_bytes=32 * geometry.KIB
     )
     normal = functools.partial(scenes.compare, half, ways=(scenes.CONTENT,))
-    return [
-        experiment.Case(FOUR, functools.partial(scenes.compare, 4 * (each,)), 12 + 9 * each),
+    longer = [
         experiment.Case(LATE, later, 22 + 9 * each),
         experiment.Case("chunks of 64 KiB", normal, 6 + 4 * each),
         experiment.Case(SMALL_CHUNKS, small, 6 + 4 * each),
+    ]
+    return [
+        experiment.Case(FOUR, functools.partial(scenes.compare, 4 * (each,)), 12 + 9 * each),
+        *(longer if scale == experiment.Scale.WHOLE else []),
         experiment.Case(NEWS, news, 1, is_timed=False),
         experiment.Case(SCOPE, scope, 20, is_timed=False),
     ]
@@ -155,7 +158,7 @@ EXPERIMENTS = (
         title="More repositories, groups at different times, smaller names, and who may share",
         paper_has="",
         here=(
-            "The lab of figure 2 with 8 hosts (4 in a quick run). Each chunk that a peer gives is "
+            "The lab of figure 2 with 8 hosts (4 and less of it in a quick run). Each chunk that a peer gives is "
             "hashed and compared with the image's chunk map before anybody reads it (the paper "
             "never hashes where it reads), so the figures above have that in them: a host that "
             "lies costs time and no bytes (benchmark P11). An advertisement has the first 8 bytes "

@@ -57,15 +57,15 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
     most = max(HOSTS[scale])
     found = [_direct(_direct_name(n), n) for n in reversed(HOSTS[scale])]
     splits = [counts_of(n, split) for n in reversed(HOSTS[scale]) for split in SPLITS]
-    mirrored = [(0, most), (most - most // 4, most // 4)] if scale == "whole" else []
+    mirrored = [(0, most), (most - most // 4, most // 4)] if scale == experiment.Scale.WHOLE else []
     for counts in dict.fromkeys([*filter(None, splits), *mirrored]):
         about_s = 12 + 2.2 * sum(counts)
         found.append(
             experiment.Case(name_of(counts), functools.partial(scenes.compare, counts), about_s)
         )
-    half = (most // 2, most // 2)
-    ring = functools.partial(scenes.compare, half, ways=(scenes.RING,))
-    found.append(experiment.Case(RING, ring, 6 + 1.1 * most))
+    if scale == experiment.Scale.WHOLE:
+        ring = functools.partial(scenes.compare, (most // 2, most // 2), ways=(scenes.RING,))
+        found.append(experiment.Case(RING, ring, 6 + 1.1 * most))
     return [*found, _direct(_DIRECT_AGAIN, most)]
 
 

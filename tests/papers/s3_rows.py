@@ -218,8 +218,8 @@ def _apart_and_together(apart: experiment.Outcome, together: experiment.Outcome)
         f"in the time of one package on a link, hosts apart take {of_groups} at Repo-1 and Repo-2 "
         f"while {apart['source_ratio']:.2f} packages leave the source; together "
         f"{together['mean_s'] / together['limit_s']:.2f} while {together['source_ratio']:.2f} "
-        "leave. Groups share the source's link by their hosts, so only the last one ends after "
-        "2.00, and equal ones gain 2.00 at most. Together the link is not what bounds them: the "
-        "processor, which all hosts share here, and the way of each chunk from host to host do "
+        "leave. Apart the source's link has two packages to carry, which takes 2.00, and together "
+        "one, so 2.00 times is about what links allow. Together the link is not all that bounds "
+        "them: the processor, which all share here, and each chunk's way from host to host do too "
         "(P1 in ``contributor/benchmarks.rst``, and ``contributor/transfers.rst``)"
     )
