@@ -37,8 +37,7 @@ SPLITS = {"all": 0, "25 %": HOSTS // 4, "50 %": HOSTS // 2}
 """How many hosts read the second image."""
 APART: dict[str, object] = {"variants": variants.Variant.BY_PLACE}
 SHARE_NEEDED = 0.95
-"""Where less is common the groups' times say nothing about exchange by content.  The allocator lays
-large files on chunk boundaries; one of 4 MiB and a few bytes had no chunk in common."""
+"""Where less is common the groups' times say nothing about exchange by content."""
 COST_TURNS = 3
 GAIN_TARGET = 1.95
 

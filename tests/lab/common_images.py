@@ -5,12 +5,13 @@ Each is an ext4 file system with packages of its own and the common one, written
 through a mount.  That matters: the kernel's allocator gives a large file long
 extents that begin on large powers of two, so equal files become equal chunks
 although they lie elsewhere in each image; a file system that is packed by
-``mkfs -d`` has them on any 4 KiB block, and then no 64 KiB chunks are equal.
+``mkfs -d`` has them on any 4 KiB block, and then 64 KiB chunks are equal by chance alone.
 """
 
 import contextlib
 import hashlib
 import mmap
+import os
 import pathlib
 import random
 import re
@@ -32,6 +33,9 @@ COMMON_NAME = "common.tar.gz"
 OWN_PACKAGES_BYTES = ((7_000_003, 1_000_001), (3_333_333, 12_333_337))
 """What each image has besides: so the common package is not where it is in the other one."""
 
+Spans = tuple[tuple[int, int], ...]
+"""(offset, length) in bytes, in the order of the file, whole file system blocks."""
+
 _EXTENT = re.compile(r"^ *[0-9]+: +[0-9]+\.\. *[0-9]+: +([0-9]+)\.\. *([0-9]+):", re.MULTILINE)
 
 
@@ -39,8 +43,7 @@ class CommonImage(NamedTuple):
     """One of the images, and where in it the common package lies."""
 
     image_id: ids.ImageId
-    spans: tuple[tuple[int, int], ...]
-    """(offset, length) in bytes, in the order of the file, whole file system blocks."""
+    spans: Spans
 
 
 def make_two(images: local.ImageFolder, common_bytes: int) -> list[CommonImage]:
@@ -54,14 +57,17 @@ def make_two(images: local.ImageFolder, common_bytes: int) -> list[CommonImage]:
             f"own-{part}.tar.gz": random.Random(f"{number}/{part}").randbytes(length)
             for part, length in enumerate(own_bytes)
         }
-        spans = write_image(path, {**packages, COMMON_NAME: common})
+        spans = write_image(path, {**packages, COMMON_NAME: common})[COMMON_NAME]
         prehash.prehash(path, images.map_path(image_id), image_id)
         made.append(CommonImage(image_id, spans))
     return made
 
 
-def write_image(path: pathlib.Path, files: dict[str, bytes]) -> tuple[tuple[int, int], ...]:
-    """Make an ext4 image with these files; return where the last one lies.
+def write_image(path: pathlib.Path, files: dict[str, bytes]) -> dict[str, Spans]:
+    """Make an ext4 image with these files, written in this order; return where each lies.
+
+    Each is on the disk before it is closed, as most of a long one is: of a file that is closed the
+    allocator packs the end, and then its chunks begin anywhere.
 
     :raises errors.Unusable: not root, or no loop device
     """
@@ -71,9 +77,11 @@ def write_image(path: pathlib.Path, files: dict[str, bytes]) -> tuple[tuple[int,
     folder = path.with_suffix(".mount")
     with _mounted(path, folder):
         for name, data in files.items():
-            (folder / name).write_bytes(data)
-        runs.tool(["sync", "--file-system", folder])
-        return extents(runs.tool(["filefrag", "-e", f"-b{BLOCK_BYTES}", folder / name]))
+            with (folder / name).open("wb") as file:
+                file.write(data)
+                os.fsync(file.fileno())
+        show = ["filefrag", "-e", f"-b{BLOCK_BYTES}"]
+        return {name: extents(runs.tool([*show, folder / name])) for name in files}
 
 
 @contextlib.contextmanager
@@ -89,7 +97,7 @@ def _mounted(path: pathlib.Path, folder: pathlib.Path) -> Iterator[None]:
         folder.rmdir()
 
 
-def extents(listing: str) -> tuple[tuple[int, int], ...]:
+def extents(listing: str) -> Spans:
     """Return the (offset, length) in bytes that ``filefrag -e -b4096`` lists."""
     return tuple(
         (int(first) * BLOCK_BYTES, (int(last) - int(first) + 1) * BLOCK_BYTES)
@@ -101,19 +109,20 @@ Ranges = tuple[bytes | mmap.mmap, Sequence[tuple[int, int]]]
 """An image's bytes, and (offset, length) of some of them."""
 
 
-def common_share(first: Ranges, second: Ranges) -> float:
+def common_share(
+    first: Ranges, second: Ranges, chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES
+) -> float:
     """Return which share of the chunks that the first spans touch is among those of the second.
 
     >>> chunk = geometry.DEFAULT_CHUNK_BYTES
     >>> common_share((bytes(chunk), [(0, chunk)]), (b"." + bytes(chunk), [(1, chunk)]))
     0.0
     """
-    ours, theirs = (_digests(data, spans) for data, spans in (first, second))
+    ours, theirs = (_digests(data, spans, chunk_bytes) for data, spans in (first, second))
     return sum(digest in theirs for digest in ours) / len(ours)
 
 
-def _digests(data: bytes | mmap.mmap, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    size = geometry.DEFAULT_CHUNK_BYTES
+def _digests(data: bytes | mmap.mmap, spans: Sequence[tuple[int, int]], size: int) -> list[bytes]:
     numbers = sorted(
         {
             number
