@@ -86,7 +86,7 @@ def _shown(
     baseline_name: str = "",
     ratio: float | None = None,
 ) -> experiment.Row:
-    return experiment.Row("-", what, "none", ours, unit, baseline, baseline_name, ratio)
+    return experiment.Row("", what, "none", ours, unit, baseline, baseline_name, ratio)
 
 
 CLASSES = experiment.Experiment(

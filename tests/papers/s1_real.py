@@ -70,7 +70,7 @@ def _bandwidths(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
     for other in ("cfq", "deadline", "none"):
         goal = s1_disk.PAPER_GAIN.get(other) if name == FOUR else None
         row = experiment.Row(
-            "Figure 6(b)" if name == FOUR else "-",
+            "Figure 6(b)" if name == FOUR else "",
             f"{name}: bandwidth with pregather over {other}",
             f"{goal} times" if goal else "not measured",
             own,
@@ -106,7 +106,7 @@ def _at_zero(name: str, found: Mapping[str, dict[str, Any]]) -> experiment.Row:
     own, cfq = (_zero_percent(found[policy]) for policy in ("pregather", "cfq"))
     paper = "75.78 % (cfq: 55.06 %)" if name == FOUR else "not measured"
     what = f"{name}: seeks at zero that the emulated disk counted with pregather"
-    return experiment.Row("Table 4" if name == FOUR else "-", what, paper, own, "%", cfq, "cfq")
+    return experiment.Row("Table 4" if name == FOUR else "", what, paper, own, "%", cfq, "cfq")
 
 
 def _zero_percent(one: Mapping[str, Any]) -> float:
