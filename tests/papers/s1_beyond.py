@@ -39,9 +39,9 @@ def class_cases(scale: experiment.Scale) -> list[experiment.Case]:
     alone = functools.partial(with_others, total, {})
     all_of_them = functools.partial(with_others, total, BESIDE)
     return [
-        s1_runs.case("alone", alone, "pregather", 1.0, s1_runs.summary),
+        s1_runs.case("alone", alone, "pregather", 0.5, _class_summary),
         *(
-            s1_runs.case(policy, all_of_them, policy, 4.0, s1_runs.summary)
+            s1_runs.case(policy, all_of_them, policy, 3.0, _class_summary)
             for policy in CLASS_POLICIES
         ),
     ]
@@ -59,6 +59,21 @@ def with_others(total: int, beside: Mapping[str, requests.Klass]) -> list[simula
     return guests
 
 
+def _class_summary(found: simulation.Simulation) -> experiment.Outcome:
+    streams = {guest.name: guest for guest in found.guests}
+    return {
+        "s": round(found.now_s, 3),
+        "longest_gap_s": {
+            name: round(s1_runs.longest_gap_s([t for t, _, _ in one.done], found.now_s), 3)
+            for name, one in streams.items()
+        },
+        "mb_s": {
+            name: round(sum(length for _, _, length in one.done) / found.now_s / 1e6, 3)
+            for name, one in streams.items()
+        },
+    }
+
+
 def class_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return what a guest loses to others, and what is left for them."""
     alone = outcomes.get("alone")
@@ -70,12 +85,20 @@ def class_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | exper
         what = f"{policy}: time of a guest that reads, beside a peer, storing and pre-seeding"
         ratio = one["s"] / alone["s"]
         made.append(_shown(what, one["s"], "s", alone["s"], "alone", ratio))
-    for name in BESIDE:
-        for policy in ("pregather", "cfq"):
-            if policy in found:
-                what = f"{policy}: longest time for which {name} had no answer meanwhile"
-                made.append(_shown(what, found[policy]["longest_gap_s"][name], "s"))
+    if "pregather" in found and "cfq" in found:
+        own, cfq = found["pregather"], found["cfq"]
+        for name in BESIDE:
+            what = f"Longest time for which {name} had no answer meanwhile"
+            made.append(
+                _beside_cfq(what, "s", own["longest_gap_s"][name], cfq["longest_gap_s"][name])
+            )
+            what = f"What {name} got meanwhile"
+            made.append(_beside_cfq(what, "MB/s", own["mb_s"][name], cfq["mb_s"][name]))
     return made
+
+
+def _beside_cfq(what: str, unit: str, own: float, cfq: float) -> experiment.Row:
+    return _shown(f"{what}, with pregather", own, unit, cfq, "cfq", own / cfq if cfq else None)
 
 
 def _shown(
@@ -86,7 +109,7 @@ def _shown(
     baseline_name: str = "",
     ratio: float | None = None,
 ) -> experiment.Row:
-    return experiment.Row("", what, "none", ours, unit, baseline, baseline_name, ratio)
+    return experiment.Row("", what, "not measured", ours, unit, baseline, baseline_name, ratio)
 
 
 CLASSES = experiment.Experiment(
@@ -146,12 +169,12 @@ def many_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
         own, cfq = (outcomes.get(f"{number} {policy}") for policy in MANY_POLICIES)
         if own is None or cfq is None:
             continue
-        values = (own["all_mb_s"], "MB/s", cfq["all_mb_s"], "cfq")
-        ratio = own["all_mb_s"] / cfq["all_mb_s"]
-        made.append(_shown(f"{number} guests: bandwidth with pregather over cfq", *values, ratio))
-        longest, longest_cfq = (max(one["longest_gap_s"].values()) for one in (own, cfq))
+        made.append(
+            _beside_cfq(f"{number} guests: bandwidth", "MB/s", own["all_mb_s"], cfq["all_mb_s"])
+        )
+        longest = [max(one["longest_gap_s"].values()) for one in (own, cfq)]
         what = f"{number} guests: longest time without an answer for any of them"
-        made.append(_shown(what, longest, "s", longest_cfq, "cfq", longest / longest_cfq))
+        made.append(_beside_cfq(what, "s", *longest))
     return made
 
 

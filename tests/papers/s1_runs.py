@@ -5,6 +5,7 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,10 @@ def summary(found: simulation.Simulation) -> experiment.Outcome:
         "all_mb_s": round(s1_disk.bandwidth(found), 3),
         "ends_s": ends(found),
         "waits": found.scheduler.account.waits,
-        "longest_gap_s": {g.name: round(longest_gap_s(g), 3) for g in found.guests},
+        "longest_gap_s": {
+            g.name: round(longest_gap_s([t for t, _, _ in g.done], g.ended_s), 3)
+            for g in found.guests
+        },
     }
 
 
@@ -94,10 +98,14 @@ def places(guest: simulation.Guest) -> list[tuple[float, float]]:
     return [(round(when_s, 1), round(offset / 1e9, 3)) for when_s, offset in shown]
 
 
-def longest_gap_s(guest: simulation.Guest) -> float:
-    """Return for how long a guest had no answer until its applications ended."""
-    times = [0.0, *(when_s for when_s, _, _ in guest.done if when_s <= guest.ended_s)]
-    return max(after - before for before, after in itertools.pairwise(times))
+def longest_gap_s(times: Iterable[float], until_s: float) -> float:
+    """Return for how long there was no answer until a time.
+
+    >>> longest_gap_s([1.0, 1.5, 4.0], 5.0)
+    2.5
+    """
+    known = [0.0, *(when_s for when_s in times if when_s <= until_s), until_s]
+    return max(after - before for before, after in itertools.pairwise(known))
 
 
 def by_policy(outcomes: experiment.Outcomes, prefix: str = "") -> dict[str, dict[str, Any]]:
