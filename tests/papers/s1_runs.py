@@ -18,7 +18,7 @@ from tests.papers import experiment
 
 POLICIES = (*s1_disk.POLICIES, "none")
 SHOWN_S = s1_disk.SHOWN_S
-PLACES_SHOWN = 150
+PLACES_SHOWN = 100
 """Of a guest, in a picture of places over time."""
 Make = Callable[[], list[simulation.Guest]]
 Summarize = Callable[[simulation.Simulation], experiment.Outcome]
@@ -61,23 +61,28 @@ def summary(found: simulation.Simulation) -> experiment.Outcome:
     }
 
 
-def with_rates(found: simulation.Simulation) -> experiment.Outcome:
-    """Return a summary with each guest's requests per second."""
+def with_rates(found: simulation.Simulation, is_drawn: bool) -> experiment.Outcome:
+    """Return a summary with each guest's requests per second while all run.
+
+    :param is_drawn: with those of each second, and with places over time
+    """
     until_s = min(guest.ended_s for guest in found.guests)
     rates = {
         guest.name: simulation.requests_per_s(guest, min(SHOWN_S, guest.ended_s))
         for guest in found.guests
     }
     common = {name: rate[: max(1, int(until_s))] for name, rate in rates.items()}
-    return {
+    outcome = {
         **summary(found),
         "requests_s": {
             name: {"mean": round(statistics.mean(rate), 2), "least": min(rate)}
             for name, rate in common.items()
         },
-        "series": rates,
-        "places": {guest.name: places(guest) for guest in found.guests},
     }
+    if is_drawn:
+        outcome["series"] = {name: list(map(int, rate)) for name, rate in rates.items()}
+        outcome["places"] = {guest.name: places(guest) for guest in found.guests}
+    return outcome
 
 
 def ends(found: simulation.Simulation) -> dict[str, float]:
@@ -92,7 +97,7 @@ def ends(found: simulation.Simulation) -> dict[str, float]:
 
 
 def places(guest: simulation.Guest) -> list[tuple[float, float]]:
-    """Return seconds and GB of some of a guest's requests."""
+    """Return seconds and GB of some of a guest's requests, for a picture."""
     done = [(when_s, offset) for when_s, offset, _ in guest.done if when_s < SHOWN_S]
     shown = done[:: max(1, len(done) // PLACES_SHOWN)]
     return [(round(when_s, 1), round(offset / 1e9, 3)) for when_s, offset in shown]

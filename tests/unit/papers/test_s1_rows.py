@@ -175,7 +175,7 @@ def test_real_guests_do_not_share_places() -> None:
 def test_small_run_in_virtual_time_can_be_kept_as_json() -> None:
     make = functools.partial(workloads.four_guests, 4 * workloads.MIB)
     found = s1_disk.play(make, "pregather", lambda _: None)
-    kept = json.loads(json.dumps(s1_runs.with_rates(found)))
+    kept = json.loads(json.dumps(s1_runs.with_rates(found, is_drawn=True)))
     assert set(kept["ends_s"]) == {*APPLICATIONS, "VM4 RR", "VM4 RW"}
     assert sum(kept["seeks_percent"]) == pytest.approx(100, abs=0.01)
 
