@@ -17,8 +17,8 @@ OTHERS = ("cfq", "anticipatory", "deadline")
 PAPER_LESS = {"cfq": 55, "anticipatory": 62, "deadline": 68}
 """By how many % less time VM1's applications need than with each: figure 6(a)."""
 VM4_LEAST = (
-    "the model's disk serves 185 random requests/s when it has nothing else to do, so a fourth of "
-    "the time is 46/s. The paper's own table 3 (20,000 random writes in 66 s with cfq) says that "
+    "the model's disk serves 175 random requests/s when it has nothing else to do, so a fourth of "
+    "the time is 44/s. The paper's own table 3 (20,000 random writes in 66 s with cfq) says that "
     "its disk wrote at random at 303/s, as one with a write cache does; the model has none"
 )
 VM1_BESIDE_ANTICIPATORY = (

@@ -26,8 +26,8 @@ LATER = (
 )
 BESIDE_READS = (
     "once in 125 ms of the guest's time a random read that is overdue goes first, and the head "
-    "comes back only after those ahead of it: of the times when the one in order lost the disk "
-    "that was the reason for two of three"
+    "comes back only after those ahead of it: most times that the one in order loses the disk "
+    "have that reason"
 )
 ANTICIPATORY = (
     "anticipatory counts reads alone, so there is a single reader to wait for here, and it waits "
