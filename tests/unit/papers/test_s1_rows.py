@@ -186,3 +186,13 @@ def test_others_use_the_disk_until_the_guest_is_done() -> None:
     found = simulation.Simulation(guests, s1_disk.scheduler.POLICIES["pregather"]()).run()
     kept = s1_beyond._class_summary(found)
     assert kept["s"] == pytest.approx(found.guests[0].ended_s, abs=0.001)
+
+
+def test_a_quick_run_with_a_peer_has_rows_and_no_pairs() -> None:
+    rates = {"guests_mb_s": 10.0, "peer_mb_s": 4.0, "all_mb_s": 12.0}
+    policies = {"none": rates, "pregather": {**rates, "guests_mb_s": 40.0}}
+    outcomes = {"two guests and a peer": {"policies": policies}}
+    assert [row.ratio for row in rows_of(s1_beyond.peer_rows(outcomes))] == [4.0, 1.0]
+    assert s1_beyond.peer_pairs(outcomes) == {}
+    outcomes["two guests and a peer"]["again"] = rates
+    assert s1_beyond.peer_pairs(outcomes) == {"two guests and a peer": (10.0, 10.0)}
