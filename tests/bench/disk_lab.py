@@ -45,7 +45,9 @@ FILE_BYTES = 16 * geometry.MIB
 BLOCKS = 160
 THREADS = 4
 AREA_BYTES = s1_lab.IMAGE_BYTES // s1_lab.PARTS // applications.WINDOW * applications.WINDOW
-DISK_BYTES = 3 * s1_lab.IMAGE_BYTES
+DISK_BYTES = 12 << 30
+WRITTEN_APART_BYTES = 2 << 30
+"""What applications write lies this far from each other, as in the paper's guests."""
 
 
 def run(name: str, share: float, say: harness.Say) -> dict[str, Any]:
@@ -75,8 +77,10 @@ def wanted_of(guests: Mapping[str, Sequence[str]], share: float) -> Wanted:
     for guest, kinds in guests.items():
         for kind in kinds:
             is_write = kind.endswith("W")
-            start = areas[is_write] * AREA_BYTES + is_write * s1_lab.IMAGE_BYTES
-            areas[is_write] += 1
+            number, areas[is_write] = areas[is_write], areas[is_write] + 1
+            start = number * AREA_BYTES
+            if is_write:
+                start = s1_lab.IMAGE_BYTES + number * WRITTEN_APART_BYTES
             found.setdefault(guest, []).append(_application(kind, start, share))
     return found
 

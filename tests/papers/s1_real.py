@@ -156,8 +156,8 @@ EXPERIMENT = experiment.Experiment(
     "Nova gives it one; the agent is the real one, with its chunks and the guests' writes on an "
     "emulated disk that keeps it waiting as long as the model says and counts its seeks itself. "
     "The policies take turns on one warm agent. All guests' disks began as one image, so what "
-    "they read lies within 160 MiB, and the way from one to the other is short: there is less to "
-    "gain than between disks of 12 GB.",
+    "they read lies within 160 MiB, and the way from one reader to the other is short: there is "
+    "less to gain than between disks of 12 GB.",
     cases=cases,
     rows=rows,
     draw=draw,
