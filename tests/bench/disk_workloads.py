@@ -4,14 +4,22 @@
 What the paper tells: sysbench with 16 threads on 1 GB in 1 or 128 files, ext3 in
 guests of 12 GB on one 1 TB disk, requests up to 44 KiB, a ring of Xen.  What it does
 not tell was taken from sysbench's and Linux 2.6.18's documentation: blocks of
-16 KiB, 10,000 random requests, an fsync every 100 written blocks, read-ahead of
-128 KiB, a journal commit with each fsync, one indirect block for each 4 MiB of a
-file.  sysbench's threads take the next block of one common sequence, so a
-sequential application is one stream; all threads share the file's read-ahead
-state and disturb it, so the next window is asked for only when the last one is
-used up.
+16 KiB, 10,000 random requests, read-ahead of 128 KiB, a journal commit with each
+fsync, one indirect block for each 4 MiB of a file.  sysbench's threads take the
+next block of one common sequence, so a sequential application is one stream; all
+threads share the file's read-ahead state and disturb it, so the next window is
+asked for only when the last one is used up.
+
+When sysbench calls fsync is in its source (sysbench 0.4, sb_fileio.c): a
+sequential writer only when it has written all; a random one after each 100
+requests, for one file after the other, each file by another one of its 16 threads,
+so that no more files are on their way at a time than it has threads.  In what pieces
+the guest's kernel writes out what is written in order, nobody tells: ``Writing``
+says what is assumed, so that it can be seen what hangs on it.
 """
 
+import dataclasses
+import functools
 import random
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -38,6 +46,28 @@ REGIONS = tuple(int(start * 1e8) * SECTOR for start in (3.0012, 3.244, 3.4863, 3
 """Where the guests' disks begin: figure 1."""
 FILES_AT = (1024 * MIB, 5 * 1024 * MIB)
 """Where the files of a guest's first and second application begin."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Writing:
+    """How writes of a guest come to the disk.
+
+    :param piece: requests that are on their way at a time of what is written in order
+    :param fsync_blocks: writers in order call fsync after so many blocks, which then are the
+        piece; 0: at the end
+    :param group: blocks of random writes that go out at a time, before a commit of the journal
+    """
+
+    piece: int = 8
+    fsync_blocks: int = 0
+    group: int = THREADS
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.fsync_blocks * BLOCK or self.piece * REQUEST
+
+
+AS_SYSBENCH = Writing()
 
 
 def cut(offset: int, length: int, is_write: bool = False) -> list[sim.Access]:
@@ -78,30 +108,45 @@ def sequential_read(
 
 
 def sequential_write(
-    rng: random.Random, start: int, journal: Journal, total: int, files: int
+    rng: random.Random,
+    start: int,
+    journal: Journal,
+    total: int,
+    files: int,
+    writing: Writing = AS_SYSBENCH,
 ) -> sim.Steps:
-    """SW: what was written in the guest's memory goes out at each fsync, then the journal."""
-    at, batch = 0, FSYNC_BLOCKS * BLOCK
-    spans = [
-        (s + o, min(batch, n - o))
-        for s, n in _files(start, total, files)
-        for o in range(0, n, batch)
-    ]
-    for at, length in spans:
+    """SW: what was written in the guest's memory goes out piece by piece, file after file."""
+    for at, length in _pieces(start, total, files, writing.piece_bytes):
         yield sim.Think(length / BLOCK * BLOCK_THINK_S * rng.uniform(0.5, 1.5))
         yield cut(at, length, is_write=True)
-        yield from journal.commit()
+        if writing.fsync_blocks:
+            yield from journal.commit()
+    yield from journal.commit()
 
 
 def random_write(
-    rng: random.Random, start: int, journal: Journal, total: int, files: int
+    rng: random.Random,
+    start: int,
+    journal: Journal,
+    total: int,
+    files: int,
+    writing: Writing = AS_SYSBENCH,
 ) -> sim.Steps:
-    """RW: the blocks of each fsync in ascending order, then the journal."""
+    """RW: the blocks of an fsync go out in ascending order, one group of files after the other."""
     for _ in range(RANDOM_REQUESTS * total // FILE_BYTES // FSYNC_BLOCKS):
         yield sim.Think(FSYNC_BLOCKS * BLOCK_THINK_S * rng.uniform(0.5, 1.5))
         places = sorted(rng.sample(range(FILE_BYTES // BLOCK), FSYNC_BLOCKS))
-        yield [sim.Access(start + place * BLOCK, BLOCK, is_write=True) for place in places]
-        yield from journal.commit()
+        for first in range(0, FSYNC_BLOCKS, writing.group):
+            group = places[first : first + writing.group]
+            yield [sim.Access(start + place * BLOCK, BLOCK, is_write=True) for place in group]
+            yield from journal.commit()
+
+
+def _pieces(start: int, total: int, files: int, piece: int) -> Iterator[tuple[int, int]]:
+    """Cut files into pieces of a length."""
+    for file_start, file_bytes in _files(start, total, files):
+        for at in range(0, file_bytes, piece):
+            yield file_start + at, min(piece, file_bytes - at)
 
 
 def _files(start: int, total: int, files: int) -> Iterator[tuple[int, int]]:
@@ -143,30 +188,42 @@ def commits(rng: random.Random, journal: Journal, region: int) -> sim.Steps:
 
 
 Stream = Callable[[random.Random, int, Journal, int, int], sim.Steps]
-STREAMS: dict[str, tuple[Stream, int]] = {
-    "SR-M": (sequential_read, 128),
-    "SR-S": (sequential_read, 1),
-    "SW-M": (sequential_write, 128),
-    "SW-S": (sequential_write, 1),
-    "RW": (random_write, 128),
-}
+
+
+def streams(writing: Writing) -> dict[str, tuple[Stream, int]]:
+    """Return the applications that are one stream, with their numbers of files."""
+    in_order = functools.partial(sequential_write, writing=writing)
+    return {
+        "SR-M": (sequential_read, 128),
+        "SR-S": (sequential_read, 1),
+        "SW-M": (in_order, 128),
+        "SW-S": (in_order, 1),
+        "RW": (functools.partial(random_write, writing=writing), 128),
+    }
+
+
 RRW_READS = 0.6
 """Share of reads in sysbench's mixed mode."""
 
 
 def applications(
-    name: str, seed: int, start: int, journal: Journal, total: int
+    name: str,
+    seed: int,
+    start: int,
+    journal: Journal,
+    total: int,
+    writing: Writing = AS_SYSBENCH,
 ) -> list[sim.Application]:
     """Return the threads of an application of table 1."""
-    if name in STREAMS:
-        make, files = STREAMS[name]
+    if name in (known := streams(writing)):
+        make, files = known[name]
         return [sim.Application(name, make(random.Random(seed), start, journal, total, files))]
     if name == "RR":
         return [sim.Application(name, steps) for steps in random_reads(seed, start, total)]
     if name == "RRW":
         reads = random_reads(seed, start, total, RRW_READS)
         writes = random_write(
-            random.Random(seed), start, journal, int(total * (1 - RRW_READS)), 128
+            random.Random(seed), start, journal, int(total * (1 - RRW_READS)), 128, writing
         )
         return [sim.Application(name, steps) for steps in (*reads, writes)]
     raise ValueError(f"there is no application {name}")
@@ -179,6 +236,7 @@ def guest(
     seed: int,
     total: int,
     files_at: Sequence[int] = FILES_AT,
+    writing: Writing = AS_SYSBENCH,
 ) -> sim.Guest:
     """Return a guest that runs applications of table 1, and its journal.
 
@@ -189,7 +247,7 @@ def guest(
         application
         for number, part in enumerate(parts)
         for application in applications(
-            part, seed * 10 + number, region + files_at[number], journal, total
+            part, seed * 10 + number, region + files_at[number], journal, total, writing
         )
     ]
     background = commits(random.Random(f"{seed}-journal"), journal, region)
@@ -211,17 +269,19 @@ MIXED = {
 """The seven guests of table 3."""
 
 
-def four_guests(total: int = FILE_BYTES) -> list[sim.Guest]:
+def four_guests(total: int = FILE_BYTES, writing: Writing = AS_SYSBENCH) -> list[sim.Guest]:
     """Return the guests of figure 6 and table 4."""
     return [
-        guest(f"VM{number}", parts, region, number, total)
+        guest(f"VM{number}", parts, region, number, total, writing=writing)
         for number, (parts, region) in enumerate(zip(FOUR, REGIONS, strict=True), 1)
     ]
 
 
-def mixed_guest(name: str, total: int = FILE_BYTES) -> list[sim.Guest]:
+def mixed_guest(
+    name: str, total: int = FILE_BYTES, writing: Writing = AS_SYSBENCH
+) -> list[sim.Guest]:
     """Return one guest of table 3, alone."""
-    return [guest(name, MIXED[name], REGIONS[0], 1, total)]
+    return [guest(name, MIXED[name], REGIONS[0], 1, total, writing=writing)]
 
 
 BLOCK_BYTES = 64 * MIB

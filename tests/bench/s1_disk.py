@@ -228,14 +228,14 @@ def table_3(mixed: Mapping[str, Mapping[str, Run]]) -> str:
     for name, found in mixed.items():
         for at, part in enumerate(workloads.MIXED[name]):
             paper = PAPER_TABLE_3[name][at]
-            ends = [_end_of(run_, name, at) for run_ in found.values()]
+            ends = [end_of(run_, name, at) for run_ in found.values()]
             rows.append([name, part, *ends, ends[1] / ends[0], *paper, paper[1] / paper[0]])
     names = ["Guest", "Application", "pregather", "cfq", "anticip.", "cfq/pg"]
     paper_names = ["paper: pg", "paper: cfq", "paper: as", "paper: cfq/pg"]
     return table("Seconds of two applications in one guest (table 3)", names + paper_names, rows)
 
 
-def _end_of(found: Run, name: str, at: int) -> float:
+def end_of(found: Run, name: str, at: int) -> float:
     """Return when the first or second application ended; they may have the same name."""
     own = [a for a in found.guests[0].applications if not a.is_background]
     first = len(own) // 2 if len(set(workloads.MIXED[name])) == 1 else None

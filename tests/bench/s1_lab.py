@@ -30,6 +30,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from tests.bench import harness
 from tests.fakes import hosts
+from tests.fakes import rotating_agent
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import tuned
@@ -39,6 +40,8 @@ PARTS = 5
 IMAGE_BYTES = 160 * geometry.MIB
 POLICIES = ("none", "deadline", "cfq", "pregather")
 DEADLINE_S = 300
+COUNTS = "disk_counts"
+"""In the host's folder: what the emulated disk counts."""
 READER = """
 import mmap, os, sys, threading
 path, length, *starts = sys.argv[1], *map(int, sys.argv[2:])
@@ -58,7 +61,9 @@ class RotatingHost(local.LocalHost):
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         if pathlib.Path(argv[0]).name != "acstor-agent":
             return super()._inside(argv)
-        return [sys.executable, "-m", "tests.fakes.rotating_agent", *map(str, argv[1:])]
+        module = "tests.fakes.rotating_agent"
+        counts_file = self.folder / COUNTS
+        return [sys.executable, "-m", module, str(counts_file), *map(str, argv[1:])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,21 @@ class Lab:
     def image(self) -> pathlib.Path:
         return self.agent.image_path(self.image_id)
 
+    def counts(self) -> dict[str, int]:
+        """Return what the disk has counted."""
+        return rotating_agent.counts(self.agent.host.folder / COUNTS)
+
+    def warm(self) -> None:
+        """Read the image once, and wait until the agent has stored it."""
+        subprocess.run(
+            ["dd", f"if={self.image}", "iflag=direct", "bs=64k", "of=/dev/null"],
+            check=True,
+            capture_output=True,
+        )
+        hosts.wait_until(
+            lambda: not self.agent.status()["cache"]["pending_bytes"], "the cache", 120
+        )
+
 
 @harness.benchmark(
     "S1L",
@@ -90,13 +110,7 @@ def run(say: harness.Say) -> harness.Result:
         started(pathlib.Path(name)) as lab,
     ):
         say("reading the image once")
-        subprocess.run(
-            ["dd", f"if={lab.image}", "iflag=direct", "bs=64k", "of=/dev/null"],
-            check=True,
-            capture_output=True,
-        )
-        agent = lab.agent
-        hosts.wait_until(lambda: not agent.status()["cache"]["pending_bytes"], "the cache", 120)
+        lab.warm()
         found = {policy: measure(lab, policy, say) for policy in POLICIES}
     say(table(found))
     values = tuple(

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-agent on an emulated rotating disk: ``python -m tests.fakes.rotating_agent ARGUMENTS``.
+"""acstor-agent on an emulated rotating disk.
 
-Each read and write of slab files takes as long as the model of a disk says, in
-real time and one at a time, and nothing is found in the page cache.  Workers
-are forked from the agent, so they are on the same disk.
+    python -m tests.fakes.rotating_agent COUNTS ARGUMENTS...
+
+Each read and write of slab files, and of what guests wrote to their disks, takes as
+long as the model of a disk says, in real time and one at a time, and nothing is found
+in the page cache.  Workers are forked from the agent, so they are on the same disk.
+What the disk did is counted in the file COUNTS (see :func:`counts`).
 """
 
+import mmap
+import pathlib
+import struct
 import sys
 import threading
 import time
@@ -15,27 +21,70 @@ from typing import Any
 
 from acstor_agent.cache import slab_io
 from acstor_agent.cmd import agent
+from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.disks import disk_files
 from tests.fakes import rotating_disk
 
 SLAB_BYTES = 1 << 30
 """Slab files lie this far from each other at least."""
+DISKS_AT = 100 << 30
+DISK_BYTES = 12 << 30
+"""Guests' disks lie behind the slab files, this far from each other."""
+COUNTED = ("zero", "near", "far", "busy_us")
+_COUNTS = struct.Struct("<4q")
 
 
 class RotatingStore:
-    """Keeps the one who uses the disk waiting."""
+    """Keeps the one who uses the disk waiting.
 
-    def __init__(self) -> None:
+    :param counts_file: where it counts seeks by their distance, and its busy time
+    """
+
+    def __init__(self, counts_file: pathlib.Path) -> None:
         self._disk = rotating_disk.RotatingDisk()
         self._lock = threading.Lock()
+        self._head = 0
+        self._disks: dict[pathlib.Path, int] = {}
+        counts_file.write_bytes(bytes(_COUNTS.size))
+        with counts_file.open("r+b") as file:
+            self._counts = mmap.mmap(file.fileno(), _COUNTS.size)
 
-    def use(self, slab_no: int, offset: int, length: int) -> None:
+    def use(self, place: int, length: int) -> None:
+        """Wait until a request is done."""
         with self._lock:
-            place = slab_no * SLAB_BYTES + offset
-            time.sleep(self._disk.serve_s(place, length, time.monotonic()))
+            took_s = self._disk.serve_s(place, length, time.monotonic())
+            self._count(abs(place - self._head), took_s)
+            self._head = place + length
+            time.sleep(took_s)
+
+    def _count(self, distance: int, took_s: float) -> None:
+        counts = list(_COUNTS.unpack(self._counts[:]))
+        counts[0 if not distance else 1 if distance <= scheduler.NEAR_BYTES else 2] += 1
+        counts[3] += int(took_s * 1e6)
+        self._counts[:] = _COUNTS.pack(*counts)
+
+    def use_slab(self, slab_no: int, offset: int, length: int) -> None:
+        """Use a part of a slab file."""
+        self.use(slab_no * SLAB_BYTES + offset, length)
+
+    def use_disk(self, path: pathlib.Path, offset: int, length: int) -> None:
+        """Use a part of a guest's disk; they lie in the order of their first use."""
+        number = self._disks.setdefault(path, len(self._disks))
+        self.use(DISKS_AT + number * DISK_BYTES + offset, length)
+
+
+def counts(file: pathlib.Path) -> dict[str, int]:
+    """Return what a disk has counted: seeks of no, a short and a long way, and us of work."""
+    return dict(zip(COUNTED, _COUNTS.unpack(file.read_bytes()), strict=True))
 
 
 def install(store: RotatingStore) -> None:
-    """Put a disk under the slab files of this process."""
+    """Put a disk under the slab files and the guests' disks of this process."""
+    _under_slabs(store)
+    _under_disks(store)
+
+
+def _under_slabs(store: RotatingStore) -> None:
     read, write = slab_io.SlabIo.read, slab_io.SlabIo._write_run
 
     def slow_read(
@@ -45,25 +94,45 @@ def install(store: RotatingStore) -> None:
         for part in wanted:
             if part.data is None:
                 slot = part.slot
-                store.use(slot.slab.number, slot.offset + part.start, part.stop - part.start)
+                store.use_slab(slot.slab.number, slot.offset + part.start, part.stop - part.start)
         return read(self, wanted, buffer)
 
     def slow_write(self: slab_io.SlabIo, run: Sequence[slab_io.WriteJob]) -> None:
         first = run[0].slot
         length = sum(len(job.data or b"") for job in run)
-        store.use(first.slab.number, first.offset, length)
+        store.use_slab(first.slab.number, first.offset, length)
         write(self, run)
-
-    def nothing_cached(
-        self: slab_io.SlabIo, parts: Sequence[slab_io.Part], buffer: memoryview
-    ) -> bool:
-        return False
 
     slab_io.SlabIo.read = slow_read  # type: ignore[method-assign]
     slab_io.SlabIo._write_run = slow_write  # type: ignore[method-assign]
-    slab_io.SlabIo.read_nowait = nothing_cached  # type: ignore[method-assign]
+    slab_io.SlabIo.read_nowait = _nothing_cached  # type: ignore[method-assign]
+
+
+def _under_disks(store: RotatingStore) -> None:
+    read, write = disk_files.DiskFiles.read, disk_files.DiskFiles.write
+
+    def slow_read(self: disk_files.DiskFiles, into: memoryview, offset: int) -> None:
+        store.use_disk(self.failed_path, offset, len(into))
+        read(self, into, offset)
+
+    def slow_write(
+        self: disk_files.DiskFiles,
+        parts: list[bytes | bytearray],
+        offset: int,
+        fresh: Iterable[tuple[int, int]],
+    ) -> None:
+        store.use_disk(self.failed_path, offset, sum(map(len, parts)))
+        write(self, parts, offset, fresh)
+
+    disk_files.DiskFiles.read = slow_read  # type: ignore[method-assign]
+    disk_files.DiskFiles.write = slow_write  # type: ignore[method-assign]
+    disk_files.DiskFiles.read_nowait = _nothing_cached  # type: ignore[method-assign]
+
+
+def _nothing_cached(self: object, *_: object) -> bool:
+    return False
 
 
 if __name__ == "__main__":
-    install(RotatingStore())
+    install(RotatingStore(pathlib.Path(sys.argv.pop(1))))
     sys.exit(agent.main())

@@ -22,7 +22,10 @@ is not waited for at all.
 One interval is no regularity: a file's indirect block and the data behind it are two
 requests, one right after the other, and then none.  So a mean of fewer than
 INTERVALS_KNOWN says nothing, and until a zone has that many it goes on as part of the
-unit before it, where a sequential reader comes from.
+unit before it, where a sequential reader comes from.  That unit thins out while other
+requests are served, after a deadline for instance; then the zone has the interval of the
+one before it if it is dense itself.  Otherwise one detour in a zone would be followed by
+another one after the next request, and so on to the zone's end.
 
 A request counts when it is answered.  Counted when it arrives, as in the paper, its
 weight has decayed by the time that it waited in the queue: where random requests
@@ -198,8 +201,12 @@ class Navigator:
         # A sum that was added up in another order may differ in its last digits.
         return zone is not None and self._density(zone) >= self.threshold * (1 - 1e-9)
 
+    def _is_known(self, number: int) -> bool:
+        zone = self._zones.get(number)
+        return zone is not None and zone.intervals >= INTERVALS_KNOWN
+
     def _is_regular(self, number: int) -> bool:
-        return self._is_dense(number) and self._zones[number].intervals >= INTERVALS_KNOWN
+        return self._is_dense(number) and self._is_known(number)
 
     def unit_at(self, offset: int) -> Unit | None:
         """Return the unit that holds ``offset``, None if none does."""
@@ -207,7 +214,15 @@ class Navigator:
 
     def regular_unit_at(self, offset: int) -> Unit | None:
         """Return the unit that holds ``offset`` of those whose interval is known, or None."""
-        return self._unit_at(offset, self._is_regular)
+        return self._unit_at(offset, self._is_regular) or self._continued_at(offset)
+
+    def _continued_at(self, offset: int) -> Unit | None:
+        """Return the unit of a dense zone with the interval of the zone before it, or None."""
+        number = offset // self.zone_bytes
+        if not self._is_dense(number) or not self._is_known(number - 1):
+            return None
+        unit = self._unit_of(number, self._is_dense)
+        return unit._replace(interval_s=self._zones[number - 1].interval_s)
 
     def _unit_at(self, offset: int, begins: Callable[[int], bool]) -> Unit | None:
         number = offset // self.zone_bytes

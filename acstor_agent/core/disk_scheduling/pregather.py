@@ -59,7 +59,7 @@ class Limits:
         regional locality (the paper takes the size of the guest's disk, 12 GB)
     :param slice_s: the first time slice of a stream, which adapts from there
     :param tick_s: timers expire at multiples of this, as in the paper's kernel; without a tick
-        half of the waits are in vain, and four guests get 18.7 MB/s instead of 29.6
+        half of the waits are in vain, and four guests get 19.8 MB/s instead of 33.0
     :param stream_limit: streams that are remembered while they have nothing pending
     :param lends_slices: end a lengthened slice when another stream is overdue
     """

@@ -100,3 +100,45 @@ def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
 def test_the_others_take_a_guest_for_one_reader_and_do_not_wait(policy: str) -> None:
     waits = reader_beside_random_ones(policy).scheduler.account.waits
     assert waits["met"] <= 3
+
+
+def written(steps: simulation.Steps) -> list[list[simulation.Access]]:
+    return [step for step in steps if isinstance(step, list)]
+
+
+def is_journal(batch: list[simulation.Access]) -> bool:
+    return batch[0].offset < workloads.FILES_AT[0]
+
+
+def test_writer_in_order_calls_fsync_at_its_end_only() -> None:
+    make, files = workloads.streams(workloads.AS_SYSBENCH)["SW-M"]
+    start = workloads.FILES_AT[0]
+    batches = written(make(random.Random(1), start, workloads.Journal(0), SMALL, files))
+    assert [is_journal(batch) for batch in batches[-3:]] == [False, True, True]
+    assert not any(map(is_journal, batches[:-2]))
+    assert max(map(len, batches)) <= workloads.AS_SYSBENCH.piece
+    assert sum(access.length for batch in batches[:-2] for access in batch) == SMALL
+
+
+def test_writer_at_random_has_as_many_files_on_their_way_as_threads() -> None:
+    make, files = workloads.streams(workloads.AS_SYSBENCH)["RW"]
+    start = workloads.FILES_AT[0]
+    batches = written(make(random.Random(1), start, workloads.Journal(0), SMALL, files))
+    blocks = [batch for batch in batches if not is_journal(batch)]
+    assert max(map(len, blocks)) == workloads.THREADS
+    assert sum(map(len, blocks)) % workloads.FSYNC_BLOCKS == 0
+    assert len(batches) == 3 * len(blocks)  # each is followed by a commit
+
+
+def test_writers_that_fill_the_ring_leave_nothing_to_wait_for() -> None:
+    def ends_s(policy: str, writing: workloads.Writing) -> float:
+        parts = ("SW-S", "SW-S")
+        guest = workloads.guest("", parts, workloads.REGIONS[0], 1, SMALL, writing=writing)
+        return simulation.Simulation([guest], scheduler.POLICIES[policy]()).run().now_s
+
+    def gain(writing: workloads.Writing) -> float:
+        return ends_s("cfq", writing) / ends_s("pregather", writing)
+
+    assert gain(workloads.Writing(piece=38)) == pytest.approx(1.0, abs=0.02)
+    assert gain(workloads.Writing(fsync_blocks=100, group=100)) == pytest.approx(1.0, abs=0.02)
+    assert gain(workloads.Writing(piece=4)) > 2

@@ -106,6 +106,27 @@ def test_reader_that_enters_a_zone_takes_its_regularity_along() -> None:
     assert unit.start == 8 * ZONE
 
 
+def test_zone_behind_one_that_has_thinned_out_has_its_interval() -> None:
+    found = navigator.Navigator()
+    at_s = read_in_order(found, 7, 3, 0.0)
+    at_s = read_in_order(found, 8, 2, at_s + 10 * WINDOW)  # others were served meanwhile
+    assert found.density(7 * ZONE) < 1
+    unit = found.regular_unit_at(8 * ZONE)
+    assert unit is not None
+    assert (unit.start, unit.stop) == (8 * ZONE, 10 * ZONE)
+    assert unit.interval_s == pytest.approx(0.001)
+
+
+def test_zone_that_is_not_dense_or_follows_an_unknown_one_is_not_regular() -> None:
+    found = navigator.Navigator()
+    at_s = read_in_order(found, 7, 3, 0.0)
+    at_s = read_in_order(found, 20, 2, at_s + 10 * WINDOW)
+    assert found.regular_unit_at(20 * ZONE) is None  # nothing is known of the one before
+    read_in_order(found, 20, 5, at_s)
+    found.answered(8 * ZONE, at_s)
+    assert found.regular_unit_at(8 * ZONE) is None  # less dense than the mean
+
+
 def test_time_that_goes_backwards_stands_still() -> None:
     found = touched(1, at_s=1.0)
     found.answered(ZONE, 0.2)
