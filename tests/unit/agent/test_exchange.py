@@ -633,6 +633,26 @@ async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(clou
     assert len(cloud.source.reads) == 40
 
 
+async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_asked(
+    tmp_path, autojump_clock
+):
+    """It is read again where another host is the home of that image's chunk, and only there."""
+    names = ("h1", "h2", "h3")
+    async with exchange_cloud.running(tmp_path, names, identity.ByOid) as made:
+        for chunk_no in range(30):
+            await read(made, "h1", made.want(chunk_no), 20)
+        assert len(made.source.reads) == 30
+        elsewhere = {n: made.want(n, OTHER) for n in range(30)}
+        hits = [n for n, want in elsewhere.items() if want.cid in made.caches[made.home(want)]]
+        assert 0 < len(hits) < 30
+        for chunk_no in range(30):
+            made.caches["h3"].drop(elsewhere[chunk_no].cid)
+            assert (await read(made, "h3", elsewhere[chunk_no], 20)).data
+        misses = set(range(30)) - set(hits)
+        at_h3 = {n for n in hits if made.home(elsewhere[n]) == "h3"}  # dropped just now
+        assert {at // CHUNK for at in made.source.reads[30:]} == misses | at_h3
+
+
 async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojump_clock):
     names = ("h1", "h2", "h3")
     async with exchange_cloud.running(tmp_path, names, identity.ByPlace) as made:

@@ -47,6 +47,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
             "copies": made.copies_limit,
             "hedges": made.may_hedge,
             "ring": made.learns_ring,
+            "homes keep": made.homes_keep,
             "referrals": settings.may_refer(options),
             "prefetch": settings.unmatched_limit(options),
             "ahead": type(settings.read_ahead(options)),
@@ -75,6 +76,8 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         Variant.NO_COPY_HINTS: {"copies": 0},
         Variant.RING: {"ring": True},
         Variant.BY_PLACE: {"names": identity.ByPlace},
+        Variant.BY_OID: {"names": identity.ByOid},
+        Variant.HOMES_KEEP: {"homes keep": True, "prefetch": 0, "ahead of 64 reads": 0},
         Variant.CACHE_LFU: {"cache": "lfu"},
         Variant.CACHE_FIFO: {"cache": "fifo"},
     }
@@ -95,6 +98,9 @@ def fetched_ahead(options):
         ("no-prefetch", "unbounded-prefetch"),
         ("no-read-ahead", "read-ahead-by-units"),
         ("no-referrals", "ring"),
+        ("by-oid", "by-place"),
+        ("homes-keep", "read-ahead-by-units"),
+        ("homes-keep", "unbounded-prefetch"),
         ("cache-fifo", "cache-lfu"),
     ],
 )

@@ -189,7 +189,8 @@ class Waiters:
             priority = through_.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority)
+        is_stored = is_kept or not parts.settings.homes_keep or priority.is_for_this_host
+        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority, is_stored)
         parts.out.store(arrived)
         parts.kept[transfer.key] = arrived
         for waiter, index in transfer.take_waiters() if waiters else ():
