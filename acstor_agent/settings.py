@@ -233,6 +233,7 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
         topology=topology(own),
         may_hedge=Variant.NO_HEDGES not in own.variants,
         learns_ring=Variant.RING in own.variants,
+        may_ask_source_first=Variant.NO_SOURCE_FIRST not in own.variants,
         homes_keep=Variant.HOMES_KEEP in own.variants,
     )
 

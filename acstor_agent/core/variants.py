@@ -22,6 +22,7 @@ class Variant(enum.StrEnum):
     READ_AHEAD_BY_UNITS = "read-ahead-by-units"
     NO_REFERRALS = "no-referrals"
     NO_HEDGES = "no-hedges"
+    NO_SOURCE_FIRST = "no-source-first"
     NO_COPY_HINTS = "no-copy-hints"
     RING = "ring"
     BY_PLACE = "by-place"
@@ -43,6 +44,7 @@ MEANINGS = {
     "whatever order",
     Variant.NO_REFERRALS: "a busy host names no others to ask instead",
     Variant.NO_HEDGES: "a slow answer is waited for until it fails",
+    Variant.NO_SOURCE_FIRST: "the source is not asked first, however slow other hosts are",
     Variant.NO_COPY_HINTS: "no holder is told to let chunks go that many hosts hold",
     Variant.RING: "hosts that read an image at the same time over slow links learn a ring and "
     "give it round there; on all hosts or on none",

@@ -89,7 +89,11 @@ class Waiters:
             self._waiters[token] = waiter
             if deadline_s < math.inf:
                 parts.deadlines.put(deadline_s, deadlines_.Due.WAITER, waiter)
-        is_source_first = is_guest and self.travels.preference.decide(parts.now)
+        is_source_first = (
+            is_guest
+            and parts.settings.may_ask_source_first
+            and self.travels.preference.decide(parts.now)
+        )
         self._note_step(batch, priority)
         for index, want in enumerate(batch):
             if parts.kept and (kept := parts.kept.get(want.key)) is not None:
