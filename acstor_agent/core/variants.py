@@ -50,8 +50,8 @@ MEANINGS = {
     "give it round there; on all hosts or on none",
     Variant.BY_PLACE: "a chunk is an offset of an image, and hosts exchange inside one image only; "
     "on all hosts or on none",
-    Variant.BY_OID: "image and offset say which host is asked for a chunk, and that host finds it by "
-    "content; on all hosts or on none",
+    Variant.BY_OID: "image and offset say which host is asked for a chunk, and that host finds it "
+    "by content; on all hosts or on none",
     Variant.HOMES_KEEP: "only what this host is the home of is kept, and nothing is fetched ahead",
     Variant.CACHE_LFU: "the chunk that was used least makes room for a new one",
     Variant.CACHE_FIFO: "the oldest chunk makes room for a new one",

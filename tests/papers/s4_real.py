@@ -70,17 +70,18 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
         ),
         here=(
             f"{traffic.HOSTS} hosts with real agents in network namespaces, on links of "
-            f"{remap.p7_remap.LINK_MBIT} Mbit/s, with a real broker and decision service. UDP flows "
-            "give the hosts the same mean and CV: a quarter of them carries 86 % of a link each "
-            f"way, the others 9 %. All read one region of {traffic.REGION_MIB} MiB at once, once the "
-            "v-nodes have moved: what a boot reads, without the guest, so nothing but the network is "
-            "in the times and ratios are larger than those of whole boots. *Collaborative* and *the "
-            "paper's acstor* are agents that do no more than the paper's: they ask homes, whatever "
-            "that takes, and nobody else (``no-advertisements``, ``no-referrals``, ``no-hedges``, "
-            "``no-source-first``); the paper's acstor finds chunks by OID and CID (``by-oid``), "
-            "keeps what it is the home of (``homes-keep``) and remaps. A busy and an idle host also "
-            "download the region from the source, beside the same traffic, while no other host "
-            "reads: the mean over the hosts is the least that any exchange could reach."
+            f"{remap.p7_remap.LINK_MBIT} Mbit/s, with a real broker and decision service. UDP "
+            "flows give the hosts the same mean and CV: a quarter of them carries 86 % of a link "
+            f"each way, the others 9 %. All read one region of {traffic.REGION_MIB} MiB at once, "
+            "once the v-nodes have moved: what a boot reads, without the guest, so nothing but "
+            "the network is in the times and ratios are larger than those of whole boots. "
+            "*Collaborative* and *the paper's acstor* are agents that do no more than the "
+            "paper's: they ask homes, whatever that takes, and nobody else "
+            "(``no-advertisements``, ``no-referrals``, ``no-hedges``, ``no-source-first``); the "
+            "paper's acstor finds chunks by OID and CID (``by-oid``), keeps what it is the home "
+            "of (``homes-keep``) and remaps. A busy and an idle host also download the region "
+            "from the source, beside the same traffic, while no other host reads: the mean over "
+            "the hosts is the least that any exchange could reach."
         ),
         cases=_traffic_cases,
         rows=rows.traffic_rows,
@@ -101,14 +102,15 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
         ),
         here=(
             f"{remap.HOSTS} hosts on links of {remap.LINK_MBIT} Mbit/s; {remap.IMAGES} images of "
-            f"{remap.COMMON_CHUNKS + remap.OWN_CHUNKS} chunks (64 KiB) each, {remap.COMMON_CHUNKS} of "
-            "which all have, at other offsets. Half of the hosts read an image each, so that the "
-            "homes have all chunks; then traffic as in figure 6 makes two hosts busy, v-nodes move, "
-            "and the other half read. Hosts keep to the paper's rules (homes alone are asked, and "
-            "homes alone keep chunks) with three ways to find a chunk: an OID alone (``by-place``), "
-            "the paper's OID and CID (``by-oid``), and acstor's own, whose homes follow from the "
-            "content. At the end the decision service is killed, and the first half read other "
-            "images. *Foreseen* is what the tables alone say that the new homes lack."
+            f"{remap.COMMON_CHUNKS + remap.OWN_CHUNKS} chunks (64 KiB) each, "
+            f"{remap.COMMON_CHUNKS} of which all have, at other offsets. Half of the hosts read "
+            "an image each, so that the homes have all chunks; then traffic as in figure 6 makes "
+            "two hosts busy, v-nodes move, and the other half read. Hosts keep to the paper's "
+            "rules (homes alone are asked, and homes alone keep chunks) with three ways to find "
+            "a chunk: an OID alone (``by-place``), the paper's OID and CID (``by-oid``), and "
+            "acstor's own, whose homes follow from the content. At the end the decision service "
+            "is killed, and the first half read other images. *Foreseen* is what the tables "
+            "alone say that the new homes lack."
         ),
         cases=_paper_remaps,
         rows=rows.remap_rows,

@@ -14,9 +14,9 @@ BY_OID, BY_PLACE, BY_CONTENT = "by OID", "by place", "by content"
 NO_REMAP = "by OID, no remap"
 GAIN = 2.6
 WHY_BY_CHANCE = (
-    "a content has as many homes as images have it, so the new home of one of its names has it only "
-    "by chance: here two thirds of the contents have three other names, among eight hosts. By "
-    "content all its names move together, and one miss serves them all."
+    "a content has as many homes as images have it, so the new home of one of its names has it "
+    "only by chance: here two thirds of the contents have three other names, among eight hosts. "
+    "By content all its names move together, and one miss serves them all."
 )
 MOST = 0.5
 """What is avoided of something is "most" of it from here on."""
@@ -39,7 +39,8 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
         _against(collaborative, acstor, "acstor", goal=GAIN, because=_why_no_more(most, acstor)),
         Row(
             "5.4.2",
-            "the most that any exchange could gain: collaborative / each host alone from the source",
+            "the most that any exchange could gain: collaborative / each host alone from the "
+            "source",
             "no number",
             bound_s,
             "s",
@@ -234,7 +235,8 @@ def beyond_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
         Row(
             "3.4.3",
             f"misses after the remap: {one['moved']} of {one['names']} names moved; homes gave "
-            f"{second['fetched_chunks']['home']} chunks, holders {second['fetched_chunks']['peer']}",
+            f"{second['fetched_chunks']['home']} chunks, holders "
+            f"{second['fetched_chunks']['peer']}",
             "no such thing",
             second["source_chunks"],
             "chunks",

@@ -14,7 +14,7 @@ IDS = [f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a{n:02d}" for n in range(s4_real_remap
 
 def table(epoch, first):
     hosts = [
-        ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", first if n == 1 else 100) for n in range(1, 9)
+        ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", first if n <= 2 else 100) for n in range(1, 9)
     ]
     return ring.Ring(epoch, tuple(hosts))
 
