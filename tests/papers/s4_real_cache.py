@@ -2,8 +2,8 @@
 """3.3.2 on a real agent: one trace of reads, a cache that holds a part of it, three policies.
 
 The images of 5.7 are read whole, one after the other, by Zipf's law: a few are read most of the
-time.  What each policy hits follows from the order of reads alone, so the core's book-keeping,
-which the simulations use, has to say the same.
+time.  The core's book-keeping, which simulations use, plays the same order of reads: of LRU and FIFO
+it says the same, and of LFU what would be if each read were one use.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ from tests.bench import harness
 from tests.lab import local
 from tests.papers import s4_real_remap
 
-CACHE_BYTES = 4 * geometry.MIB
+CACHE_BYTES = 8 * geometry.MIB
 VISITS = 40
 POLICIES = {"LRU": "", "LFU": "cache-lfu", "FIFO": "cache-fifo"}
 """The paper's names, and the variants."""

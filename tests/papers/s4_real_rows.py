@@ -225,6 +225,22 @@ def _without_service(part: str, one: Mapping[str, Any]) -> Row:
     )
 
 
+def policy_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
+    """Return what each policy hit, beside what the core's book-keeping foresees."""
+    return [
+        Row(
+            "3.3.2",
+            f"hits of the public cache, of {one['reads']} reads: {policy}",
+            "no number",
+            100 * one["hits"] / one["reads"],
+            "%",
+            100 * one["foreseen_hits"] / one["reads"],
+            "the core, without an agent",
+        )
+        for policy, one in outcomes.items()
+    ]
+
+
 def beyond_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
     """Return the same of agents as they are by default."""
     one = outcomes.get("acstor")

@@ -106,6 +106,11 @@ def test_remap_that_moved_nothing_has_no_share_of_it():
     assert [row.ratio for row in rows if "misses after" in row.what] == [None]
 
 
+def test_policy_stands_beside_what_the_core_foresees():
+    (row,) = s4_real_rows.policy_rows({"LRU": {"reads": 200, "hits": 50, "foreseen_hits": 52}})
+    assert row.ours == 25 and row.baseline == 26
+
+
 @pytest.mark.parametrize("one", s4_real.EXPERIMENTS, ids=lambda one: one.key)
 def test_experiment_has_cases_and_copes_with_no_outcomes(one):
     assert one.cases(experiment.Scale.WHOLE)
