@@ -134,11 +134,11 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
         title="3.3.2: three cache policies on a real agent",
         paper_has="It names FIFO, LRU and LFU for the public cache, and has no numbers of them.",
         here=(
-            f"One agent with a cache of {cache.CACHE_BYTES >> 20} MiB; the {remap.IMAGES} images of "
-            "5.7, whose contents take half as much again, are read whole "
-            f"{cache.VISITS} times, by Zipf's law, in reads of a chunk past the page cache. The "
-            "book-keeping that simulations use plays the same order of reads. To LFU a read of "
-            "the agent that has to wait for the disk is two uses."
+            f"One agent with a cache of {cache.CACHE_BYTES >> 20} MiB; the {remap.IMAGES} images "
+            f"of 5.7, whose contents take half as much again, are read whole {cache.VISITS} "
+            "times, by Zipf's law, in reads of a chunk past the page cache. The book-keeping "
+            "that simulations use plays the same order of reads. To LFU a read of the agent that "
+            "has to wait for the disk is two uses."
         ),
         cases=_policy_cases,
         rows=rows.policy_rows,

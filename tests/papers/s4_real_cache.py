@@ -2,8 +2,8 @@
 """3.3.2 on a real agent: one trace of reads, a cache that holds a part of it, three policies.
 
 The images of 5.7 are read whole, one after the other, by Zipf's law: a few are read most of the
-time.  The core's book-keeping, which simulations use, plays the same order of reads: of LRU and FIFO
-it says the same, and of LFU what would be if each read were one use.
+time.  The core's book-keeping, which simulations use, plays the same order of reads: of LRU and
+FIFO it says the same, and of LFU what would be if each read were one use.
 """
 
 import pathlib
