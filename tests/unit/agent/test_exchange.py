@@ -666,6 +666,46 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojum
         assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
 
 
+async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
+        for chunk_no in range(20):
+            for name in ("h1", "h2", "h3"):
+                assert (await read(made, name, made.want(chunk_no), 20)).data
+        for wanted in map(made.want, range(20)):
+            holders = [name for name, cache in made.caches.items() if wanted.cid in cache]
+            assert holders == [made.home(wanted)]
+        assert len(made.source.reads) == 20
+        assert not any(len(host.core.parts.kept) for host in made.hosts.values())
+
+
+async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2"), homes_keep=True) as made:
+        of_h2 = [want for want in map(made.want, range(40)) if made.home(want) == "h2"]
+        promised, other = of_h2[:2]
+        made.caches["h1"].pin(promised.cid, promised.length)
+        for wanted in (promised, other):
+            await read(made, "h1", wanted, 20)
+        assert promised.cid in made.caches["h1"] and other.cid not in made.caches["h1"]
+
+
+async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
+        for chunk_no in range(40):
+            await read(made, "h3", made.want(chunk_no), 20)
+        before = made.ring
+        made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is left alone
+        made.former = before
+        moved = [
+            n for n in range(40) if before.home_at(made.want(n).oid) != made.home(made.want(n))
+        ]
+        for _ in range(2):
+            for chunk_no in moved:
+                await read(made, "h3", made.want(chunk_no), 20)
+        wanted = [made.want(n) for n in moved if made.home(made.want(n)) != "h3"]
+        assert wanted and all(want.cid in made.caches[made.home(want)] for want in wanted)
+        assert sorted(made.source.reads[40:]) == [n * CHUNK for n in moved]
+
+
 # What is gone, and copies
 
 
