@@ -6,7 +6,6 @@ The paper's figure at its most uneven: a mean load of 70 MB/s on 1 Gbit/s, and a
 traffic, says in each way how much any exchange could gain: P7's lower bound.
 """
 
-import functools
 from typing import Any
 
 from acstor_common import geometry
@@ -20,6 +19,7 @@ HOSTS = 9
 """Two of them are busy then, with 1.82 of a link in plus out, as seven of the paper's 32 would be
 with 1.83; two of eight would have 1.72."""
 REGION_BYTES = 3 * geometry.MIB
+QUICK_HOSTS, QUICK_REGION_BYTES = 6, 2 * geometry.MIB
 COLLABORATIVE, PAPER = "collaborative", "the paper's acstor"
 NO_REMAP, ACSTOR = "acstor, no remap", "acstor"
 HOMES_ONLY = "no-advertisements,no-referrals,no-hedges,no-source-first"
@@ -41,14 +41,16 @@ KEPT = (
 )
 
 
-def outcome(say: harness.Say, way: str) -> dict[str, Any]:
+def outcome(
+    say: harness.Say, way: str, hosts: int = HOSTS, region_bytes: int = REGION_BYTES
+) -> dict[str, Any]:
     """Let all hosts read in one way.
 
     :param way: one of WAYS
     """
     options, remap = WAYS[way]
-    shares = traffic.loads(HOSTS, p7_remap.MEAN, p7_remap.CV)
-    with collective.images(_region()) as images:
+    shares = traffic.loads(hosts, p7_remap.MEAN, p7_remap.CV)
+    with collective.images(local.random_bytes(region_bytes, seed=7)) as images:
         found = p7_remap.outcome(images, shares, options, remap)
     source_bytes = sum(found["source_bytes"])
     say(
@@ -56,9 +58,4 @@ def outcome(say: harness.Say, way: str) -> dict[str, Any]:
         f"{found['busy_mean_s']:.1f}; alone {found['limit_s']:.1f})"
     )
     kept = {name: round(found[name], 3) for name in KEPT}
-    return {**kept, "source_regions": round(source_bytes / REGION_BYTES, 3)}
-
-
-@functools.cache
-def _region() -> bytes:
-    return local.random_bytes(REGION_BYTES, seed=7)
+    return {**kept, "source_regions": round(source_bytes / region_bytes, 3)}
