@@ -93,7 +93,7 @@ def _against(
 ) -> Row:
     return Row(
         "Figure 6(b), 5.4.2",
-        f"mean time at mean load 70 MB/s of 1 Gbit/s and CV 1.2: {of} / {who}",
+        f"mean time, mean load 70 MB/s, CV 1.2: {of} / {who}",
         "2.6 x" if goal else "no number",
         ours[field],
         "s",
@@ -191,7 +191,7 @@ def _uplinks(part: str, name: str, one: Mapping[str, Any]) -> Row:
         100 * after["busy_share"],
         "%",
         100 * before["busy_share"],
-        "before the traffic",
+        "before the remap",
         after["busy_share"] / before["busy_share"] if before["busy_share"] else None,
         better=LESS,
     )
@@ -200,7 +200,7 @@ def _uplinks(part: str, name: str, one: Mapping[str, Any]) -> Row:
 def _pays(by_oid: Mapping[str, Any], still: Mapping[str, Any]) -> Row:
     return Row(
         "5.7",
-        "mean time of the second half: without remap and without a miss / with both",
+        "mean time of the second reading: without remap and without a miss / with both",
         '"still has the better I/O performance"',
         by_oid["second"]["mean_s"],
         "s",
@@ -212,11 +212,11 @@ def _pays(by_oid: Mapping[str, Any], still: Mapping[str, Any]) -> Row:
 
 
 def _without_service(part: str, one: Mapping[str, Any]) -> Row:
-    after, before = one["without service"], one["second"]
+    after, before = one["without service"], one["again"]
     return Row(
         part,
-        "the decision service is killed, and hosts read other images beside the same traffic: mean "
-        "time; no read failed",
+        "the decision service is killed, and hosts read an image again beside the same traffic: "
+        "mean time; no read failed",
         '"ACStor still can work"',
         after["mean_s"],
         "s",

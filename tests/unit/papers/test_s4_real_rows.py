@@ -29,6 +29,7 @@ def remap_of(misses, moved=40, busy=0.05, mean_s=2.0):
     return {
         "first": phase(150),
         "second": phase(misses, busy, mean_s),
+        "again": phase(),
         "without service": phase(),
         "names": 192,
         "moved": moved,
