@@ -43,6 +43,7 @@ OTHER_VARIANTS = (
         variants.Variant.PREFETCH_BY_LIMIT,
     ),
     ("", variants.Variant.NO_HEDGES),
+    ("", variants.Variant.NO_SOURCE_FIRST),
     ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),
 )
