@@ -25,7 +25,7 @@ ENDLESS = dataclasses.replace(
 )
 """The same cluster with a storage that is as near as another host, and gives as much as anybody
 takes."""
-BOUND = "alone"
+BOUND = "bound"
 """Each host by itself, from such a storage: the least that asking others could reach."""
 THOUGHTS_S = 0.0, 7.0, traces.THINK_S, 28.0
 
@@ -286,7 +286,7 @@ GRID = experiment.Experiment(
         "for all four ways. A boot is 976 chunks of 64 KiB, and 14 s in which the guest computes "
         "(a Debian guest that was measured). Local caches have room for all, where the paper's "
         "have half an image, and every guest boots. The traffic is of one seed, at 70 MB/s and CV "
-        "1.2 of three. 'alone' is a bound: each host by itself, with a storage that "
+        "1.2 of three. 'bound' is each host by itself, with a storage that "
         "is near and that nobody shares."
     ),
     cases=_grid,
