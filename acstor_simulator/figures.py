@@ -204,11 +204,12 @@ def draw(number: str, points: Sequence[Point]) -> figure.Figure:
     return picture
 
 
-def fill(picture: figure.Figure, experiment: Experiment, points: Sequence[Point]) -> None:
+def fill(picture: figure.FigureBase, experiment: Experiment, points: Sequence[Point]) -> None:
     """Draw the panels of an experiment."""
     names = list(dict.fromkeys(point.case.panel for point in points))
     rows, wide = -(-len(names) // experiment.wide), min(len(names), experiment.wide)
-    picture.set_size_inches(14, 4.5 * rows)
+    if isinstance(picture, figure.Figure):
+        picture.set_size_inches(14, 4.5 * rows)
     panels = picture.subplots(rows, wide, sharey="row", squeeze=False)
     for panel, name in zip(panels.flat, names, strict=False):
         mine = [point for point in points if point.case.panel == name]

@@ -256,6 +256,7 @@ def _crossings(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     return rows
 
 
+@simulated.complete
 def _rows_of_grid(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     return [
         *_of_collaborative(outcomes),
@@ -309,6 +310,7 @@ def _think_cases(scale: experiment.Scale) -> list[experiment.Case]:
     return cases
 
 
+@simulated.complete
 def _think_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
     for think_s in THOUGHTS_S:
@@ -358,6 +360,7 @@ def _guests(scale: experiment.Scale) -> list[experiment.Case]:
     return simulated.of_figure("8", lambda one: one.panel == "CV 1.2" and one.x in (32, 96))
 
 
+@simulated.complete
 def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
     for cv in figures.CVS:

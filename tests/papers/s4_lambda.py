@@ -19,6 +19,7 @@ def _factors(scale: experiment.Scale) -> list[experiment.Case]:
     )
 
 
+@simulated.complete
 def _factor_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
     for panel, said in PANELS.items():

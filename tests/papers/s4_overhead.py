@@ -139,6 +139,7 @@ def _remap_cases(scale: experiment.Scale) -> list[experiment.Case]:
     return [simulated.case(policy, scenario, policy) for policy in POLICIES]
 
 
+@simulated.complete
 def _remap_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     found = {policy: outcomes[policy]["later"] for policy in POLICIES if policy in outcomes}
     if simulated.ACSTOR not in found:

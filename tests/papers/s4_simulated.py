@@ -4,6 +4,7 @@
 All is in virtual time with fixed seeds, so the outcome of a case is the same on every machine.
 """
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Callable
@@ -89,7 +90,7 @@ def draw(
 
 
 def fill(
-    picture: figure.Figure,
+    picture: figure.FigureBase,
     number: str,
     cases: Iterable[figures.Case],
     outcomes: experiment.Outcomes,
@@ -117,3 +118,24 @@ def mean(values: Sequence[float | None]) -> float | None:
 def divided(one: float | None, other: float | None) -> float | None:
     """Return a quotient; None if one of the two is missing."""
     return None if one is None or not other else one / other
+
+
+Rows = Callable[[experiment.Outcomes], Sequence[experiment.Row | experiment.Absent]]
+
+
+def complete(rows: Rows) -> Rows:
+    """Have no figure stand for a quotient: a row that lacks one of its two was not run."""
+
+    @functools.wraps(rows)
+    def made(outcomes: experiment.Outcomes) -> list[experiment.Row | experiment.Absent]:
+        return [_whole_or_none(row) for row in rows(outcomes)]
+
+    return made
+
+
+def _whole_or_none(row: experiment.Row | experiment.Absent) -> experiment.Row | experiment.Absent:
+    if isinstance(row, experiment.Absent) or not row.baseline_name:
+        return row
+    if None not in (row.ours, row.baseline):
+        return row
+    return dataclasses.replace(row, ours=None, baseline=None, ratio=None)

@@ -30,6 +30,7 @@ def _gain(outcomes: experiment.Outcomes, workload: str, x: int = HEAVY) -> float
     return simulated.divided(ours, theirs)
 
 
+@simulated.complete
 def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = [_gain_row(outcomes, workload) for workload in (SERVER, PROXY)]
     gains = [_gain(outcomes, workload) for workload in (SERVER, PROXY)]

@@ -54,6 +54,7 @@ def _is_in_order(times_s: Mapping[str, float]) -> bool:
     return all(later <= earlier * (1 + NEXT) for earlier, later in itertools.pairwise(inner))
 
 
+@simulated.complete
 def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     runs = _runs(outcomes)
     if not runs:
@@ -159,6 +160,7 @@ def _large_cases(scale: experiment.Scale) -> list[experiment.Case]:
     return [simulated.case(policy, LARGE, policy, _times(policy)) for policy in run.POLICIES]
 
 
+@simulated.complete
 def _large_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     beside = simulated.value(outcomes, simulated.COLLABORATIVE)
     rows = []
@@ -173,7 +175,7 @@ def _large_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 ours,
                 "s",
                 None if policy == simulated.COLLABORATIVE else beside,
-                simulated.COLLABORATIVE,
+                "" if policy == simulated.COLLABORATIVE else simulated.COLLABORATIVE,
                 None if policy == simulated.COLLABORATIVE else simulated.divided(ours, beside),
                 1.0 if is_acstor else None,
                 experiment.Better.LESS,
@@ -223,6 +225,7 @@ def _rule_cases(scale: experiment.Scale) -> list[experiment.Case]:
     ]
 
 
+@simulated.complete
 def _rule_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
     for name in _rule_scenarios():
@@ -278,6 +281,7 @@ def _huge_cases(scale: experiment.Scale) -> list[experiment.Case]:
     return [simulated.case(policy, HUGE, policy, 2 * _times(policy)) for policy in HUGE_POLICIES]
 
 
+@simulated.complete
 def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     ours = simulated.value(outcomes, simulated.ACSTOR)
     rows = []

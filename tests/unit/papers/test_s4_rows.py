@@ -114,6 +114,11 @@ def test_throughput_is_compared_under_uneven_traffic() -> None:
     assert find(rows, "video server, collaborative").ours is None
 
 
+def test_what_lacks_its_baseline_is_no_figure() -> None:
+    rows = s4_throughput.THROUGHPUT.rows({"web server, 5, acstor": {"mb_s": 1800.0}})
+    assert all(row.compared is None and row.verdict is Verdict.SHOWN for row in rows)  # type: ignore
+
+
 def test_the_order_of_figure_11_takes_ties() -> None:
     good = {"none": 65.0, "local": 60.0, "collaborative": 20.0, "acstor": 20.01}
     wrong = {"none": 60.0, "local": 65.0, "collaborative": 30.0, "acstor": 20.0}
