@@ -384,7 +384,7 @@ def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 simulated.divided(ours, theirs),
                 1.0,
                 experiment.Better.LESS,
-                "no link is overloaded, so no v-node moves; the difference is below 0.1 s",
+                "no host is overloaded, so no v-node moves",
             )
         )
     return rows

@@ -224,8 +224,8 @@ REMAPS = experiment.Experiment(
         "home. Then traffic of 70 MB/s and CV 1.2 begins, the service moves v-nodes after two "
         "collections, and the other half boots. A home that misses a chunk fetches it, which is "
         "one way more for it on the network. It asks the former home, but not one that has few "
-        "v-nodes because it is busy: so here the storage gives most of them. 'paper' has S4's rules and homes alone; 'acstor-still' is acstor with the option "
-        "that moves nothing."
+        "v-nodes because it is busy: so here the storage gives most of them. 'paper' has S4's "
+        "rules and homes alone; 'acstor-still' is acstor with the option that moves nothing."
     ),
     cases=_remap_cases,
     rows=_remap_rows,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of S4's page from small outcomes that are made up, and from none."""
 
+import pickle
+
 import pytest
 
 from acstor_simulator import figures
@@ -39,6 +41,12 @@ def test_cases_have_names_of_their_own(one: experiment.Experiment, scale: experi
     assert len(names) == len(set(names))
     quick = {case.name for case in one.cases(experiment.Scale.QUICK)}
     assert quick <= {case.name for case in one.cases(experiment.Scale.WHOLE)}
+
+
+@SILENT
+def test_cases_in_virtual_time_can_run_in_other_processes(one: experiment.Experiment) -> None:
+    for case in one.cases(experiment.Scale.WHOLE):
+        assert case.is_timed or pickle.loads(pickle.dumps(case.run)) is not None
 
 
 def test_all_of_it_fits_the_time_that_two_processors_have() -> None:
