@@ -32,8 +32,6 @@ from acstor_simulator import traces
 CHUNK_BYTES = traces.CHUNK_BYTES
 MESSAGE_S = 0.0001
 """A message between two hosts, without the bytes of chunks."""
-STORAGE_S = 0.007
-"""One range request to the image store, whatever its size (measured on Glance)."""
 NOTHING = ids.Content(ids.ZERO_CID)
 
 
@@ -297,4 +295,4 @@ class Cloud:
         """Bring something from the storage to a host, past all other hosts."""
         self.counts.storage += 1
         way = self.tree.way_from_storage(host.number)
-        network.send(self.agenda, way, size_bytes, STORAGE_S, arrive, *what)
+        network.send(self.agenda, way, size_bytes, self.tree.shape.storage_s, arrive, *what)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments behind S4's figures 6, 8, 10 and 11, and their pictures.
+"""The experiments behind S4's figures 1b and 6 to 11 and its table 1, and their pictures.
 
 Each experiment is a list of cases (a scenario, a policy and where its point lies),
 so that a run can say how far it is; each picture is drawn from what the cases gave.
 """
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +18,15 @@ from matplotlib import figure
 
 from acstor_simulator import run
 from acstor_simulator import topology
+from acstor_simulator import workloads
 
 MB = 1e6
 CVS = (0.4, 0.8, 1.2)
 PAPER = ("none", "local", "collaborative", "acstor")
 PATTERNS = ((1, 1), (8, 1), (8, 3), (1, 5), (8, 5), (32, 5))
 """Partners of a host, and the distance of the farthest of them."""
+WORK_CHUNKS = 480
+"""That a guest reads in figure 9."""
 TREE_MEAN = 20 * MB
 """The paper does not say how busy its tree is.  Eight hosts share a link of 1 Gbit/s there: with
 the cluster's 70 MB/s that link alone would have to carry twice what it can."""
@@ -37,20 +42,37 @@ class Case(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a case gave."""
+    """What a case gave.
+
+    :param value: what the panel shows of it
+    :param course: over the collections, for what is no single value
+    """
 
     case: Case
-    result: run.Result
+    value: float
+    course: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure: how to make its cases, and how to draw a panel."""
+    """One figure: how to make its cases, and what a panel shows.
+
+    :param value: of a run
+    :param is_course: a panel shows the CVs of the collections
+    :param wide: panels in a row
+    """
 
     title: str
     x_label: str
     make_cases: Callable[[], list[Case]]
     y_label: str = "mean boot, s"
+    value: Callable[[run.Result], float] = operator.attrgetter("mean_boot_s")
+    is_course: bool = False
+    wide: int = 3
+
+
+def _figure_1() -> list[Case]:
+    return [Case(f"CV {cv}", 0, run.Scenario(cv=cv), "collaborative") for cv in CVS]
 
 
 def _figure_6() -> list[Case]:
@@ -62,12 +84,35 @@ def _figure_6() -> list[Case]:
     ]
 
 
+def _figure_7() -> list[Case]:
+    return [
+        Case(f"CV {cv}", mean, run.Scenario(mean=mean * MB, cv=cv), policy)
+        for cv in CVS
+        for mean in (0, 20, 40, 70, 100)
+        for policy in PAPER
+    ]
+
+
 def _figure_8() -> list[Case]:
     return [
         Case(f"CV {cv}", guests, run.Scenario(guests=guests, cv=cv), policy)
         for cv in CVS
         for guests in range(32, 193, 32)
         for policy in ("collaborative", "acstor")
+    ]
+
+
+def _figure_9() -> list[Case]:
+    return [
+        Case(
+            workload,
+            number,
+            run.Scenario(mean=mean * MB, cv=cv, workload=workload, chunks=WORK_CHUNKS, common=0.0),
+            policy,
+        )
+        for workload in workloads.WORKLOADS
+        for number, (mean, cv) in enumerate(itertools.product((40, 70, 100), CVS))
+        for policy in PAPER
     ]
 
 
@@ -102,52 +147,96 @@ def _figure_11() -> list[Case]:
     ]
 
 
+def _table_1() -> list[Case]:
+    return [
+        Case(f"mean {mean} MB/s, CV {cv}", factor, scenario, "paper")
+        for mean, cv in ((20, 0.8), (70, 1.2))
+        for factor in (1, 1.40, 1.67, 1.80, 2.20, 2.60, 3)
+        for scenario in [run.Scenario(mean=mean * MB, cv=cv, factor=factor)]
+    ]
+
+
 EXPERIMENTS = {
-    6: Experiment("Boot time of 160 guests on 32 hosts under traffic", "traffic CV", _figure_6),
-    8: Experiment("Boot time over the number of guests (70 MB/s)", "guests", _figure_8),
-    10: Experiment(
-        "How uneven all traffic is while guests boot", "s", _figure_10, "CV over the hosts"
+    "1": Experiment(
+        "How uneven all traffic gets while guests boot",
+        "s",
+        _figure_1,
+        "CV over the hosts",
+        is_course=True,
     ),
-    11: Experiment(
+    "6": Experiment("Boot time of 160 guests on 32 hosts under traffic", "traffic CV", _figure_6),
+    "7": Experiment("Boot time of 160 guests over the traffic", "mean traffic, MB/s", _figure_7),
+    "8": Experiment("Boot time over the number of guests (70 MB/s)", "guests", _figure_8),
+    "9": Experiment(
+        "What 160 guests read and write",
+        "traffic: 40, 70, 100 MB/s, at CV 0.4, 0.8, 1.2 each",
+        _figure_9,
+        "MB/s, all guests",
+        lambda result: result.throughput / MB,
+    ),
+    "10": Experiment(
+        "How uneven all traffic is while guests boot",
+        "s",
+        _figure_10,
+        "CV over the hosts",
+        is_course=True,
+    ),
+    "11": Experiment(
         "Boot time of 128 guests on 128 hosts of a tree",
         "pattern of traffic, from near to far",
         _figure_11,
     ),
+    "table-1": Experiment("Boot time over lambda of Equation 1", "lambda", _table_1, wide=2),
 }
 
 
-def draw(number: int, points: Sequence[Point]) -> figure.Figure:
+def point(number: str, case: Case, result: run.Result) -> Point:
+    """Return what a case's run is in the picture."""
+    return Point(case, EXPERIMENTS[number].value(result), result.traffic_cv)
+
+
+def draw(number: str, points: Sequence[Point]) -> figure.Figure:
     """Return the picture of an experiment: a panel beside the other, a line for each policy."""
-    experiment = EXPERIMENTS[number]
-    picture = figure.Figure(figsize=(14, 4.5), layout="constrained")
-    picture.suptitle(f"{experiment.title} (S4, figure {number})")
-    names = list(dict.fromkeys(point.case.panel for point in points))
-    panels = picture.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for panel, name in zip(panels, names, strict=True):
-        _draw_panel(panel, [point for point in points if point.case.panel == name])
-        panel.set(title=name, xlabel=experiment.x_label)
-    panels[0].set(ylabel=experiment.y_label, ylim=(0, None))
-    panels[0].legend()
+    picture = figure.Figure(layout="constrained")
+    what = f"table {number[-1]}" if number.startswith("table") else f"figure {number}"
+    picture.suptitle(f"{EXPERIMENTS[number].title} (S4, {what})")
+    fill(picture, EXPERIMENTS[number], points)
     return picture
 
 
-def _draw_panel(panel: mpl_axes.Axes, points: Sequence[Point]) -> None:
+def fill(picture: figure.FigureBase, experiment: Experiment, points: Sequence[Point]) -> None:
+    """Draw the panels of an experiment."""
+    names = list(dict.fromkeys(point.case.panel for point in points))
+    rows, wide = -(-len(names) // experiment.wide), min(len(names), experiment.wide)
+    if isinstance(picture, figure.Figure):
+        picture.set_size_inches(14, 4.5 * rows)
+    panels = picture.subplots(rows, wide, sharey="row", squeeze=False)
+    for panel, name in zip(panels.flat, names, strict=False):
+        mine = [point for point in points if point.case.panel == name]
+        _draw_panel(panel, mine, experiment.is_course)
+        panel.set(title=name, xlabel=experiment.x_label)
+    for panel in panels[:, 0]:
+        panel.set(ylabel=experiment.y_label, ylim=(0, None))
+    panels[0, 0].legend()
+
+
+def _draw_panel(panel: mpl_axes.Axes, points: Sequence[Point], is_course: bool) -> None:
     for policy in dict.fromkeys(point.case.policy for point in points):
         mine = [point for point in points if point.case.policy == policy]
-        if len(mine) == 1:  # one run: its course
-            cvs = mine[0].result.traffic_cv
+        if is_course:
+            cvs = mine[0].course
             panel.plot([run.COLLECTION_S * (n + 1) for n in range(len(cvs))], cvs, label=policy)
         else:
             xs = [point.case.x for point in mine]
-            panel.plot(xs, [point.result.mean_boot_s for point in mine], "o-", label=policy)
+            panel.plot(xs, [point.value for point in mine], "o-", label=policy)
 
 
-def record(point: Point) -> dict[str, Any]:
-    """Return a point as JSON takes it."""
+def record(case: Case, result: run.Result) -> dict[str, Any]:
+    """Return what a case gave as JSON takes it."""
     return {
-        "panel": point.case.panel,
-        "x": point.case.x,
-        "scenario": dataclasses.asdict(point.case.scenario),
-        "mean_boot_s": point.result.mean_boot_s,
-        **dataclasses.asdict(point.result),
+        "panel": case.panel,
+        "x": case.x,
+        "scenario": dataclasses.asdict(case.scenario),
+        "mean_boot_s": result.mean_boot_s,
+        **dataclasses.asdict(result),
     }

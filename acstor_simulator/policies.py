@@ -9,7 +9,10 @@
   papers' exchange: no referrals, nothing advertised, no hedges, no guest who is better off at the
   storage;
 * ``acstor`` has the options that agents have by default, and the ring that the decision service's
-  cores make of the traffic (``acstor-switches``: of the load of switches too).
+  cores make of the traffic (``acstor-switches``: of the load of switches too; ``acstor-still``:
+  v-nodes stay where they are, whatever the traffic);
+* ``paper`` has the exchange of ``collaborative``, and a ring by S4's rules as they are printed:
+  Equation 1 with lambda, hand-over to the host that is most alike, Algorithms 1 and 2.
 
 Beside them are what a cloud has without acstor and what it has with it, for whole images:
 
@@ -25,6 +28,7 @@ from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import settings as settings_
 from acstor_common import ring
+from acstor_decision.core import decider
 from acstor_simulator import arrivals
 from acstor_simulator import cloud
 from acstor_simulator import rings
@@ -43,6 +47,8 @@ class Policy(NamedTuple):
     :param exchanges: they ask each other
     :param follows_traffic: the decision service makes the ring
     :param follows_switches: of the loads of switches as well (S4, Algorithm 2)
+    :param may_remap: v-nodes may move because of traffic
+    :param is_printed: the ring follows S4's rules as they are printed
     """
 
     settings: settings_.Settings = PLAIN
@@ -52,11 +58,19 @@ class Policy(NamedTuple):
     exchanges: bool = True
     follows_traffic: bool = False
     follows_switches: bool = False
+    may_remap: bool = True
+    is_printed: bool = False
 
-    def make_table(self, world: cloud.Cloud) -> rings.Table:
-        """Return what says who is a chunk's home."""
+    def make_table(self, world: cloud.Cloud, factor: float) -> rings.Table:
+        """Return what says who is a chunk's home.
+
+        :param factor: lambda of Equation 1, where the ring follows it as it is printed
+        """
+        if self.is_printed:
+            return rings.PrintedTable(world.tree, world.hosts, factor)
         if self.follows_traffic:
-            return rings.TrafficTable(world.tree, world.hosts, self.follows_switches)
+            rules = decider.Policy(may_remap=self.may_remap)
+            return rings.TrafficTable(world.tree, world.hosts, rules, self.follows_switches)
         return rings.Table(world.tree, rings.POD)
 
     def make_hosts(self, world: cloud.Cloud, table: rings.Table) -> None:
@@ -73,6 +87,8 @@ POLICIES = {
     "collaborative": Policy(),
     "acstor": _ACSTOR,
     "acstor-switches": _ACSTOR._replace(follows_switches=True),
+    "acstor-still": _ACSTOR._replace(may_remap=False),
+    "paper": Policy(is_printed=True),
     "nova": Policy(arrival=arrivals.Copy, exchanges=False),
     "alone": Policy(AGENT, arrival=arrivals.BootImage, exchanges=False),
     "today": _ACSTOR._replace(arrival=arrivals.BootImage),

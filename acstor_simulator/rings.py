@@ -78,6 +78,7 @@ class TrafficTable(Table):
     """The ring that the decision service makes of the traffic.
 
     :param held: the hosts, which say what chunks they hold
+    :param rules: of the service
     :param follows_switches: whether busy switches shorten the ways (S4, Algorithm 2)
     """
 
@@ -85,48 +86,106 @@ class TrafficTable(Table):
         self,
         tree: topology.Tree,
         held: Mapping[ids.HostId, Holding],
+        rules: decider.Policy,
         follows_switches: bool = False,
     ) -> None:
         super().__init__(tree)
         self._held = held
         self._follows_switches = follows_switches
         self._members = members.Members(members.Limits())
-        self._decider = decider.Decider(
-            decider.Policy(), self._members, decision_table.from_ring(self.ring)
-        )
+        first = decision_table.from_ring(self.ring)
+        self._decider = decider.Decider(rules, self._members, first)
 
     def collected(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> ring.Ring | None:
         """Cast every host's sample to the cores, and use the table that they decide on."""
         now_s = collection * interval_s
-        for number, host in enumerate(self.hosts):
-            told = figures[number]
-            sample = decision_api.Sample(
-                host=host,
-                address=self.address(number),
-                location=self._tree.location_of(number),
-                session=number,
-                started_s=0.0,
-                number=collection,
-                sent_s=now_s,
-                interval_s=interval_s,
-                link_bytes_s=int(self._tree.shape.host_rate),
-                total=told.others,
-                sketch=sketch.make(self._held[host].cache),
-                peers={
-                    peer: decision_api.Exchanged(timed.received, 0, timed)
-                    for peer, timed in told.peers.items()
-                },
-                source=told.source,
-            )
-            self._members.hear(sample, now_s, now_s)
-        loads = self._tree.switch_loads() if self._follows_switches else []
-        self._decider.observe(threshold.busy_levels(loads))
-        decision = self._decider.decide(now_s)
+        for number, told in enumerate(figures):
+            self._members.hear(self._sample(number, told, collection, interval_s), now_s, now_s)
+        decision = self._decide(now_s)
         if decision is None:
             return None
         self._decider.adopt(decision)
-        self.ring = decision_table.to_ring(decision.table, self.ring.epoch + 1)
+        self.ring = self._publish(decision.table)
         self.remaps += 1
         return self.ring
+
+    def _sample(
+        self, number: int, told: Figures, collection: int, interval_s: float
+    ) -> decision_api.Sample:
+        host = self.hosts[number]
+        return decision_api.Sample(
+            host=host,
+            address=self.address(number),
+            location=self._place(number),
+            session=number,
+            started_s=0.0,
+            number=collection,
+            sent_s=collection * interval_s,
+            interval_s=interval_s,
+            link_bytes_s=int(self._tree.shape.host_rate),
+            total=told.others,
+            sketch=sketch.make(self._held[host].cache),
+            peers={
+                peer: decision_api.Exchanged(timed.received, 0, timed)
+                for peer, timed in told.peers.items()
+            },
+            source=told.source,
+        )
+
+    def _place(self, number: int) -> str:
+        """Return the location that a host tells."""
+        return self._tree.location_of(number)
+
+    def _decide(self, now_s: float) -> decider.Decision | None:
+        loads = self._tree.switch_loads() if self._follows_switches else []
+        self._decider.observe(threshold.busy_levels(loads))
+        return self._decider.decide(now_s)
+
+    def _publish(self, table: decider.Table) -> ring.Ring:
+        return decision_table.to_ring(table, self.ring.epoch + 1)
+
+
+class PrintedTable(TrafficTable):
+    """The ring that S4's rules make as they are printed.
+
+    Lambda says how many v-nodes there are.  No hosts are a group; where more than half of a level's
+    switches are busy, homes have to be beneath that level.
+
+    :param factor: lambda of Equation 1
+    """
+
+    def __init__(
+        self, tree: topology.Tree, held: Mapping[ids.HostId, Holding], factor: float
+    ) -> None:
+        rules = decider.Policy(factor=factor)
+        super().__init__(tree, held, rules)
+        self._near: int | None = None
+        first = decision_table.from_ring(self.ring)
+        places = {host: place._replace(location="") for host, place in first.places.items()}
+        self._decider = decider.Decider(rules, self._members, first._replace(places=places))
+
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> ring.Ring | None:
+        """Note a collection; busy switches alone make another ring, too, which is no remap."""
+        before = self._near
+        self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
+        made = super().collected(collection, figures, interval_s)
+        if made is None and self._near != before:
+            made = self.ring = self._publish(self._decider.table)
+        return made
+
+    def _place(self, number: int) -> str:
+        return ""
+
+    def _publish(self, table: decider.Table) -> ring.Ring:
+        """Return the ring, with the places that Algorithm 1 looks at."""
+        numbers = {host: number for number, host in enumerate(self.hosts)}
+        places = {
+            host: place._replace(location=self._tree.location_of(numbers[host]))
+            for host, place in table.places.items()
+        }
+        near = threshold.Thresholds(self._near)
+        return super()._publish(table._replace(places=places, thresholds=near))

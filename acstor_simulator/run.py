@@ -6,9 +6,7 @@ Monitoring begins first, as in S4, section 5.6; the guests start together after
 """
 
 import dataclasses
-import functools
 import random
-import statistics
 from collections.abc import Callable
 
 from acstor_agent.core.transfers import want
@@ -20,92 +18,24 @@ from acstor_simulator import meters
 from acstor_simulator import network
 from acstor_simulator import policies
 from acstor_simulator import rings
+from acstor_simulator import scenario as scenario_
 from acstor_simulator import topology
 from acstor_simulator import traces
 from acstor_simulator import traffic
+from acstor_simulator import workloads
 
 COLLECTION_S = 5.0
 QUIET_S = 3 * COLLECTION_S
-LONGEST_S = 1800.0
-"""A guest that has not booted by then counts as one that cannot."""
 GUESTS_START_WITHIN_S = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Scenario:
-    """What is simulated.
-
-    :param mean: bytes per second that a host sends and receives besides chunks, on average
-    :param cv: how unevenly (S4, Equation 2)
-    :param partners: hosts that each host talks to
-    :param reach: distance of the farthest of them, in switches
-    :param common: share of its boot chunks that an image has in common with the others
-    :param busy: share of each link but the storage's that others take, beside ``mean``
-    :param think_s: what a guest needs to boot from a disk that is there
-    :param sizes: of whole images; the default is the demo's Debian
-    """
-
-    shape: topology.Shape = topology.ONE_SWITCH
-    guests: int = 160
-    images: int = 5
-    mean: float = 70e6
-    cv: float = 0.8
-    partners: int = 8
-    reach: int = 5
-    chunks: int = traces.CHUNKS
-    common: float = 0.3
-    seed: int = 1
-    busy: float = 0.0
-    think_s: float = traces.THINK_S
-    sizes: traces.Sizes = traces.DEBIAN
-    longest_s: float = LONGEST_S
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What one run gave.
-
-    :param boot_s: seconds each guest needed, of those that booted
-    :param traffic_cv: CV of all traffic over the hosts, per collection
-    :param true_cv: CV of the traffic besides chunks, which the links' limits may have lowered
-    :param remaps: v-node tables that were published after the first
-    :param ready_s: seconds until a guest had its first byte
-    :param whole_s: seconds until all of an image was on a host, for each that fetched it
-    :param used: images that guests booted from: so many different ones, as many times as a
-        different rack had one of them, and a different host
-    :param storage_bytes: that left the storage
-    :param uplink_bytes: that crossed links between racks and the rest, both directions of each
-    :param storage_peak: bytes per second, in the busiest second
-    :param uplink_peak: the same of the busiest link
-    :param storage_rates: bytes per second that left the storage, second by second
-    """
-
-    policy: str
-    boot_s: list[float]
-    unbooted: int
-    storage_chunks: int
-    peer_chunks: int
-    traffic_cv: list[float]
-    true_cv: float
-    remaps: int
-    ready_s: list[float]
-    whole_s: list[float]
-    used: tuple[int, int, int]
-    storage_bytes: float
-    uplink_bytes: float
-    storage_peak: float
-    uplink_peak: float
-    storage_rates: list[float]
-
-    @property
-    def mean_boot_s(self) -> float:
-        """The mean over the guests that booted."""
-        return statistics.fmean(self.boot_s) if self.boot_s else float("nan")
-
-
+BUSY = 0.8
+"""A host whose link others fill to this share is a busy one."""
+Scenario = scenario_.Scenario
+Result = scenario_.Result
 POLICIES = tuple(policies.POLICIES)
-"""S4's four, ``acstor`` with the loads of switches (Algorithm 2), and those for whole images."""
-BOOTING = POLICIES[:5]
+"""S4's four, variants of ``acstor``, and those for whole images."""
+BOOTING = POLICIES[:7]
 """Those that know nothing of an image but what is read of it while guests boot."""
 
 
@@ -125,17 +55,19 @@ class _Guest:
     """One guest that boots: it thinks and reads, one chunk after the other.
 
     :param booted: is told how many seconds it needed to its first byte, and in all
+    :ivar used_bytes: see :class:`workloads.Task`
     """
 
     def __init__(
         self,
         host: cloud.Host,
         image: traces.Image,
+        task: workloads.Task,
         arrival: Callable[[cloud.Host, traces.Image], arrivals.Arrival],
-        booted: Callable[[float, float], None],
+        booted: Callable[["_Guest", float, float], None],
     ) -> None:
-        self.image = image
-        self._host, self._agenda, self._reads = host, host.world.agenda, image.reads
+        self.image, self.used_bytes = image, task.used_bytes
+        self._host, self._agenda, self._reads = host, host.world.agenda, task.reads
         self._make_arrival, self._booted = arrival, booted
         self._began_s, self._first_s = 0.0, 0.0
         self._at = 0
@@ -156,7 +88,7 @@ class _Guest:
             if not self._has(chunk):
                 return
             self._have()
-        self._booted(self._first_s, self._agenda.now - self._began_s)
+        self._booted(self, self._first_s, self._agenda.now - self._began_s)
 
     def _read(self) -> None:
         if self._has(self._reads[self._at].chunk):
@@ -178,8 +110,11 @@ class _Guest:
 
 def _make_images(scenario: Scenario, how: policies.Policy) -> list[traces.Image]:
     """Return the images as they are under a policy."""
+    chunks = scenario.chunks
+    if scenario.workload != workloads.BOOT:
+        chunks *= workloads.DATA_SETS
     images = [
-        traces.boot_image(image, scenario.chunks, scenario.common, scenario.seed, scenario.think_s)
+        traces.boot_image(image, chunks, scenario.common, scenario.seed, scenario.think_s)
         for image in range(scenario.images)
     ]
     if how.arrival is not arrivals.BootImage:
@@ -204,25 +139,25 @@ class _Run:
         self._loads = traffic.draw_loads(
             count, scenario.mean, scenario.cv, 2 * scenario.shape.host_rate, rng
         )
-        traffic.spread(self._tree, self._loads, scenario.partners, scenario.reach, rng)
+        self._flows = traffic.flows(self._tree, self._loads, scenario.partners, scenario.reach, rng)
         self._tree.load(scenario.busy)
         how = policies.POLICIES[policy]
         images = _make_images(scenario, how)
         packed = scenario.sizes.stored / scenario.sizes.data
         self._world = cloud.Cloud(self._tree, images, scenario.seed, packed)
-        self._table = how.make_table(self._world)
+        self._table = how.make_table(self._world, scenario.factor)
         how.make_hosts(self._world, self._table)
         self._hosts = list(self._world.hosts.values())
-        place = functools.partial(_place, scenario)
-        guests = [
-            _Guest(self._hosts[place(number)], rng.choice(images), self._arrival, self._note)
-            for number in range(scenario.guests)
-        ]
-        for guest in guests:
+        self._scenario, self._progress = scenario, progress
+        self._later: set[_Guest] = set()
+        guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
+        for number, guest in enumerate(guests):
             start_s = QUIET_S + rng.uniform(0, GUESTS_START_WITHIN_S)
+            if scenario.warm_s and 2 * number >= len(guests):
+                start_s += scenario.warm_s
+                self._later.add(guest)
             self._world.agenda.after(start_s, guest.start)
         self._name, self._how, self._guests = policy, how, guests
-        self._scenario, self._progress = scenario, progress
         self._arrivals: dict[tuple[int, ids.ImageId], arrivals.Arrival] = {}
         self._booted_s: list[float] = []
         self._ready_s: list[float] = []
@@ -233,15 +168,21 @@ class _Run:
         )
         self._traffic_cv: list[float] = []
         self._collections = 0
-        self._others = [
-            decision_api.Traffic(*(int(link.others * COLLECTION_S) for link in self._nic(host)))
-            for host in range(count)
-        ]
+        self._others: list[decision_api.Traffic] = []
+        self._rates: list[float] = []
+        self._later_s: list[float] = []
+        self._when_later = dataclasses.replace(self._world.counts), 0.0
+        self._note_others()
+        if scenario.warm_s:
+            self._world.agenda.after(scenario.warm_s, self._begin_traffic)
+            self._world.agenda.after(scenario.warm_s + QUIET_S, self._begin_later)
+        else:
+            self._begin_traffic()
         self._before = [0] * count
         self._world.agenda.after(COLLECTION_S, self._collect)
 
     def result(self) -> Result:
-        self._world.agenda.run(QUIET_S + self._scenario.longest_s)
+        self._world.agenda.run(QUIET_S + self._scenario.warm_s + self._scenario.longest_s)
         return Result(
             self._name,
             self._booted_s,
@@ -259,6 +200,51 @@ class _Run:
             max(self._storage.peak),
             max(self._uplinks.peak),
             self._storage.rates,
+            sum(self._rates),
+            self._what_was_later() if self._later else None,
+        )
+
+    def _make_guest(self, number: int, images: list[traces.Image], rng: random.Random) -> _Guest:
+        scenario, image = self._scenario, rng.choice(images)
+        dice = random.Random(f"{scenario.seed}/guest/{number}")
+        task = workloads.task(scenario.workload, image, scenario.chunks, dice)
+        host = self._hosts[_place(scenario, number)]
+        return _Guest(host, image, task, self._arrival, self._note)
+
+    def _begin_traffic(self) -> None:
+        traffic.put(self._tree, self._flows)
+        self._note_others()
+
+    def _note_others(self) -> None:
+        """Note what samples tell of the traffic."""
+        self._others = [
+            decision_api.Traffic(*(int(link.others * COLLECTION_S) for link in self._nic(host)))
+            for host in range(len(self._hosts))
+        ]
+
+    def _begin_later(self) -> None:
+        self._when_later = dataclasses.replace(self._world.counts), self._busy_bytes()
+
+    def _busy(self) -> list[int]:
+        """Return the hosts whose link others fill, in either direction."""
+        return [
+            host
+            for host in range(len(self._hosts))
+            if any(link.others >= BUSY * link.capacity for link in self._nic(host))
+        ]
+
+    def _busy_bytes(self) -> float:
+        now_s = self._world.agenda.now
+        return sum(self._tree.nic(host)[0].sent(now_s) for host in self._busy())
+
+    def _what_was_later(self) -> scenario_.Later:
+        counts, (before, busy_bytes) = self._world.counts, self._when_later
+        return scenario_.Later(
+            self._later_s,
+            counts.storage - before.storage,
+            counts.peer - before.peer,
+            self._busy_bytes() - busy_bytes,
+            len(self._busy()),
         )
 
     def _used(self) -> tuple[int, int, int]:
@@ -283,7 +269,10 @@ class _Run:
         self._whole_s.append(after_s)
         self._look_whether_over()
 
-    def _note(self, ready_s: float, booted_s: float) -> None:
+    def _note(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
+        if guest in self._later:
+            self._later_s.append(booted_s)
+        self._rates.append(guest.used_bytes / max(booted_s, 1e-9))
         self._ready_s.append(ready_s)
         self._booted_s.append(booted_s)
         self._progress(len(self._booted_s))

@@ -19,6 +19,9 @@ class Shape:
     """How large the tree is, and how fast its links are (bytes per second).
 
     The default is the data centre of S4, section 5.8: 4 x 8 x 8 hosts.
+
+    :param storage_s: what a range request to the image store takes, whatever its size (measured on
+        Glance), beside the way of its bytes
     """
 
     pods: int = 4
@@ -28,6 +31,7 @@ class Shape:
     edge_rate: float = GBIT
     aggregate_rate: float = 10 * GBIT
     storage_rate: float = GBIT
+    storage_s: float = 0.007
 
     @property
     def hosts(self) -> int:

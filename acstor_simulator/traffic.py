@@ -13,7 +13,9 @@ import bisect
 import itertools
 import random
 import statistics
+from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from acstor_simulator import topology
 
@@ -45,13 +47,22 @@ def draw_loads(hosts: int, mean: float, cv: float, limit: float, rng: random.Ran
     return loads
 
 
-def spread(
+class Flow(NamedTuple):
+    """What one host sends to another, in bytes per second."""
+
+    sender: int
+    receiver: int
+    rate: float
+
+
+def flows(
     tree: topology.Tree, loads: Sequence[float], partners: int, reach: int, rng: random.Random
-) -> None:
-    """Put host loads on the links of ``tree``: half of each is sent, to ``partners`` others.
+) -> list[Flow]:
+    """Return who sends what to whom: half of each host's load, to ``partners`` others.
 
     :param reach: largest distance of a partner, in switches; 5 is anywhere
     """
+    found = []
     upto = list(itertools.accumulate(loads, initial=0.0))
     for host, load in enumerate(loads):
         near = tree.within(host, reach)
@@ -63,5 +74,12 @@ def spread(
             while other == host:
                 place = upto[near.start] + rng.random() * whole
                 other = min(bisect.bisect_right(upto, place), near.stop) - 1
-            for link in tree.way(host, other):
-                link.others += load / 2 / partners
+            found.append(Flow(host, other, load / 2 / partners))
+    return found
+
+
+def put(tree: topology.Tree, sent: Iterable[Flow]) -> None:
+    """Put flows on the links of ``tree``."""
+    for sender, receiver, rate in sent:
+        for link in tree.way(sender, receiver):
+            link.others += rate

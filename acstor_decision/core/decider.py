@@ -46,6 +46,8 @@ class Policy:
     :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move:
         what moves has to be fetched again
     :param may_remap: False: traffic moves nothing
+    :param factor: Equation 1's lambda, where it says how many v-nodes there are, as the paper
+        prints it; None: there are as many as before
     """
 
     vnodes_per_host: int = 100
@@ -53,6 +55,7 @@ class Policy:
     traffic_floor: float = 0.1
     least_moved: float = 0.05
     may_remap: bool = True
+    factor: float | None = None
 
 
 class Place(NamedTuple):
@@ -222,6 +225,9 @@ class Decider:
         traffic = {host: self._traffic(host, fastest) for host in homes}
         most = int(self.policy.weight_limit * self.policy.vnodes_per_host)
         most = min(most, ring.MAX_VNODES)
+        if self.policy.factor is not None:
+            most = min(most, ring.MAX_POINTS // max(1, len(homes)))
+            return steady | weights.printed(traffic, self.policy.factor, most)
         return steady | weights.counts(traffic, sum(steady.values()), most)
 
     def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:

@@ -34,6 +34,16 @@ def equation_1(traffic: Mapping[ids.HostId, float], factor: float = LAMBDA) -> C
     return {host: math.floor(factor * whole / own) for host, own in traffic.items()}
 
 
+def printed(traffic: Mapping[ids.HostId, float], factor: float, most: int) -> Counts:
+    """Return Equation 1 as it is printed, but each count at least 1 and at most ``most``.
+
+    >>> printed({ids.HostId("idle"): 1.0, ids.HostId("busy"): 99.0}, 0.5, most=40)
+    {'idle': 40, 'busy': 1}
+    """
+    exact = equation_1(traffic, factor)
+    return {host: min(most, max(1, count)) for host, count in exact.items()}
+
+
 def counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -> Counts:
     """Return the v-nodes of every host: Equation 1 with bounds, ``total`` in all.
 

@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
     figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
-    figure.add_argument("number", type=int, choices=sorted(figures.EXPERIMENTS), help="which one")
+    figure.add_argument("number", choices=figures.EXPERIMENTS, help="which one, or table-1")
     figure.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
     )
@@ -164,20 +164,22 @@ def _compare(options: argparse.Namespace) -> None:
     print(table)
 
 
-def _point(case: figures.Case) -> figures.Point:
-    return figures.Point(case, run.simulate(case.scenario, case.policy))
+def _run(case: figures.Case) -> run.Result:
+    return run.simulate(case.scenario, case.policy)
 
 
 def _figure(options: argparse.Namespace) -> None:
-    cases = figures.EXPERIMENTS[options.number].make_cases()
+    number = options.number
+    cases = figures.EXPERIMENTS[number].make_cases()
     options.output.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs", disable=None)
-        points = list(runs)
-    name = options.output / f"simulated-figure-{options.number}"
-    figures.draw(options.number, points).savefig(name.with_suffix(".png"), dpi=100)
+        runs = tqdm.tqdm(pool.map(_run, cases), total=len(cases), unit=" runs", disable=None)
+        results = list(zip(cases, runs, strict=True))
+    name = options.output / f"simulated-{number if number[0] == 't' else f'figure-{number}'}"
+    points = [figures.point(number, *found) for found in results]
+    figures.draw(number, points).savefig(name.with_suffix(".png"), dpi=100)
     name.with_suffix(".json").write_text(
-        json.dumps([figures.record(point) for point in points], indent=1)
+        json.dumps([figures.record(*found) for found in results], indent=1)
     )
     print(name.with_suffix(".png"))
 

@@ -8,8 +8,11 @@ from acstor_agent.core.exchange import homes
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
+from acstor_decision.core import decider
+from acstor_decision.core import weights
 from acstor_simulator import rings
 from acstor_simulator import topology
+from acstor_simulator import traffic
 
 CIDS = [ids.cid_of(b"%d" % n) for n in range(300)]
 TREE = topology.Tree(topology.Shape(pods=2, racks=4, rack_hosts=4))
@@ -24,7 +27,7 @@ class Empty(NamedTuple):
 
 
 def make_table() -> rings.TrafficTable:
-    return rings.TrafficTable(TREE, collections.defaultdict(Empty))
+    return rings.TrafficTable(TREE, collections.defaultdict(Empty), decider.Policy())
 
 
 def home_of(table: ring.Ring, cid: ids.Cid, reader: int) -> int:
@@ -80,3 +83,43 @@ def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:
         [upstream] = upstreams(of.ring, cid, 0) or [0]
         assert upstreams(of.ring, cid, upstream) == []
         assert home_of(of.ring, cid, upstream) == upstream
+
+
+def tell(of: rings.TrafficTable, busy: int, times: int, first: int = 1) -> list[ring.Ring]:
+    """Let one host tell that its link is full; return what was published."""
+    full = int(TREE.shape.host_rate * COLLECTION_S)
+    made = []
+    for collection in range(first, first + times):
+        figures = [
+            rings.Figures(
+                decision_api.Traffic(full if host == busy else 0, 0), {}, decision_api.Timed()
+            )
+            for host in range(TREE.shape.hosts)
+        ]
+        made.append(of.collected(collection, figures, COLLECTION_S))
+    return [table for table in made if table is not None]
+
+
+def test_printed_rules_give_as_many_vnodes_as_equation_1_says() -> None:
+    table = rings.PrintedTable(TREE, collections.defaultdict(Empty), 2.0)
+    [made] = tell(table, busy=3, times=4)
+    exact = weights.equation_1(
+        {host: 1.0 if n == 3 else 0.1 for n, host in enumerate(table.hosts)}, 2.0
+    )
+    assert {host.host: host.vnodes for host in made.hosts} == exact
+    assert table.remaps == 1
+
+
+def test_printed_rules_know_no_groups_and_keep_requests_beneath_busy_switches() -> None:
+    tree = topology.Tree(TREE.shape)
+    table = rings.PrintedTable(tree, collections.defaultdict(Empty), 1.67)
+    assert (table.ring.threshold, table.ring.outer_threshold) == (None, None)
+    traffic.put(
+        tree,
+        [
+            traffic.Flow(rack * 4, (rack * 4 + 4) % 32, 0.9 * topology.GBIT)
+            for rack in range(TREE.shape.pods * TREE.shape.racks)
+        ],
+    )
+    [made] = tell(table, busy=-1, times=3)
+    assert (made.threshold, made.outer_threshold, table.remaps) == (1, None, 0)

@@ -8,6 +8,7 @@ import pytest
 from acstor_simulator import run
 from acstor_simulator import topology
 from acstor_simulator import traces
+from acstor_simulator import workloads
 
 SMALL = run.Scenario(topology.Shape(1, 1, 8), guests=24, images=3, chunks=120, mean=0.0, cv=0.0)
 UNEVEN = dataclasses.replace(
@@ -77,3 +78,39 @@ def test_storage_is_read_once_for_all_racks() -> None:
 def test_even_traffic_moves_nothing() -> None:
     result = run.simulate(dataclasses.replace(SMALL, mean=40e6), "acstor")
     assert result.remaps == 0
+
+
+def test_guests_that_begin_after_the_traffic_find_warm_caches() -> None:
+    scenario = dataclasses.replace(UNEVEN, warm_s=40.0)
+    still = run.simulate(scenario, "collaborative").later
+    moved = run.simulate(scenario, "acstor")
+    assert still is not None and moved.later is not None
+    assert still.storage_chunks == 0, "each chunk is at its home, and no home changes"
+    assert (len(still.boot_s), len(moved.later.boot_s)) == (24, 24)
+    assert moved.remaps >= 1
+    assert moved.later.busy_bytes < still.busy_bytes
+    assert moved.later.busy_hosts == still.busy_hosts > 0
+
+
+def test_without_a_warm_time_nothing_is_later() -> None:
+    assert run.simulate(SMALL, "local").later is None
+
+
+@pytest.mark.parametrize("workload", workloads.WORKLOADS)
+def test_a_workload_is_read_by_every_guest_and_faster_from_other_hosts(workload: str) -> None:
+    scenario = dataclasses.replace(SMALL, workload=workload, common=0.0)
+    found = {policy: run.simulate(scenario, policy) for policy in ("none", "collaborative")}
+    assert found["none"].storage_chunks == 24 * 120
+    assert found["collaborative"].throughput > found["none"].throughput
+
+
+def test_lambda_changes_nothing_but_with_the_rules_as_printed() -> None:
+    found = {
+        policy: {
+            run.simulate(dataclasses.replace(UNEVEN, factor=factor), policy).mean_boot_s
+            for factor in (1.0, 3.0)
+        }
+        for policy in ("acstor", "paper")
+    }
+    assert len(found["acstor"]) == 1
+    assert max(found["paper"]) < 1.1 * min(found["paper"])

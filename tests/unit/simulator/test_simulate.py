@@ -42,7 +42,7 @@ def test_figure_leaves_a_picture_and_its_numbers(
 ) -> None:
     small = run.Scenario(topology.Shape(1, 1, 4), guests=4, chunks=10)
     cases = [figures.Case("CV 0.8", x, small, p) for x in (1.0, 2.0) for p in run.POLICIES]
-    monkeypatch.setitem(figures.EXPERIMENTS, 6, figures.Experiment("Small", "x", lambda: cases))
+    monkeypatch.setitem(figures.EXPERIMENTS, "6", figures.Experiment("Small", "x", lambda: cases))
     assert simulate.main(["figure", "6", "--output", str(tmp_path)]) == 0
     assert (tmp_path / "simulated-figure-6.png").read_bytes().startswith(b"\x89PNG")
     points = json.loads((tmp_path / "simulated-figure-6.json").read_text())

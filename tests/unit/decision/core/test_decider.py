@@ -171,6 +171,13 @@ def test_traffic_moves_nothing_when_that_is_switched_off():
     assert cloud.collect({"h1": 1.0}, times=4) == []
 
 
+def test_lambda_says_how_many_vnodes_there_are_where_it_is_given():
+    cloud = Cloud(4, factor=1.67, weight_limit=0.2)
+    [decision] = cloud.collect({"h1": 1.0}, times=2)
+    assert decision.reason is Reason.OVERLOAD
+    assert cloud.counts() == {"h1": 2, "h2": 20, "h3": 20, "h4": 20}  # 21 without the bound
+
+
 def test_a_table_that_could_not_be_published_is_decided_again():
     cloud = Cloud(4)
     cloud.collect({"h1": 1.0})

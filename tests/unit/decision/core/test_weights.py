@@ -27,6 +27,11 @@ def test_counts_are_those_of_the_equation_but_for_its_scale():
     assert weights.counts(traffic, 700, 1000) == exact
 
 
+def test_the_printed_equation_has_bounds():
+    traffic = {HOSTS[0]: 0.001, HOSTS[1]: 20.0, HOSTS[2]: 2000.0}
+    assert weights.printed(traffic, 1.0, most=50) == {HOSTS[0]: 50, HOSTS[1]: 50, HOSTS[2]: 1}
+
+
 @given(TRAFFIC, st.integers(0, 3000), st.integers(1, 1000))
 def test_counts_add_up_within_their_bounds_and_less_traffic_never_means_less(traffic, total, most):
     counts = weights.counts(traffic, total, most)
