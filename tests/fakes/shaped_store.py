@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system whose files lie on a device that takes its time: ``python -m`` this, ``PLAN``.
+"""A file system whose files lie on devices that take their time: ``python -m`` this, ``PLAN``.
 
 PLAN is a JSON file::
 
-    {"device": "hdd", "mount_point": "/…", "report": "/…",
-     "files": [{"name": "a.raw", "path": "/…", "at": 0, "is_shaped": true, "is_written": false}]}
+    {"devices": {"images": "hdd"}, "mount_point": "/…", "report": "/…",
+     "files": [{"name": "a.raw", "path": "/…", "at": 0, "device": "images", "is_written": false}]}
 
-Files are shown in one folder; the bytes are those of ``path`` (several files may show the same
-ones, each at another place of the device).  Above it the kernel does what it does above each disk:
-page cache and read-ahead.  Writes are written through.  At SIGTERM the file ``report`` says what
-the device was asked.
+A file without a device keeps nobody waiting.  Files are shown in one folder; the bytes are those of
+``path`` (several files may show the same ones, each at another place of a device).  Above it the
+kernel does what it does above each disk: page cache and read-ahead.  Writes are written through.
+At SIGTERM the file ``report`` says what the devices were asked.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ class File:
 
     fd: int
     at: int
-    is_shaped: bool
+    device: shaped_devices.Device | None
     is_written: bool
 
 
 @dataclasses.dataclass
 class Report:
-    """What the device was asked."""
+    """What the devices were asked."""
 
     reads: int = 0
     read_bytes: int = 0
@@ -52,14 +52,13 @@ class Report:
 
 
 class Store(pyfuse3.Operations):
-    """A folder of files that lie on ``device``."""
+    """A folder of files that lie on devices."""
 
     enable_writeback_cache = False
 
-    def __init__(self, device: shaped_devices.Device, files: dict[str, File]) -> None:
+    def __init__(self, files: dict[str, File]) -> None:
         super().__init__()
         self.report = Report()
-        self._device = device
         self._files = list(files.values())
         self._inodes = {name.encode(): number + FIRST_INODE for number, name in enumerate(files)}
 
@@ -93,18 +92,18 @@ class Store(pyfuse3.Operations):
     async def read(self, fh, off, size):
         file = self._file(fh)
         data = os.pread(file.fd, size, off)
-        if file.is_shaped and data:
+        if file.device is not None and data:
             self.report.reads += 1
             self.report.read_bytes += len(data)
-            await self._device.use(file.at + off, len(data))
+            await file.device.use(file.at + off, len(data))
         return data
 
     async def write(self, fh, off, buf):
         file = self._file(fh)
-        if file.is_shaped:
+        if file.device is not None:
             self.report.writes += 1
             self.report.written_bytes += len(buf)
-            await self._device.use(file.at + off, len(buf))
+            await file.device.use(file.at + off, len(buf))
         return os.pwrite(file.fd, buf, off)
 
     async def fsync(self, fh, datasync):
@@ -117,18 +116,19 @@ class Store(pyfuse3.Operations):
         """Nothing is kept for an open file."""
 
 
-async def serve(plan: dict[str, Any]) -> None:
-    """Show the files of a plan until SIGTERM."""
+async def serve(plan: dict[str, Any]) -> dict[str, int]:
+    """Show the files of a plan until SIGTERM; return what devices were asked."""
+    devices = {name: shaped_devices.KINDS[kind]() for name, kind in plan["devices"].items()}
     files = {
         one["name"]: File(
             os.open(one["path"], os.O_RDWR if one["is_written"] else os.O_RDONLY),
             one["at"],
-            one["is_shaped"],
+            devices.get(one["device"]),
             one["is_written"],
         )
         for one in plan["files"]
     }
-    store = Store(shaped_devices.KINDS[plan["device"]](), files)
+    store = Store(files)
     options = {*pyfuse3.default_options, "fsname=shaped", "allow_other"}
     pyfuse3.init(store, plan["mount_point"], options)
     try:
@@ -140,8 +140,16 @@ async def serve(plan: dict[str, Any]) -> None:
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.close()
-        pathlib.Path(plan["report"]).write_text(json.dumps(dataclasses.asdict(store.report)))
+    return dataclasses.asdict(store.report)
+
+
+def main() -> int:
+    """Show the files of the plan that the command names."""
+    plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    report = trio.run(serve, plan)
+    pathlib.Path(plan["report"]).write_text(json.dumps(report))
+    return 0
 
 
 if __name__ == "__main__":
-    trio.run(serve, json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    sys.exit(main())

@@ -69,9 +69,14 @@ class Boot:
         return _ops(self.shared_file)
 
     @property
-    def alone(self) -> list[Op]:
-        """What a guest with a copy of the image asked of that."""
-        return _ops(self.folder / "alone.json")
+    def copied_file(self) -> pathlib.Path:
+        """The requests of a guest whose disk is a copy of the image."""
+        return self.folder / "copied.json"
+
+    @property
+    def copied(self) -> list[Op]:
+        """What a guest with a copy of the image asked of that: READ and WRITE."""
+        return _ops(self.copied_file)
 
     @property
     def facts(self) -> dict[str, float]:
@@ -117,7 +122,12 @@ class Boot:
 def ensure(say: harness.Say) -> Boot:
     """Return the recorded boot of the lab's guest image; record it if that has not been done."""
     image = guest_image.ensure(say).raw
-    return recorded(image, runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}", say)
+    return recorded(image, kept_folder(image), say)
+
+
+def kept_folder(image: pathlib.Path) -> pathlib.Path:
+    """Return where the recording of one of the lab's images is kept."""
+    return runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}"
 
 
 def recorded(image: pathlib.Path, folder: pathlib.Path, say: harness.Say) -> Boot:
@@ -140,7 +150,7 @@ def _record(boot: Boot, say: harness.Say) -> None:
     (boot.folder / "trace.json").write_text(json.dumps(list(head.trace)))
     facts = {f"build_{key}": value for key, value in dataclasses.asdict(built).items()}
     del facts["build_path"]
-    for name in ("shared", "alone"):
+    for name in ("shared", "copied"):
         say(f"a guest boots, recorded: {name}")
         facts |= {f"{name}_{key}": value for key, value in _record_one(boot, name).items()}
     (boot.folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -185,8 +195,8 @@ def requests(text: str, ended: float, *, shares_image: bool) -> list[Op]:
     above it, but for a qcow2 file, whose head is read before all.
     """
     lines = [
-        (float(found["at"]), found["kind"], found["node"], int(found["offset"]), int(found["length"]))
-        for found in _LINE.finditer(text)
+        (float(at), kind, node, int(offset), int(length))
+        for at, kind, node, offset, length in _LINE.findall(text)
     ]
     nodes = list(dict.fromkeys(node for _, _, node, _, _ in lines))
     if len(nodes) != (4 if shares_image else 2):
@@ -196,7 +206,7 @@ def requests(text: str, ended: float, *, shares_image: bool) -> list[Op]:
     last_s = lines[0][0]
     for at_s, kind, node, offset, length in lines:
         if at_s <= ended and node in (own, image):
-            is_image = node == image
+            is_image = node == image or image is None
             name = WRITE if kind == "write" else READ if is_image else READ_OWN
             ops.append((round(at_s - last_s, 6), name, offset, length))
             last_s = at_s

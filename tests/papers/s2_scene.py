@@ -67,8 +67,9 @@ class Scene:
     :param memory_bytes: of guests and their page cache together; None: what there is
     :param is_real: guests are QEMU's, not replayed
     :param is_loaded: acstor has the boot images in memory before guests start
-    :param boot_device: "same": boot images come from the device of the images; "fast": from one
-        that keeps nobody waiting
+    :param boot_device: where boot images come from: "images", the device of the images; "boot", an
+        SSD of their own; None: what keeps nobody waiting
+    :param is_copied: each guest has a copy of the image for its disk, and writes into that
     """
 
     device: str = "hdd"
@@ -80,7 +81,8 @@ class Scene:
     memory_bytes: int | None = None
     is_real: bool = False
     is_loaded: bool = True
-    boot_device: str = "fast"
+    boot_device: str | None = None
+    is_copied: bool = False
 
     @property
     def images(self) -> int:
@@ -111,17 +113,16 @@ class Place:
 
 def play(boot: s2_boot.Boot, scene: Scene) -> dict[str, Any]:
     """Boot a scene's guests; return how long that took, and what the device was asked."""
-    with runs.Run() as run, contextlib.ExitStack() as stack:
+    with runs.Run() as run:
         place = Place(run.folder, run.folder / "store")
         backings = _own_files(boot, scene, place)
-        stack.enter_context(_cold(boot.image))
-        with stored(boot, scene, place):
-            with contextlib.ExitStack() as inner:
-                if scene.policy == ACSTOR:
-                    inner.enter_context(attached(boot, scene, place))
-                inner.enter_context(programs(place, scene.programs))
-                boot_them = _boot_real if scene.is_real else _replay
-                found = boot_them(boot, scene, place, backings)
+        boots.read_whole(boot.image)  # below the device, whose time is the model's
+        with stored(boot, scene, place), contextlib.ExitStack() as stack:
+            if scene.policy == ACSTOR:
+                stack.enter_context(attached(boot, scene, place))
+            stack.enter_context(programs(place, scene.programs))
+            boot_them = _boot_real if scene.is_real else _replay
+            found = boot_them(boot, scene, place, backings)
         return {**found, "device": json.loads(place.report.read_text())}
 
 
@@ -143,28 +144,25 @@ def _own_files(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[pathlib.P
     return used
 
 
-@contextlib.contextmanager
-def _cold(image: pathlib.Path) -> Iterator[None]:
-    """Have the bytes of the image in the page cache below the device: its time is the model's."""
-    boots.read_whole(image)
-    yield
-
-
-@contextlib.contextmanager
-def stored(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[None]:
+def stored(
+    boot: s2_boot.Boot, scene: Scene, place: Place
+) -> contextlib.AbstractContextManager[None]:
     """Mount the device with all files that lie on it."""
+    return mounted(scene.device, list(_files(boot, scene, place)), place)
+
+
+@contextlib.contextmanager
+def mounted(device: str, files: Sequence[dict[str, Any]], place: Place) -> Iterator[None]:
+    """Mount a device with files on it; boot images may lie on an SSD of their own."""
     place.mount_point.mkdir()
     plan = place.folder / "store.json"
-    plan.write_text(
-        json.dumps(
-            {
-                "device": scene.device,
-                "mount_point": str(place.mount_point),
-                "report": str(place.report),
-                "files": list(_files(boot, scene, place)),
-            }
-        )
-    )
+    told = {
+        "devices": {"images": device, "boot": "ssd"},
+        "mount_point": str(place.mount_point),
+        "report": str(place.report),
+        "files": files,
+    }
+    plan.write_text(json.dumps(told))
     argv = [sys.executable, "-m", "tests.fakes.shaped_store", str(plan)]
     process = subprocess.Popen(argv, cwd=harness.ROOT, start_new_session=True)
     try:
@@ -179,29 +177,34 @@ def _files(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[dict[str,
     """Yield what the device has."""
     for number in range(scene.images):
         image_id = boot.image_id(number)
-        yield _file(f"{image_id}.raw", boot.image, number * SPACING_BYTES)
+        yield file_of(f"{image_id}.raw", boot.image, number * SPACING_BYTES)
         if scene.policy == ACSTOR:
-            is_slow = scene.boot_device == "same"
             at = BOOT_IMAGES_AT + number * OWN_SPACING_BYTES
-            boot_image = boot.boot_image_file(number)
-            yield _file(f"{image_id}.acboot", boot_image, at, is_shaped=is_slow)
-            yield _file(f"{image_id}.acmap", boot.map_file(number), at, is_shaped=False)
+            boot_image = boot.boot_imagefile_of(number)
+            yield file_of(f"{image_id}.acboot", boot_image, at, device=scene.boot_device)
+            yield file_of(f"{image_id}.acmap", boot.mapfile_of(number), at, device=None)
     for name, count, begin in (("own", scene.guests, OWN_AT), ("load", scene.programs, LOAD_AT)):
         for number in range(count):
             path = place.folder / f"{name}-{number}"
             path.touch()
             at = begin + number * OWN_SPACING_BYTES
-            yield _file(f"{name}-{number}", path, at, is_written=True)
+            yield file_of(f"{name}-{number}", path, at, is_written=True)
 
 
-def _file(
-    name: str, path: pathlib.Path, at: int, *, is_shaped: bool = True, is_written: bool = False
+def file_of(
+    name: str,
+    path: pathlib.Path,
+    at: int,
+    *,
+    device: str | None = "images",
+    is_written: bool = False,
 ) -> dict[str, Any]:
+    """Return what a device is told of a file."""
     return {
         "name": name,
         "path": str(path),
         "at": at,
-        "is_shaped": is_shaped,
+        "device": device,
         "is_written": is_written,
     }
 
@@ -291,7 +294,7 @@ def _replay(
         plan.write_text(
             json.dumps(
                 {
-                    "ops": str(boot.shared_file),
+                    "ops": str(boot.copied_file if scene.is_copied else boot.shared_file),
                     "think": think(boot, scene),
                     "in_turn": scene.policy == ONE_THEN_OTHERS,
                     "memory": str(group) if group else None,
@@ -318,8 +321,7 @@ def _prefetched(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[dict[str
         return []
     wanted = spans(boot.shared)
     return [
-        {"image": str(place.image(boot, number)), "spans": wanted}
-        for number in range(scene.images)
+        {"image": str(place.image(boot, number)), "spans": wanted} for number in range(scene.images)
     ]
 
 
@@ -369,3 +371,18 @@ def _qemu(place: Place, number: int) -> guest.Guest:
     disk.symlink_to(place.own(number))
     host = local.LocalHost(f"g{number}", "", local.LOOPBACK, folder)
     return guest.Guest(host, disk, cache="writethrough")
+
+
+@contextlib.contextmanager
+def booted(boot: s2_boot.Boot, scene: Scene) -> Iterator[list[guest.Guest]]:
+    """Boot a scene's guests of QEMU, all at once, and let them run."""
+    with runs.Run() as run, contextlib.ExitStack() as stack:
+        place = Place(run.folder, run.folder / "store")
+        _own_files(boot, scene, place)
+        boots.read_whole(boot.image)
+        stack.enter_context(stored(boot, scene, place))
+        if scene.policy == ACSTOR:
+            stack.enter_context(attached(boot, scene, place))
+        guests = [stack.enter_context(_qemu(place, number)) for number in range(scene.guests)]
+        guest.boot_all(guests)
+        yield guests
