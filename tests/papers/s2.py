@@ -100,7 +100,7 @@ PAPER = experiment.Paper(
             "the lab makes them; so beside their lengths stands what of them is not zeros. Images "
             "here are small: a Debian of Google's has 1.2 GB, the least one here 0.26, of which "
             "the kernel and its modules, most of a boot, are a larger share. Boot images are "
-            "compressed. Ubuntu, CentOS, RHEL, CoreOS and Windows cannot be made of these packages.",
+            "compressed. Ubuntu, CentOS, RHEL, CoreOS and Windows are not made of these packages.",
             cases=s2_catalogue.cases,
             rows=s2_catalogue.rows,
             draw=s2_catalogue.draw,

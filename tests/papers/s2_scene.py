@@ -250,7 +250,7 @@ def _write(path: pathlib.Path, is_over: threading.Event) -> None:
     fd, at = os.open(path, os.O_WRONLY), 0
     try:
         while not is_over.is_set():
-            os.pwrite(fd, bytes(PIECE_BYTES), at)
+            os.pwrite(fd, s2_replay.WRITTEN[:PIECE_BYTES], at)
             at = (at + PIECE_BYTES) % (64 * geometry.MIB)
     finally:
         os.close(fd)
