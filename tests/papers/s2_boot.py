@@ -9,6 +9,7 @@ copy of the image).  The boot image is made by the product's builder, which boot
 A recording is made once for an image and kept in the lab's cache.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -17,6 +18,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 
 from acstor_common import boot_frames
 from acstor_common import chunk_map
@@ -41,6 +43,7 @@ _LINE = re.compile(
     r"offset (?P<offset>\d+) bytes (?P<length>\d+)",
     re.MULTILINE,
 )
+BUILT, RECORDED = "built.json", "recorded.json"
 READ, READ_OWN, WRITE = "r", "o", "w"
 """Of the image; of the guest's own file; into the guest's own file."""
 Op = tuple[float, str, int, int]
@@ -81,7 +84,9 @@ class Boot:
     @property
     def facts(self) -> dict[str, float]:
         """What the builder, and both boots, say of themselves."""
-        found: dict[str, float] = json.loads((self.folder / "facts.json").read_text())
+        found: dict[str, float] = json.loads((self.folder / BUILT).read_text())
+        if (self.folder / RECORDED).exists():
+            found |= json.loads((self.folder / RECORDED).read_text())
         return found
 
     @property
@@ -121,39 +126,51 @@ class Boot:
 
 def ensure(say: harness.Say) -> Boot:
     """Return the recorded boot of the lab's guest image; record it if that has not been done."""
-    image = guest_image.ensure(say).raw
-    return recorded(image, kept_folder(image), say)
+    boot = built(guest_image.ensure(say).raw, say)
+    with _locked(boot):
+        if not (boot.folder / RECORDED).exists():
+            _record(boot, say)
+    return boot
 
 
-def kept_folder(image: pathlib.Path) -> pathlib.Path:
-    """Return where the recording of one of the lab's images is kept."""
-    return runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}"
-
-
-def recorded(image: pathlib.Path, folder: pathlib.Path, say: harness.Say) -> Boot:
-    """Return the recorded boot of an image, which is kept in ``folder``; record it if need be."""
+def built(image: pathlib.Path, say: harness.Say) -> Boot:
+    """Return an image with its boot image; build that if need be."""
+    boot = Boot(runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}", image)
     runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    with _locked(boot):
+        if not (boot.folder / BUILT).exists():
+            shutil.rmtree(boot.folder, ignore_errors=True)
+            boot.folder.mkdir()
+            _build(boot, say)
+    return boot
+
+
+@contextlib.contextmanager
+def _locked(boot: Boot) -> Iterator[None]:
+    """Let one process at a time fill the folder of a recording."""
+    with boot.folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "facts.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            _record(Boot(folder, image), say)
-    return Boot(folder, image)
+        yield
 
 
-def _record(boot: Boot, say: harness.Say) -> None:
+def _build(boot: Boot, say: harness.Say) -> None:
     say("the builder boots the image")
-    built = boot_builder.build(boot.image, _map(boot.map_file(0)), boot.folder / "0.acboot")
+    summary = boot_builder.build(boot.image, _map(boot.map_file(0)), boot.folder / "0.acboot")
     head = boot_frames.check([(boot.folder / "0.acboot").read_bytes()], "the boot image")
     # The builder's own trace, zero chunks aside: what other images' boot images are made of.
     (boot.folder / "trace.json").write_text(json.dumps(list(head.trace)))
-    facts = {f"build_{key}": value for key, value in dataclasses.asdict(built).items()}
+    facts = {f"build_{key}": value for key, value in dataclasses.asdict(summary).items()}
     del facts["build_path"]
+    (boot.folder / BUILT).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _record(boot: Boot, say: harness.Say) -> None:
+    """Record both boots of a guest."""
+    facts = {}
     for name in ("shared", "copied"):
         say(f"a guest boots, recorded: {name}")
         facts |= {f"{name}_{key}": value for key, value in _record_one(boot, name).items()}
-    (boot.folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (boot.folder / RECORDED).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def _record_one(boot: Boot, name: str) -> dict[str, float]:

@@ -52,9 +52,9 @@ CATALOGUE = {
 
 
 def ensure(name: str, say: harness.Say) -> s2_boot.Boot:
-    """Return an image of the catalogue, and its recorded boot; make both if they are not there."""
-    image = guest_image.ensure(say, CATALOGUE[name]).raw
-    return s2_boot.recorded(image, s2_boot.kept_folder(image), say)
+    """Return an image of the catalogue with its boot image; make both if they are not there."""
+    changed = None if name == MINIMAL else CATALOGUE[name]
+    return s2_boot.built(guest_image.ensure(say, changed).raw, say)
 
 
 def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
