@@ -180,9 +180,9 @@ def _files(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[dict[str,
         yield file_of(f"{image_id}.raw", boot.image, number * SPACING_BYTES)
         if scene.policy == ACSTOR:
             at = BOOT_IMAGES_AT + number * OWN_SPACING_BYTES
-            boot_image = boot.boot_imagefile_of(number)
+            boot_image = boot.boot_image_file(number)
             yield file_of(f"{image_id}.acboot", boot_image, at, device=scene.boot_device)
-            yield file_of(f"{image_id}.acmap", boot.mapfile_of(number), at, device=None)
+            yield file_of(f"{image_id}.acmap", boot.map_file(number), at, device=None)
     for name, count, begin in (("own", scene.guests, OWN_AT), ("load", scene.programs, LOAD_AT)):
         for number in range(count):
             path = place.folder / f"{name}-{number}"
