@@ -123,7 +123,7 @@ PAPER = experiment.Paper(
             paper_has=f"The time that it takes for 1 to 16 images; {_MACHINE}.",
             here="Devices as in figure 10. The script reads what the recorded guest read, in the "
             "order of time, or merged in the order of offsets, through the page cache; boot images "
-            "are loaded by the agent, which checks and decompresses them. 1 and 8 images.",
+            "are loaded by the agent, which checks and decompresses them. 1 and 4 images.",
             cases=s2_volumes.prefetch_cases,
             rows=s2_volumes.prefetch_rows,
             draw=s2_volumes.draw_prefetch,
@@ -174,7 +174,7 @@ PAPER = experiment.Paper(
             paper_has="pgbench (TPC-B) with 1.34 GB of rows in the guest's own file, on each "
             "storage.",
             here="PostgreSQL 15 in a guest of QEMU, emulated; its database of 30 MB in the guest's "
-            "own file on the SSD of figure 10. Three runs of 20 s in each guest; the normal guest "
+            "own file on the SSD of figure 10. Three runs of 10 s in each guest; the normal guest "
             "once more at the end.",
             cases=s2_overhead.database_cases,
             rows=s2_overhead.database_rows,

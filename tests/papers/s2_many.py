@@ -17,7 +17,8 @@ from tests.papers import s2_scene
 DEVICES = {"hdd": "HDD", "ssd": "SSD", "network": "CEPH"}
 AGAIN = ", again"
 STEADY_CASE = "hdd, 1 guest, all at once"
-_IN_TURN_OF_SLOW_S = {"hdd": 7.0, "ssd": 0.5, "network": 6.0}
+_WAIT_S = {"hdd": 8.0, "ssd": 0.3, "network": 2.0}
+"""For which an image's boot waits for each device."""
 
 
 def play(scene: s2_scene.Scene, say: harness.Say) -> experiment.Outcome:
@@ -43,10 +44,10 @@ def case(scene: s2_scene.Scene, name: str = "", about_s: float = 0.0) -> experim
 
 def _about_s(scene: s2_scene.Scene) -> float:
     """Estimate how long a scene takes: what its device lets wait, its guests, its agent."""
-    wait_s = _IN_TURN_OF_SLOW_S[scene.device] * scene.images
+    wait_s = _WAIT_S[scene.device] * scene.images
     if scene.policy == s2_scene.ACSTOR:
-        return 9 + scene.guests / 2
-    return 6 + scene.guests / 4 + wait_s * (0.4 if scene.policy == s2_scene.PREFETCHING else 1.0)
+        return 8 + scene.guests
+    return 6 + scene.guests / 2 + wait_s * (0.6 if scene.policy == s2_scene.PREFETCHING else 1.0)
 
 
 def scenes(is_same: bool, scale: experiment.Scale) -> list[s2_scene.Scene]:
@@ -57,12 +58,13 @@ def scenes(is_same: bool, scale: experiment.Scale) -> list[s2_scene.Scene]:
         for policy in s2_scene.POLICIES
         if policy != s2_scene.ONE_THEN_OTHERS or (is_same and is_whole)
     ]
-    counts = (1, 4, 16) if is_whole else (1, 4)
+    counts = (
+        {"hdd": (1, 4, 16), "ssd": (1, 16), "network": (1, 16)} if is_whole else {"hdd": (1, 4)}
+    )
     return [
         s2_scene.Scene(device=device, policy=policy, guests=count, is_same=is_same)
-        for device in (DEVICES if is_whole else ("hdd",))
-        for count in counts
-        if is_same or count > 1 or device == "hdd"
+        for device in counts
+        for count in counts[device]
         for policy in policies
     ]
 
@@ -210,7 +212,7 @@ _SOURCES = {IN_MEMORY: (True, None), ON_SSD: (False, "boot"), ON_SAME: (False, "
 
 def memory_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     """Return the cases of figure 9: where boot images are when guests begin."""
-    counts = (1, 8, 16) if scale is experiment.Scale.WHOLE else (1, 4)
+    counts = (1, 16) if scale is experiment.Scale.WHOLE else (1, 4)
     return [
         case(
             s2_scene.Scene(
@@ -246,7 +248,7 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
             because="acstor checks and decompresses a boot image before guests get it, once for "
             "each image, on the processors that the guests use",
         )
-        for count in (1, 4, 8, 16)
+        for count in (1, 4, 16)
         for where in (ON_SSD, ON_SAME)
         if (name := memory_name(count, where)) in outcomes
         and (other := memory_name(count, IN_MEMORY)) in outcomes
@@ -276,7 +278,7 @@ _KINDS = (QEMU, REPLAYED, NO_THINK)
 
 def real_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     """Return the cases of guests of QEMU and of replayed ones, with and without think times."""
-    counts = (1, 2, 4) if scale is experiment.Scale.WHOLE else (1,)
+    counts = (1, 4) if scale is experiment.Scale.WHOLE else (1,)
     return [
         case(
             s2_scene.Scene(
@@ -315,7 +317,7 @@ def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
             baseline_name=s2_scene.ALL_AT_ONCE,
             ratio=theirs["all_s"] / ours["all_s"],
         )
-        for count in (1, 2, 4)
+        for count in (1, 4)
         for kind in _KINDS
         if (ours := outcomes.get(real_name(count, s2_scene.ACSTOR, kind)))
         and (theirs := outcomes.get(real_name(count, s2_scene.ALL_AT_ONCE, kind)))
@@ -324,7 +326,7 @@ def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 
 def draw_real(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     """Draw bars of guests of QEMU and of replayed ones, all at once and with acstor."""
-    counts = [n for n in (1, 2, 4) if real_name(n, s2_scene.ACSTOR, NO_THINK) in outcomes]
+    counts = [n for n in (1, 4) if real_name(n, s2_scene.ACSTOR, NO_THINK) in outcomes]
     panels = picture.subplots(1, 2, sharey=True)
     for axes, policy in zip(panels, (s2_scene.ALL_AT_ONCE, s2_scene.ACSTOR), strict=True):
         for at, kind in enumerate(_KINDS):

@@ -152,15 +152,15 @@ def database_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
         return []
     ways = {PLAIN: s2_scene.ALL_AT_ONCE, MIRROR: s2_scene.ACSTOR}
     cases = [
-        experiment.Case(name, functools.partial(_transactions, policy), 110)
+        experiment.Case(name, functools.partial(_transactions, policy), 80)
         for name, policy in ways.items()
     ]
     again = functools.partial(_transactions, s2_scene.ALL_AT_ONCE)
-    return [*cases, experiment.Case(PLAIN + s2_many.AGAIN, again, 110)]
+    return [*cases, experiment.Case(PLAIN + s2_many.AGAIN, again, 80)]
 
 
 BENCH = 'su postgres -c "cd /tmp && /usr/lib/postgresql/*/bin/pgbench {}" 2>&1'
-BENCH_S = 20
+BENCH_S = 10
 _RATE = re.compile(r"tps = ([0-9.]+)")
 
 

@@ -179,7 +179,7 @@ def prefetch_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
             (8 + 16 * count if device == "hdd" else 8 + 3 * count),
         )
         for device in (s2_many.DEVICES if is_whole else ("hdd",))
-        for count in ((1, 8) if is_whole else (1,))
+        for count in ((1, 4) if is_whole else (1,))
     ]
 
 
