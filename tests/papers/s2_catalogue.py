@@ -40,13 +40,13 @@ class Kind:
         )
 
 
-_SERVER = ("openssh-server", "cloud-init", "python3", "curl", "vim", "git", "rsyslog", "cron")
+_SERVER = ("openssh-server", "python3", "curl", "vim", "git", "rsyslog", "cron")
 _BUILD = ("build-essential", "python3-dev", "locales", "man-db")
 CATALOGUE = {
     MINIMAL: Kind(),
     DATABASE: Kind(packages=("postgresql",), size_mib=2048),
     "Debian 13": Kind("trixie"),
-    "Debian 12, cloud": Kind(packages=(*_SERVER, *_BUILD), size_mib=3072),
+    "Debian 12, development": Kind(packages=(*_SERVER, *_BUILD), size_mib=3072),
     "Debian 13, web": Kind("trixie", ("nginx", "openssh-server", "php-fpm"), 2048),
 }
 
