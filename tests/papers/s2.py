@@ -163,7 +163,8 @@ PAPER = experiment.Paper(
             f"without the file system in user space; {_MACHINE}.",
             here="Devices as in figure 10. A tenth of the file, and the same share of it at "
             "random; a process of the host reads, through the page cache as QEMU would. All of it "
-            "is read for the first time, so the mirror has nothing of it: medians of turns.",
+            "is read for the first time, so the mirror has nothing of it and keeps it, in a cache "
+            "on the machine's disk: medians of turns.",
             cases=s2_overhead.read_cases,
             rows=s2_overhead.read_rows,
             draw=s2_overhead.draw_reads,
