@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that boot with and without boot images: what P6 and S2's experiments share."""
+"""Guests that boot with and without boot images: what P6, P12b and S2's page share."""
 
 import dataclasses
 import mmap
@@ -14,8 +14,6 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import boot_builder
-from acstor_glance import guest_disk
-from acstor_glance import prehash
 from tests.bench import harness
 from tests.lab import agents
 from tests.lab import guest
@@ -51,23 +49,6 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
     raw = images.boot_image_path(image_id).read_bytes()
     head = boot_frames.check([raw], "the boot image")
     return Prepared(images, image_id, image, head, dataclasses.asdict(summary))
-
-
-def copy(first: Prepared, number: int) -> Prepared:
-    """Return another image, with a boot image of its own, that differs in unused bytes."""
-    image_id = first.images.adopt(first.image)
-    image = first.images.path(image_id)
-    with image.open("r+b") as file:
-        file.seek(image.stat().st_size - geometry.MIB)
-        file.write(b"image %d" % number)
-    prehash.prehash(image, first.images.map_path(image_id), image_id)
-    raw_map = first.images.map_path(image_id).read_bytes()
-    image_map = chunk_map.ChunkMap.parse(raw_map, "the map")
-    output = first.images.boot_image_path(image_id)
-    with image.open("rb") as file:
-        disk = guest_disk.GuestDisk(file.fileno(), image_map)
-        head = boot_builder.write(disk, image_map, tuple(first.head.trace), output, revision=1)
-    return dataclasses.replace(first, image_id=image_id, image=image, head=head)
 
 
 def wait_ready(agent: agents.Agent, image_id: ids.ImageId) -> None:

@@ -289,17 +289,19 @@ def _build(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> None:
     (folder / "core.img").unlink()
 
 
-def ensure(say: Say = print) -> GuestImage:
+def ensure(say: Say = print, changed: Callable[[Recipe], Recipe] | None = None) -> GuestImage:
     """Return the guest image of this machine; build it if it is not in the cache.
 
     Of several processes one builds and the others wait.
 
+    :param changed: makes the recipe of another image of it
     :raises errors.Unusable: it cannot be built here; says what is missing
     """
     recipe, mirror = this_system()
+    recipe = changed(recipe) if changed else recipe
     final = runs.CACHE_FOLDER / recipe.key
     runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-    with (runs.CACHE_FOLDER / "guest.lock").open("w") as lock:
+    with (runs.CACHE_FOLDER / f"{recipe.key if changed else 'guest'}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not final.is_dir():
             with runs.Run() as run:

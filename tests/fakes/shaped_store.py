@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file system whose files lie on devices that take their time: ``python -m`` this, ``PLAN``.
+
+PLAN is a JSON file::
+
+    {"devices": {"images": "hdd"}, "mount_point": "/…", "report": "/…",
+     "files": [{"name": "a.raw", "path": "/…", "at": 0, "device": "images", "is_written": false}]}
+
+A file without a device keeps nobody waiting.  Files are shown in one folder; the bytes are those of
+``path`` (several files may show the same ones, each at another place of a device).  Above it the
+kernel does what it does above each disk: page cache and read-ahead.  Writes are written through.
+At SIGTERM the file ``report`` says what the devices were asked.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import signal
+import stat
+import sys
+from typing import Any
+
+import pyfuse3
+import trio
+
+from tests.fakes import shaped_devices
+
+KEPT_S = 300.0
+FIRST_INODE = 2
+
+
+@dataclasses.dataclass
+class File:
+    """One of the files."""
+
+    fd: int
+    at: int
+    device: shaped_devices.Device | None
+    is_written: bool
+
+
+@dataclasses.dataclass
+class Report:
+    """What the devices were asked."""
+
+    reads: int = 0
+    read_bytes: int = 0
+    writes: int = 0
+    written_bytes: int = 0
+
+
+class Store(pyfuse3.Operations):
+    """A folder of files that lie on devices."""
+
+    enable_writeback_cache = False
+
+    def __init__(self, files: dict[str, File]) -> None:
+        super().__init__()
+        self.report = Report()
+        self._files = list(files.values())
+        self._inodes = {name.encode(): number + FIRST_INODE for number, name in enumerate(files)}
+
+    def _file(self, inode: int) -> File:
+        return self._files[inode - FIRST_INODE]
+
+    async def getattr(self, inode, ctx=None):
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = inode
+        entry.st_mode = stat.S_IFDIR | 0o755
+        if inode >= FIRST_INODE:
+            entry.st_mode = stat.S_IFREG | 0o644
+            entry.st_size = os.fstat(self._file(inode).fd).st_size
+        entry.st_nlink = 1
+        entry.entry_timeout = entry.attr_timeout = KEPT_S
+        return entry
+
+    async def lookup(self, parent_inode, name, ctx):
+        if name not in self._inodes:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        return await self.getattr(self._inodes[name])
+
+    async def setattr(self, inode, attr, fields, fh, ctx):
+        if fields.update_size:
+            os.ftruncate(self._file(inode).fd, attr.st_size)
+        return await self.getattr(inode)
+
+    async def open(self, inode, flags, ctx):
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    async def read(self, fh, off, size):
+        file = self._file(fh)
+        data = os.pread(file.fd, size, off)
+        if file.device is not None and data:
+            self.report.reads += 1
+            self.report.read_bytes += len(data)
+            await file.device.use(file.at + off, len(data))
+        return data
+
+    async def write(self, fh, off, buf):
+        file = self._file(fh)
+        if file.device is not None:
+            self.report.writes += 1
+            self.report.written_bytes += len(buf)
+            await file.device.use(file.at + off, len(buf))
+        return os.pwrite(file.fd, buf, off)
+
+    async def fsync(self, fh, datasync):
+        """Everything has been written through."""
+
+    async def flush(self, fh):
+        """Everything has been written through."""
+
+    async def release(self, fh):
+        """Nothing is kept for an open file."""
+
+
+async def serve(plan: dict[str, Any]) -> dict[str, int]:
+    """Show the files of a plan until SIGTERM; return what devices were asked."""
+    devices = {name: shaped_devices.KINDS[kind]() for name, kind in plan["devices"].items()}
+    files = {
+        one["name"]: File(
+            os.open(one["path"], os.O_RDWR if one["is_written"] else os.O_RDONLY),
+            one["at"],
+            devices.get(one["device"]),
+            one["is_written"],
+        )
+        for one in plan["files"]
+    }
+    store = Store(files)
+    options = {*pyfuse3.default_options, "fsname=shaped", "allow_other"}
+    pyfuse3.init(store, plan["mount_point"], options)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pyfuse3.main)
+            with trio.open_signal_receiver(signal.SIGTERM) as stops:
+                async for _ in stops:
+                    break
+            nursery.cancel_scope.cancel()
+    finally:
+        pyfuse3.close()
+    return dataclasses.asdict(store.report)
+
+
+def main() -> int:
+    """Show the files of the plan that the command names."""
+    plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    report = trio.run(serve, plan)
+    pathlib.Path(plan["report"]).write_text(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of S2 come from outcomes, whatever of them there are."""
+
+import json
+
+import pytest
+
+from tests.papers import experiment
+from tests.papers import s2
+from tests.papers import s2_boot
+from tests.papers import s2_busy
+from tests.papers import s2_catalogue
+from tests.papers import s2_many
+from tests.papers import s2_overhead
+from tests.papers import s2_replay
+from tests.papers import s2_scene
+from tests.papers import s2_volumes
+
+_ALL = {one.key: one for one in s2.PAPER.experiments}
+
+
+@pytest.mark.parametrize("key", _ALL)
+@pytest.mark.parametrize("scale", experiment.Scale)
+def test_cases_have_names_of_their_own(key: str, scale: experiment.Scale):
+    names = [case.name for case in _ALL[key].cases(scale)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("key", _ALL)
+def test_no_outcome_no_figures(key: str):
+    found = _ALL[key].rows({})
+    assert all(isinstance(row, experiment.Absent) or row.ours is None for row in found)
+    assert not _ALL[key].pairs({})
+
+
+def _boots(**seconds: float) -> dict[str, experiment.Outcome]:
+    policies = {"normal": s2_scene.ALL_AT_ONCE, "acstor": s2_scene.ACSTOR}
+    return {
+        s2_many.name_of(s2_scene.Scene("hdd", policies[name], 16)): {"all_s": value}
+        for name, value in seconds.items()
+    }
+
+
+def _row(found, what: str) -> experiment.Row:
+    rows = [row for row in found if isinstance(row, experiment.Row) and what in row.what]
+    assert len(rows) == 1
+    return rows[0]
+
+
+@pytest.mark.parametrize(
+    ("normal_s", "verdict"),
+    [(150.0, "beaten"), (131.0, "reached"), (100.0, "missed")],
+)
+def test_the_gain_with_different_images_is_held_against_thirteen(normal_s: float, verdict: str):
+    outcomes = _boots(normal=normal_s, acstor=10.0)
+    found = s2_many.rows("Figure 11", s2_many.DIFFERENT, outcomes)
+    row = _row(found, "HDD, 16 guests")
+    assert row.is_headline
+    assert (row.ratio, row.verdict.value) == (normal_s / 10, verdict)
+
+
+def test_a_gain_needs_both():
+    found = s2_many.rows("Figure 11", s2_many.DIFFERENT, _boots(acstor=10.0))
+    assert _row(found, "HDD, 16 guests").ours is None
+
+
+def test_the_baseline_that_was_measured_twice_is_a_pair():
+    outcomes = {
+        s2_many.STEADY_CASE: {"all_s": 8.0},
+        s2_many.STEADY_CASE + s2_many.AGAIN: {"all_s": 9.0},
+    }
+    assert s2_many.pairs(outcomes) == {s2_many.STEADY_CASE: [8.0, 9.0]}
+
+
+def test_programs_and_memory_have_their_claims():
+    disk = {
+        f"ssd, 15 programs, {policy}": {"all_s": seconds}
+        for policy, seconds in ((s2_scene.ALL_AT_ONCE, 20.0), (s2_scene.ACSTOR, 4.0))
+    }
+    assert s2_busy.disk_rows(disk)[0].verdict is experiment.Verdict.REACHED
+    memory = {
+        f"hdd, {s2_busy.MEMORIES_MIB[-1]} MiB, {policy}": {"all_s": seconds}
+        for policy, seconds in (
+            (s2_scene.ALL_AT_ONCE, 10.0),
+            (s2_scene.PREFETCHING, 9.0),
+            (s2_scene.ACSTOR, 4.0),
+        )
+    }
+    assert [row.verdict.value for row in s2_busy.memory_rows(memory)] == ["missed", "beaten"]
+
+
+def test_the_reduction_rate_is_of_all_images_together():
+    one = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 25.0}
+    two = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 15.0}
+    found = s2_catalogue.rows({"Debian 12": one, "Debian 13": two})
+    assert _row(found, "2 images: reduction rate, of the images").ours == pytest.approx(98.0)
+    assert _row(found, "2 images: reduction rate, of what").ours == pytest.approx(96.0)
+
+
+def test_overhead_is_held_against_ten_percent():
+    outcome = {
+        f"{way}, {order}": {"s": seconds}
+        for order in ("sequential", "random")
+        for way, seconds in ((s2_overhead.PLAIN, 2.0), (s2_overhead.MIRROR, 2.1))
+    }
+    rows = s2_overhead.read_rows({"hdd": outcome})
+    assert [row.verdict.value for row in rows] == ["reached", "reached"]
+
+
+def test_what_copies_read_grows_with_guests():
+    outcomes = {
+        s2_volumes.volume_name(count, True): {"device": {"read_bytes": count * 60e6}}
+        for count in (1, 4)
+    }
+    (row,) = s2_volumes.volume_rows(outcomes)
+    assert (row.ratio, row.verdict) == (4.0, experiment.Verdict.REACHED)
+
+
+def test_a_replay_reads_and_writes_what_was_recorded(tmp_path):
+    image, own, ops = (tmp_path / name for name in ("image", "own", "ops.json"))
+    image.write_bytes(bytes(8192))
+    own.touch()
+    ops.write_text(json.dumps([[0.0, s2_boot.READ, 0, 512], [0.01, s2_boot.WRITE, 4096, 512]]))
+    plan = {
+        "ops": str(ops),
+        "think": 2.0,
+        "in_turn": True,
+        "guests": [{"image": str(image), "own": str(own)}] * 2,
+        "prefetch": [{"image": str(image), "spans": [[0, 4096]]}],
+    }
+    found = s2_replay.run(plan)
+    assert own.stat().st_size == 4608
+    first_s, second_s = found["each_s"]
+    assert second_s >= first_s + 0.01
+    assert first_s >= 0.01
