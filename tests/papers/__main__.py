@@ -44,7 +44,7 @@ def main() -> int:
     if options.list:
         for one in chosen:
             cases = one.cases(scale)
-            print(f"{one.key:28} {len(cases):3} cases, about {_minutes(cases)} min  {one.title}")
+            print(f"{one.key:20} {len(cases):3} cases, {_minutes(cases):5.1f} min  {one.title}")
         return 0
     if options.fresh:
         for one in chosen:
@@ -103,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _minutes(cases: Sequence[experiment.Case]) -> int:
-    return max(1, round(sum(case.about_s for case in cases) / 60))
+def _minutes(cases: Sequence[experiment.Case]) -> float:
+    return sum(map(runner.alone_s, cases)) / 60
 
 
 def _say(line: str) -> None:

@@ -136,13 +136,13 @@ class Runner:
     def _count(self, case: experiment.Case, took_s: float) -> None:
         if case in self._waiting:
             self._waiting.remove(case)
-        self._about_s += _alone_s(case)
+        self._about_s += alone_s(case)
         self._took_s += took_s
 
     def _left(self) -> str:
         """Say what is left: the estimates of cases, as long as those took that have been run."""
         pace = self._took_s / self._about_s if self._about_s else 1.0
-        left_s = pace * sum(map(_alone_s, self._waiting))
+        left_s = pace * sum(map(alone_s, self._waiting))
         return f"{len(self._waiting)} left, about {max(1, round(left_s / 60))} min"
 
     def _steadied(self, one: experiment.Experiment, kept: store.Kept) -> store.Kept:
@@ -175,7 +175,7 @@ def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
     return widest if widest > experiment.STEADY else None
 
 
-def _alone_s(case: experiment.Case) -> float:
+def alone_s(case: experiment.Case) -> float:
     """Return how long a case keeps the whole machine."""
     return case.about_s / (1 if case.is_timed else PROCESSORS)
 

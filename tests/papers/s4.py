@@ -6,6 +6,7 @@ from tests.papers import s4_boots
 from tests.papers import s4_cache
 from tests.papers import s4_lambda
 from tests.papers import s4_overhead
+from tests.papers import s4_real
 from tests.papers import s4_throughput
 from tests.papers import s4_traffic
 from tests.papers import s4_tree
@@ -37,7 +38,7 @@ PAPER = experiment.Paper(
         *s4_overhead.EXPERIMENTS,
         *s4_cache.EXPERIMENTS,
         *s4_tree.EXPERIMENTS,
-        # What real agents do follows here: *s4_real.EXPERIMENTS
+        *s4_real.EXPERIMENTS,
     ),
     absent=(
         experiment.Absent(

@@ -39,7 +39,7 @@ def test_every_published_file_belongs_to_an_experiment() -> None:
 @pytest.mark.parametrize("scale", experiment.Scale)
 def test_cases_have_names_of_their_own(one: experiment.Experiment, scale: experiment.Scale) -> None:
     names = [case.name for case in one.cases(scale)]
-    assert names
+    assert names or scale == experiment.Scale.QUICK
     assert len(set(names)) == len(names)
 
 
