@@ -161,9 +161,9 @@ EXPERIMENTS = (
             "The lab of figure 2 with 8 hosts (4 and less of it in a quick run). Each chunk that a "
             "peer gives is hashed and compared with the image's chunk map before anybody reads it "
             "(the paper never hashes where it reads), so the figures above have that in them: a "
-            "host that lies costs time and no bytes (benchmark P11). An advertisement has the first "
-            "8 bytes of a hash: where two contents of one image had the same ones the second would not "
-            "be prefetched, and nothing else."
+            "host that lies costs time and no bytes (benchmark P11). An advertisement has the "
+            "first 8 bytes of a hash: where two contents of one image had the same ones the second "
+            "would not be prefetched, and nothing else."
         ),
         cases=cases,
         rows=rows,
