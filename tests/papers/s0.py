@@ -8,6 +8,7 @@ from tests.papers import s0_distributed
 from tests.papers import s0_figures
 from tests.papers import s0_jitter
 from tests.papers import s0_news
+from tests.papers import s0_virtual
 
 ABOUT = """\
 The paper lets instances that read the same image at about the same time help each other: each
@@ -33,7 +34,9 @@ PAPER = experiment.Paper(
     about=ABOUT,
     experiments=(
         s0_jitter.EXPERIMENT,
-        *s0_figures.EXPERIMENTS,
+        s0_figures.EXPERIMENTS[0],
+        s0_virtual.EXPERIMENT,
+        *s0_figures.EXPERIMENTS[1:],
         s0_distributed.EXPERIMENT,
         s0_compute.EXPERIMENT,
         s0_news.EXPERIMENT,

@@ -31,8 +31,8 @@ from acstor_common import peer_wire
 UNTOLD_BYTES = 256 * geometry.KIB
 """While so much waits for a peer that does not read, it is told no news and its Pings are not
 answered: what waits shows as well that this host lives."""
-UNTOLD_NEWS = 64
-"""Likewise while so many pieces of news wait for their turn: as many bytes, if they are full."""
+UNTOLD_NEWS = 256
+"""Likewise while so many pieces of news wait for their turn: 1 MiB, if all of them are full."""
 NEXT_BYTES = 16 * geometry.KIB
 """While less waits in the outbox, what is next goes there, where nothing overtakes it any more."""
 

@@ -12,6 +12,7 @@ from tests.papers import s0_jitter
 from tests.papers import s0_news
 from tests.papers import s0_news_end
 from tests.papers import s0_patterns as played
+from tests.papers import s0_virtual
 
 WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
 
@@ -78,6 +79,15 @@ def test_striped_baseline_is_paired():
         name("Sync-Same", way, 8): striped(0.5) for way in (s0_distributed.STRIPED, "striped again")
     }
     assert s0_distributed.pairs(both) == {"striped": [9.0, 9.0]}
+
+
+# Virtual time
+
+
+def test_goals_of_virtual_time_are_those_of_32_hosts():
+    got = {"completion": 2.0, "slowest_over_fastest": 1.2, "source_ratio": 1.0, "chunks": 190}
+    rows = s0_virtual.rows({s0_virtual.name(8, 50.0): got, s0_virtual.name(32, 12.5): got})
+    assert [row.verdict for row in rows] == ["shown", "shown", "beaten", "missed"]
 
 
 # Computing, news, beyond
