@@ -122,8 +122,8 @@ def _totals(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             unit="%",
             goal=97.4,
             is_headline=True,
-            because="the boot images are no larger than the paper's, but the images have a fraction "
-            "of the programs of the paper's, and each boots a kernel of today all the same",
+            because="the boot images are no larger than the paper's, but the images have fewer "
+            "programs than the paper's, and each boots a kernel of today all the same",
         )
         for key, what in (("image_mb", "the images in full"), ("filled_mb", "what is not zeros"))
     ] + [
