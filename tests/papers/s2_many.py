@@ -31,8 +31,7 @@ def play(scene: s2_scene.Scene, say: harness.Say) -> experiment.Outcome:
 
 def name_of(scene: s2_scene.Scene) -> str:
     """Return the name of a scene's case."""
-    guests = "1 guest" if scene.guests == 1 else f"{scene.guests} guests"
-    return f"{scene.device}, {guests}, {scene.policy}"
+    return f"{scene.device}, {s2_scene.of_guests(scene.guests)}, {scene.policy}"
 
 
 def case(scene: s2_scene.Scene, name: str = "", about_s: float = 0.0) -> experiment.Case:
@@ -172,7 +171,7 @@ def _row(
     theirs: Mapping[str, Any] | None,
 ) -> experiment.Row:
     is_claimed = policy == s2_scene.ALL_AT_ONCE
-    guests = "1 guest" if claim.guests == 1 else f"{claim.guests} guests"
+    guests = s2_scene.of_guests(claim.guests)
     return experiment.Row(
         part=part,
         what=f"{DEVICES[claim.device]}, {guests}: time to boot all, acstor beside {policy}",
@@ -230,7 +229,7 @@ def memory_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 def memory_name(count: int, where: str) -> str:
     """Return the name of the case of so many guests."""
-    return f"{count} guests, boot images {where}"
+    return f"{s2_scene.of_guests(count)}, boot images {where}"
 
 
 def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
@@ -238,7 +237,7 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
     return [
         experiment.Row(
             part="Figure 9",
-            what=f"{count} guests, different images on HDD, boot images {where} when guests begin: "
+            what=f"{s2_scene.of_guests(count)}, different images on HDD, boot images {where} when guests begin: "
             f"time to boot all, over that with boot images in memory",
             paper="almost 1" if where == ON_SSD else "no number",
             ours=outcomes[name]["all_s"],
@@ -275,7 +274,7 @@ def draw_memory(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 # Guests of QEMU beside replayed ones
 
 
-QEMU, REPLAYED, NO_THINK = "guests of QEMU", "replayed guests", "replayed guests that never think"
+QEMU, REPLAYED, NO_THINK = "of QEMU", "replayed", "replayed without think times"
 _KINDS = (QEMU, REPLAYED, NO_THINK)
 
 
@@ -304,7 +303,7 @@ def real_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 def real_name(count: int, policy: str, kind: str) -> str:
     """Return the name of the case of so many guests."""
-    return f"{count} {kind}, {policy}"
+    return f"{s2_scene.of_guests(count)} {kind}, {policy}"
 
 
 def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
@@ -312,7 +311,7 @@ def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
     return [
         experiment.Row(
             part="Figure 11(a)",
-            what=f"{count} {kind}, different images, HDD: time to boot all",
+            what=f"{s2_scene.of_guests(count)} {kind}, different images, HDD: time to boot all",
             paper="no number",
             ours=ours["all_s"],
             unit="s",

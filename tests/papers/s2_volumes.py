@@ -42,7 +42,7 @@ def volume_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 def volume_name(count: int, is_copied: bool) -> str:
     """Return the name of the case of so many guests."""
-    return f"{count} guests, {'no shared' if is_copied else 'shared'} image"
+    return f"{s2_scene.of_guests(count)}, {'no shared' if is_copied else 'shared'} image"
 
 
 def _recorded(say: harness.Say) -> experiment.Outcome:
@@ -184,7 +184,7 @@ def prefetch_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def _prefetch_name(device: str, count: int) -> str:
-    return f"{device}, {count} images"
+    return f"{device}, {count} image{'s' if count > 1 else ''}"
 
 
 def _prefetch_all(device: str, count: int, say: harness.Say) -> experiment.Outcome:
