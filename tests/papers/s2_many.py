@@ -237,8 +237,8 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
     return [
         experiment.Row(
             part="Figure 9",
-            what=f"{s2_scene.of_guests(count)}, different images on HDD, boot images {where} when guests begin: "
-            f"time to boot all, over that with boot images in memory",
+            what=f"{s2_scene.of_guests(count)}, different images on HDD, boot images {where} "
+            f"when guests begin: time to boot all, over that with boot images in memory",
             paper="almost 1" if where == ON_SSD else "no number",
             ours=outcomes[name]["all_s"],
             unit="s",
