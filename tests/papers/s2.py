@@ -97,10 +97,9 @@ PAPER = experiment.Paper(
             paper_has="983 images of Google Cloud: 1.34 TB, their boot images 40.4 GB.",
             here="Images of Debian's packages, of several suites and sets of packages; each is "
             "booted once by the product's builder. Images have room for instances' own data, as "
-            "the lab makes them; so beside their lengths stands what of them is not zeros. Images "
-            "here are small: a Debian of Google's has 1.2 GB, the least one here 0.26, of which "
-            "the kernel and its modules, most of a boot, are a larger share. Boot images are "
-            "compressed. Ubuntu, CentOS, RHEL, CoreOS and Windows are not made of these packages.",
+            "the lab makes them; so beside their lengths stands what of them is not zeros, less "
+            "than the 1.2 GB of a Debian of Google's. Boot images are compressed. Ubuntu, CentOS, "
+            "RHEL, CoreOS and Windows are not made of these packages.",
             cases=s2_catalogue.cases,
             rows=s2_catalogue.rows,
             draw=s2_catalogue.draw,

@@ -103,30 +103,39 @@ def _row(name: str, outcome: experiment.Outcome) -> experiment.Row:
     )
 
 
+PAPER_MEAN_MB = 40.4e3 / 983
+"""Of the paper's boot images."""
+
+
 def _totals(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     def total(key: str) -> float:
         return sum(float(outcome[key]) for outcome in outcomes.values())
 
-    reduced = 100 * (1 - total("boot_image_mb") / total("image_mb"))
-    of_filled = 100 * (1 - total("boot_image_mb") / total("filled_mb"))
     count = f"{len(outcomes)} images" if len(outcomes) > 1 else "1 image"
+    boot_mb = total("boot_image_mb")
     return [
         experiment.Row(
             part="Table I",
-            what=f"{count}: reduction rate, of the images in full",
+            what=f"{count}: reduction rate, of {what}",
             paper="97.4 %, of 983 images",
-            ours=reduced,
+            ours=100 * (1 - boot_mb / total(key)),
             unit="%",
             goal=97.4,
             is_headline=True,
-        ),
+            because="the boot images are no larger than the paper's, but the images have fewer "
+            "programs than the paper's, and each boots a kernel of today all the same",
+        )
+        for key, what in (("image_mb", "the images in full"), ("filled_mb", "what is not zeros"))
+    ] + [
         experiment.Row(
             part="Table I",
-            what=f"{count}: reduction rate, of what of them is not zeros",
-            paper="no number",
-            ours=of_filled,
-            unit="%",
-        ),
+            what=f"{count}: mean length of a boot image",
+            paper="40.4 GB for 983",
+            ours=boot_mb / len(outcomes),
+            unit="MB",
+            goal=PAPER_MEAN_MB,
+            better=experiment.Better.LESS,
+        )
     ]
 
 

@@ -25,7 +25,7 @@ CASE = "three hosts"
 
 def cases(_: experiment.Scale) -> Sequence[experiment.Case]:
     """Return the case."""
-    return [experiment.Case(CASE, measure, 30)]
+    return [experiment.Case(CASE, measure, 16)]
 
 
 def measure(say: harness.Say) -> experiment.Outcome:

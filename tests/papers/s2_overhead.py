@@ -46,14 +46,17 @@ PAPER = {
 
 def read_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     """Return the cases of table II: one for each device."""
-    devices = s2_many.DEVICES if scale is experiment.Scale.WHOLE else ("hdd",)
-    return [experiment.Case(device, functools.partial(_read_all, device), 50) for device in devices]
+    is_whole = scale is experiment.Scale.WHOLE
+    turns = TURNS if is_whole else 1
+    return [
+        experiment.Case(device, functools.partial(_read_all, device, turns), 5 + 11 * turns)
+        for device in (s2_many.DEVICES if is_whole else ("hdd",))
+    ]
 
 
-def _read_all(device: str, say: harness.Say) -> experiment.Outcome:
+def _read_all(device: str, turns: int, say: harness.Say) -> experiment.Outcome:
     """Read a file of random bytes both ways, cold, in turns; return the seconds of each."""
     found: dict[str, list[float]] = {}
-    turns = TURNS if device != "hdd" else TURNS - 1
     with runs.Run() as run:
         images = local.ImageFolder(run.folder / "images")
         image_id = images.add(local.random_bytes(FILE_BYTES))
@@ -152,11 +155,11 @@ def database_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
         return []
     ways = {PLAIN: s2_scene.ALL_AT_ONCE, MIRROR: s2_scene.ACSTOR}
     cases = [
-        experiment.Case(name, functools.partial(_transactions, policy), 80)
+        experiment.Case(name, functools.partial(_transactions, policy), 70)
         for name, policy in ways.items()
     ]
     again = functools.partial(_transactions, s2_scene.ALL_AT_ONCE)
-    return [*cases, experiment.Case(PLAIN + s2_many.AGAIN, again, 80)]
+    return [*cases, experiment.Case(PLAIN + s2_many.AGAIN, again, 70)]
 
 
 BENCH = 'su postgres -c "cd /tmp && /usr/lib/postgresql/*/bin/pgbench {}" 2>&1'

@@ -111,6 +111,15 @@ class Place:
         return self.folder / "report.json"
 
 
+def of_guests(count: int) -> str:
+    """Return a number of guests in words.
+
+    >>> of_guests(1), of_guests(4)
+    ('1 guest', '4 guests')
+    """
+    return "1 guest" if count == 1 else f"{count} guests"
+
+
 def play(boot: s2_boot.Boot, scene: Scene) -> dict[str, Any]:
     """Boot a scene's guests; return how long that took, and what the device was asked."""
     with runs.Run() as run:

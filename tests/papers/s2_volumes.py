@@ -36,13 +36,13 @@ def volume_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     ]
     return [
         experiment.Case(RECORDED, _recorded, 5),
-        *(s2_many.case(scene, volume_name(scene.guests, scene.is_copied)) for scene in scenes),
+        *(s2_many.case(scene, volume_name(scene.guests, scene.is_copied), 6) for scene in scenes),
     ]
 
 
 def volume_name(count: int, is_copied: bool) -> str:
     """Return the name of the case of so many guests."""
-    return f"{count} guests, {'no shared' if is_copied else 'shared'} image"
+    return f"{s2_scene.of_guests(count)}, {'no shared' if is_copied else 'shared'} image"
 
 
 def _recorded(say: harness.Say) -> experiment.Outcome:
@@ -176,7 +176,7 @@ def prefetch_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
         experiment.Case(
             _prefetch_name(device, count),
             functools.partial(_prefetch_all, device, count),
-            (8 + 16 * count if device == "hdd" else 8 + 3 * count),
+            10 + (7 if device == "hdd" else 3) * count,
         )
         for device in (s2_many.DEVICES if is_whole else ("hdd",))
         for count in ((1, 4) if is_whole else (1,))
@@ -184,7 +184,7 @@ def prefetch_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def _prefetch_name(device: str, count: int) -> str:
-    return f"{device}, {count} images"
+    return f"{device}, {count} image{'s' if count > 1 else ''}"
 
 
 def _prefetch_all(device: str, count: int, say: harness.Say) -> experiment.Outcome:

@@ -94,7 +94,8 @@ def test_the_reduction_rate_is_of_all_images_together():
     two = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 15.0}
     found = s2_catalogue.rows({"Debian 12": one, "Debian 13": two})
     assert _row(found, "2 images: reduction rate, of the images").ours == pytest.approx(98.0)
-    assert _row(found, "2 images: reduction rate, of what").ours == pytest.approx(96.0)
+    assert _row(found, "2 images: reduction rate, of what is").ours == pytest.approx(96.0)
+    assert _row(found, "mean length").ours == pytest.approx(20.0)
 
 
 def test_overhead_is_held_against_ten_percent():
