@@ -48,8 +48,9 @@ and is ``simple`` here; ``content`` is acstor as it is, and ``direct`` each host
                 "measured. The paper's 767 MB in 16 s are 48 MB/s, less than half of its link: "
                 "something else bounded it, unpacking most likely, and that hides what an exchange "
                 "costs. Chunks have 64 KiB (the paper: 32). ``direct`` is run once for each number "
-                "of hosts, and once more at the end: who shares nothing does not mind what others "
-                "read. *On demand* holds what a reader's own read-ahead asked for."
+                "of hosts, and of 8 again at the end: who shares nothing does not mind what others "
+                "read. *On demand* holds what a reader's own read-ahead asked for: acstor asks a "
+                "chunk's home at once, so little is left for advertisements to bring."
             ),
             cases=figure_2.cases,
             rows=rows.rows,

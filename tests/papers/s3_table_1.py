@@ -62,14 +62,14 @@ def _rows(found: experiment.Outcome) -> Iterator[experiment.Row]:
 
 
 def _share_rows(shares: dict[str, dict[str, float]]) -> Iterator[experiment.Row]:
-    for way, by_size in shares.items():
-        for size, share in by_size.items():
+    for way in (MOUNTED, PACKED, MORE):
+        for size in map(str, repositories.CHUNK_SIZES):
             yield experiment.Row(
                 "4.B",
                 f"chunks of {int(size) >> 10} KiB of the common package that are the same in both "
                 f"images, written {way}",
                 "not said" if int(size) != 32768 else "not said (32 KiB were used)",
-                round(share, 4),
+                round(shares[way][size], 4),
             )
 
 

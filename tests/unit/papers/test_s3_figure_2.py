@@ -37,8 +37,8 @@ def outcomes_of(scale: experiment.Scale) -> dict[str, experiment.Outcome]:
     found: dict[str, experiment.Outcome] = {}
     for case in figure_2.cases(scale):
         if case.name.startswith("direct"):
-            most = max(figure_2.HOSTS[scale])
-            hosts = most if "again" in case.name else int(case.name.split()[1])
+            paired = figure_2.paired_hosts(scale)
+            hosts = paired if "again" in case.name else int(case.name.split()[1])
             found[case.name] = {"direct": played(hosts, 4.0 * hosts, hosts)}
         elif case.name == figure_2.RING:
             found[case.name] = {"content, ring": played(max(figure_2.HOSTS[scale]), 4.05)}
@@ -65,7 +65,7 @@ def test_names_of_cases_are_unique(scale: experiment.Scale) -> None:
 
 def test_splits_that_do_not_divide_the_hosts_are_left_out() -> None:
     names = {case.name for case in figure_2.cases(WHOLE)}
-    assert "2 hosts, 1 at Repo-1" in names
+    assert "4 hosts, 2 at Repo-1" in names
     assert "4 hosts, 1 at Repo-1" in names
     assert "16 hosts, 12 at Repo-1" in names
     assert figure_2.counts_of(1, "50 %") is None

@@ -5,6 +5,7 @@ import pytest
 
 from tests.bench import harness
 from tests.papers import s3_repositories as repositories
+from tests.papers import s3_table_1 as table_1
 
 SHOWN = """\
 Package: ant
@@ -38,3 +39,14 @@ def test_both_repositories_have_the_common_package_and_nothing_else_in_common() 
     first, second = (set(contents) for contents in repositories.CONTENTS)
     assert first & second == {repositories.COMMON}
     assert first | second == set(repositories.PAPER_MB)
+
+
+def test_table_1_has_each_package_and_each_share() -> None:
+    shares = {str(size): 0.5 for size in repositories.CHUNK_SIZES}
+    found = {
+        "packages": {name: {"package": "ant", "bytes": 1} for name in repositories.PAPER_MB},
+        "shares": dict.fromkeys((table_1.MOUNTED, table_1.PACKED, table_1.MORE), shares),
+    }
+    rows = table_1.rows({"composition": found})
+    assert len(rows) == len(repositories.PAPER_MB) + 3 * len(shares)
+    assert "DB2 (Repo-1 and Repo-2)" in rows[2].what
