@@ -357,7 +357,7 @@ THINK = experiment.Experiment(
 def _guests(scale: experiment.Scale) -> list[experiment.Case]:
     if scale is experiment.Scale.WHOLE:
         return simulated.of_figure("8", lambda one: True)
-    return simulated.of_figure("8", lambda one: one.panel == "CV 1.2" and one.x in (32, 96))
+    return simulated.of_figure("8", lambda one: one.panel == "CV 1.2" and one.x in (32, 192))
 
 
 @simulated.complete
