@@ -22,7 +22,7 @@ BOOTING = slice(BEFORE.stop, BEFORE.stop + 4)
 """The collections of the first 20 s in which guests boot: then all of them still do."""
 
 REDUCED = 1 - experiment.SAME
-"""The paper says "significantly reduced", without a number: by as much as counts as a difference."""
+"""The paper says "significantly reduced", without a number: as much as counts as a difference."""
 
 # Figure 1(a)
 
