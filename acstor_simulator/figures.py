@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Literal
 from typing import NamedTuple
 
 from matplotlib import axes as mpl_axes
@@ -60,6 +61,7 @@ class Experiment:
     :param value: of a run
     :param is_course: a panel shows the CVs of the collections
     :param wide: panels in a row
+    :param is_alike: they have one scale
     """
 
     title: str
@@ -69,6 +71,7 @@ class Experiment:
     value: Callable[[run.Result], float] = operator.attrgetter("mean_boot_s")
     is_course: bool = False
     wide: int = 3
+    is_alike: bool = True
 
 
 def _figure_1() -> list[Case]:
@@ -173,6 +176,7 @@ EXPERIMENTS = {
         _figure_9,
         "MB/s, all guests",
         lambda result: result.throughput / MB,
+        is_alike=False,
     ),
     "10": Experiment(
         "How uneven all traffic is while guests boot",
@@ -210,13 +214,14 @@ def fill(picture: figure.FigureBase, experiment: Experiment, points: Sequence[Po
     rows, wide = -(-len(names) // experiment.wide), min(len(names), experiment.wide)
     if isinstance(picture, figure.Figure):
         picture.set_size_inches(14, 4.5 * rows)
-    panels = picture.subplots(rows, wide, sharey="row", squeeze=False)
+    shared: Literal["row", "none"] = "row" if experiment.is_alike else "none"
+    panels = picture.subplots(rows, wide, sharey=shared, squeeze=False)
     for panel, name in zip(panels.flat, names, strict=False):
         mine = [point for point in points if point.case.panel == name]
         _draw_panel(panel, mine, experiment.is_course)
-        panel.set(title=name, xlabel=experiment.x_label)
+        panel.set(title=name, xlabel=experiment.x_label, ylim=(0, None))
     for panel in panels[:, 0]:
-        panel.set(ylabel=experiment.y_label, ylim=(0, None))
+        panel.set(ylabel=experiment.y_label)
     panels[0, 0].legend()
 
 

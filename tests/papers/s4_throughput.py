@@ -16,9 +16,7 @@ SERVER, PROXY, VIDEO = workloads.WORKLOADS
 def _cases(scale: experiment.Scale) -> list[experiment.Case]:
     if scale is experiment.Scale.WHOLE:
         return simulated.of_figure("9", lambda one: True)
-    return simulated.of_figure(
-        "9", lambda one: one.x in (EVEN, HEAVY) and one.policy in (COLLABORATIVE, ACSTOR)
-    )
+    return simulated.of_figure("9", lambda one: one.x in (EVEN, HEAVY) and one.policy != "local")
 
 
 def _mb_s(outcomes: experiment.Outcomes, workload: str, x: int, policy: str) -> float | None:
