@@ -151,7 +151,7 @@ def disk_policy(chosen: str, folder: str) -> str:
 
 def read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
-    if Variant.NO_READ_AHEAD in own.variants:
+    if {Variant.NO_READ_AHEAD, Variant.HOMES_KEEP} & set(own.variants):
         return readahead.ReadAhead(0)
     is_by_units = Variant.READ_AHEAD_BY_UNITS in own.variants
     make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
@@ -214,6 +214,8 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
 
 def naming(own: Options) -> identity_.Identity:
     """Return what hosts mean by the same chunk."""
+    if Variant.BY_OID in own.variants:
+        return identity_.ByOid()
     return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
 
 
@@ -231,6 +233,8 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
         topology=topology(own),
         may_hedge=Variant.NO_HEDGES not in own.variants,
         learns_ring=Variant.RING in own.variants,
+        may_ask_source_first=Variant.NO_SOURCE_FIRST not in own.variants,
+        homes_keep=Variant.HOMES_KEEP in own.variants,
     )
 
 
@@ -251,7 +255,7 @@ def may_refer(own: Options) -> bool:
 
 def unmatched_limit(own: Options) -> int | None:
     """Return how many chunks of an image may be prefetched and unread; None for any number."""
-    if Variant.NO_PREFETCH in own.variants:
+    if {Variant.NO_PREFETCH, Variant.HOMES_KEEP} & set(own.variants):
         return 0
     return None if Variant.UNBOUNDED_PREFETCH in own.variants else prefetch.LIMIT
 

@@ -193,9 +193,12 @@ class Host:
         self.call(self._stored, store.chunks)
 
     def _stored(self, chunks: list[actions.Arrived]) -> None:
-        for chunk in chunks:
-            self.cache[chunk.want.cid] = chunk.data
-        self.do(self.core.stored(self.world.now, chunks))
+        kept = [chunk for chunk in chunks if chunk.is_stored]
+        self.cache.update((chunk.want.cid, chunk.data) for chunk in kept)
+        self.do(self.core.stored(self.world.now, kept))
+        if len(kept) < len(chunks):
+            others = [chunk for chunk in chunks if not chunk.is_stored]
+            self.do(self.core.not_stored(self.world.now, others))
 
     # What others are told
 

@@ -308,6 +308,10 @@ class CacheFiles:
         """Keep a chunk of ``length`` bytes from making room for others; it may come later."""
         self._core.pin(cid, length)
 
+    def is_pinned(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk is to be here, whether it is or not."""
+        return cid in self._core.pins
+
     def unpin(self, cid: ids.Cid, length: int) -> None:
         """Take back one :meth:`pin`.
 

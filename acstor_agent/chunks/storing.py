@@ -65,11 +65,13 @@ class Storing:
             self._nursery.start_soon(self._wait_for_room)
 
     def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin), giver, _, is_kept, is_own, _ = chunk
+        want, (data, origin), giver, _, is_kept, is_own, _, is_stored = chunk
         if is_own:
             self._counters.fetched[want.image_id].add(origin, want.length)
         if giver is None:
             self._counters.source_bytes += want.length
+        if not (is_stored or self._cache.is_pinned(want.cid)):
+            return False
         try:
             return self._cache.store(want.cid, data, _KEEP[is_kept])
         except Exception as error:  # as if there were no room: it is given to who waits for it

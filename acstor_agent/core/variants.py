@@ -22,9 +22,12 @@ class Variant(enum.StrEnum):
     READ_AHEAD_BY_UNITS = "read-ahead-by-units"
     NO_REFERRALS = "no-referrals"
     NO_HEDGES = "no-hedges"
+    NO_SOURCE_FIRST = "no-source-first"
     NO_COPY_HINTS = "no-copy-hints"
     RING = "ring"
     BY_PLACE = "by-place"
+    BY_OID = "by-oid"
+    HOMES_KEEP = "homes-keep"
     CACHE_LFU = "cache-lfu"
     CACHE_FIFO = "cache-fifo"
 
@@ -41,11 +44,15 @@ MEANINGS = {
     "whatever order",
     Variant.NO_REFERRALS: "a busy host names no others to ask instead",
     Variant.NO_HEDGES: "a slow answer is waited for until it fails",
+    Variant.NO_SOURCE_FIRST: "the source is not asked first, however slow other hosts are",
     Variant.NO_COPY_HINTS: "no holder is told to let chunks go that many hosts hold",
     Variant.RING: "hosts that read an image at the same time over slow links learn a ring and "
     "give it round there; on all hosts or on none",
     Variant.BY_PLACE: "a chunk is an offset of an image, and hosts exchange inside one image only; "
     "on all hosts or on none",
+    Variant.BY_OID: "image and offset say which host is asked for a chunk, and that host finds it "
+    "by content; on all hosts or on none",
+    Variant.HOMES_KEEP: "only what this host is the home of is kept, and nothing is fetched ahead",
     Variant.CACHE_LFU: "the chunk that was used least makes room for a new one",
     Variant.CACHE_FIFO: "the oldest chunk makes room for a new one",
 }
@@ -55,6 +62,9 @@ _ALTERNATIVES = (
     {Variant.NO_PREFETCH, Variant.UNBOUNDED_PREFETCH},
     {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS},
     {Variant.NO_REFERRALS, Variant.RING},
+    {Variant.BY_PLACE, Variant.BY_OID},
+    {Variant.HOMES_KEEP, Variant.READ_AHEAD_BY_UNITS},
+    {Variant.HOMES_KEEP, Variant.UNBOUNDED_PREFETCH},
     {Variant.CACHE_LFU, Variant.CACHE_FIFO},
 )
 

@@ -38,6 +38,7 @@ OTHER_VARIANTS = (
     ("", variants.Variant.NO_COPY_HINTS),
     ("", variants.Variant.NO_PREFETCH, variants.Variant.UNBOUNDED_PREFETCH),
     ("", variants.Variant.NO_HEDGES),
+    ("", variants.Variant.NO_SOURCE_FIRST),
     ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),
 )

@@ -65,7 +65,7 @@ def give_something_else(found, transfer, data):
 
 FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
     "proofs are not looked at": (6, rights.hmac, "compare_digest", lambda *proofs: True),
-    "names are not looked at": (4, rights.Rights, "may_give", lambda *_: True),
+    "names are not looked at": (32, rights.Rights, "may_give", lambda *_: True),
     "who was referred waits for long": (1, requests, "HELD_WAIT_S", 60.0),
     "time of requests is not looked at": (1, requests, "LOOK_S", 30.0),
     "requests of a host are not bounded": (1, requests, "REQUESTS_OF_A_PEER", 1 << 40),

@@ -53,6 +53,7 @@ class Run:
     def __init__(self, seed: int, hosts: int | None = None, learns_ring: bool = False) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"run/{seed}")
+        self.rng_of_variants = random.Random(f"variants/{seed}")
         self.is_calm = seed % CALM_EVERY == 0
         count = hosts or rng.choice((2, 3, 4, 6, 8, 16))
         chunks = rng.choice((40, 100, 200))
@@ -60,7 +61,7 @@ class Run:
         link = rng.choice((None, SLOW_LINK, 125e6))
         self.is_slow = link == SLOW_LINK
         if not self.is_calm and rng.random() < 0.3:
-            more["names"] = identity.ByPlace
+            more["names"] = self.rng_of_variants.choice((identity.ByPlace, identity.ByOid))
         self.world = transfer_world.World(seed, count, chunks, link_bytes_per_s=link, **more)
         self.world.is_calm = self.is_calm
         self.world.store_s = 0.0 if self.is_calm else rng.choice((0.0, 0.01))
@@ -74,6 +75,7 @@ class Run:
             "timeout_s": 10.0 if self.is_calm else rng.choice((2.0, 10.0)),
             "lost_after_s": 900.0,
             "learns_ring": learns_ring,
+            "homes_keep": self.rng_of_variants.random() < 0.2,
         }
         bad = 0 if self.is_calm else rng.randint(0, max(1, count // 4))
         for number, name in enumerate(self.world.names):

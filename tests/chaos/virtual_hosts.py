@@ -182,6 +182,9 @@ class Settings:
         self.is_keeping = rng.random() < 0.4
         self.limits = ROOMY if is_calm or rng.random() < 0.7 else TIGHT
         self.by_content = rng.random() < 0.7
+        others = random.Random(rng.getstate()[1][0])
+        self.by_oid = not self.by_content and others.random() < 0.5
+        self.homes_keep = others.random() < 0.2
 
 
 class Host:
@@ -200,8 +203,9 @@ class Host:
     ) -> None:
         self.name, self.address, self._nursery, self._settings = name, address, nursery, settings
         here, self._clock = ids.HostId(name), trio.current_time
-        named = identity.ByContent if settings.by_content else identity.ByPlace
-        self._named = named()
+        self._named: identity.Identity = identity.ByContent()
+        if not settings.by_content:
+            self._named = identity.ByOid() if settings.by_oid else identity.ByPlace()
         for part in ("maps", "state"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.promises = promises.Promises(folder / "state", settings.cache_bytes, geometry.MIB)
@@ -242,6 +246,7 @@ class Host:
                 lost_after_s=LOST_AFTER_S,
                 has_others=True,
                 topology=settings.topology,
+                homes_keep=settings.homes_keep,
             ),
         )
         self.chunks = exchange.Exchange(

@@ -145,7 +145,7 @@ class Host(hosts.Host):
         if world.store_s and world.rng.random() < 0.05:
             self.do(self.core.not_stored(world.now, chunks))
             return
-        self.came.update((chunk.want.cid, chunk.want.oid) for chunk in chunks)
+        self.came.update((one.want.cid, one.want.oid) for one in chunks if one.is_stored)
         super()._stored(chunks)
 
     def _drop(self, drop: actions.Drop) -> None:

@@ -5,7 +5,8 @@ By content, the default, a chunk is what it holds: the same bytes in any image, 
 any offset, have one OID, one home, and one advertisement (Nicolae 2015).  By place
 a chunk is an offset of an image, as in the systems before: hosts exchange inside
 one image only.  That is for comparison, and for clouds whose images must not help
-each other.
+each other.  By OID is the two-level addressing of Wu et al. 2017, 3.4: the place says
+who is asked, and whoever is asked looks up in the image's chunk map what lies there.
 
 Whatever an OID is, it locates and never identifies: bytes are checked against the
 CID, and this host's cache holds each content once.
@@ -149,3 +150,20 @@ class ByPlace(Identity):
                 continue
             oid = self.oid(image_map.image_id, cut.chunk_offset(chunk_no), cid)
             yield ids.Cid(oid.to_bytes(8, "big") + chunk_no.to_bytes(24, "big"))
+
+
+class ByOid(ByPlace):
+    """Chunks are looked for by place, and found by content (Wu et al. 2017, 3.4).
+
+    Image and offset say which host is asked; that host takes the CID from its chunk map of the
+    image, and whatever of this content it has will do.  So a content that several images have is
+    looked for at as many homes, and what one of them has brought is a hit for another where it is
+    asked there, as after a remap.
+    """
+
+    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
+        """Say yes: another OID with the same CID is a hit."""
+        return True
+
+    def found(self, cids: Iterable[ids.Cid]) -> None:
+        """Do nothing: they may be given under any name."""

@@ -80,6 +80,8 @@ class Arrived(NamedTuple):
     :param is_kept: it is kept for others, so it stays longer
     :param is_own: this host wanted it itself; else it was read through for peers alone
     :param priority: the most urgent reason why anybody waited for it
+    :param is_stored: it goes into the cache; else it is for who waits for it now alone, unless it
+        is promised to be here
     """
 
     want: want_.Want
@@ -89,6 +91,7 @@ class Arrived(NamedTuple):
     is_kept: bool
     is_own: bool
     priority: priority_.Priority
+    is_stored: bool = True
 
 
 class Store(NamedTuple):

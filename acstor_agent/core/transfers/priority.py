@@ -31,10 +31,16 @@ class Priority(enum.IntEnum):
         return self <= Priority.PEER
 
     @property
+    def is_for_this_host(self) -> bool:
+        """Say whether the reason is that it is to be here, whoever else has it."""
+        return self in _HERE
+
+    @property
     def asks_holders_only(self) -> bool:
         """Say whether only those who advertised it are asked: it is not worth a source's read."""
         return self is Priority.ADVERTISED
 
 
 _P = Priority
+_HERE = _P.SEED, _P.HYDRATE, _P.WHOLE
 _AT_PEER = (_P.PEER, _P.PEER, _P.SOON, *5 * [_P.LATER])

@@ -17,6 +17,8 @@ class Settings(NamedTuple):
     :param topology: whom to tell what is here; None: nobody
     :param may_hedge: where an answer is late the next place is asked as well
     :param learns_ring: hosts in step give each other what they read, round a ring
+    :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
+    :param homes_keep: what this host is not the home of goes no further than to who waits for it
     """
 
     timeout_s: float = 10.0
@@ -27,6 +29,8 @@ class Settings(NamedTuple):
     topology: neighbours.Topology | None = None
     may_hedge: bool = True
     learns_ring: bool = False
+    may_ask_source_first: bool = True
+    homes_keep: bool = False
 
 
 DEFAULTS = Settings()

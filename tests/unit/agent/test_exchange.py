@@ -633,6 +633,26 @@ async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(clou
     assert len(cloud.source.reads) == 40
 
 
+async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_asked(
+    tmp_path, autojump_clock
+):
+    """It is read again where another host is the home of that image's chunk, and only there."""
+    names = ("h1", "h2", "h3")
+    async with exchange_cloud.running(tmp_path, names, identity.ByOid) as made:
+        for chunk_no in range(30):
+            await read(made, "h1", made.want(chunk_no), 20)
+        assert len(made.source.reads) == 30
+        elsewhere = {n: made.want(n, OTHER) for n in range(30)}
+        hits = [n for n, want in elsewhere.items() if want.cid in made.caches[made.home(want)]]
+        assert 0 < len(hits) < 30
+        for chunk_no in range(30):
+            made.caches["h3"].drop(elsewhere[chunk_no].cid)
+            assert (await read(made, "h3", elsewhere[chunk_no], 20)).data
+        misses = set(range(30)) - set(hits)
+        at_h3 = {n for n in hits if made.home(elsewhere[n]) == "h3"}  # dropped just now
+        assert {at // CHUNK for at in made.source.reads[30:]} == misses | at_h3
+
+
 async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojump_clock):
     names = ("h1", "h2", "h3")
     async with exchange_cloud.running(tmp_path, names, identity.ByPlace) as made:
@@ -644,6 +664,46 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojum
         for chunk_no in range(10):
             await read(made, "h3", made.want(chunk_no, OTHER), 20)
         assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
+
+
+async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
+        for chunk_no in range(20):
+            for name in ("h1", "h2", "h3"):
+                assert (await read(made, name, made.want(chunk_no), 20)).data
+        for wanted in map(made.want, range(20)):
+            holders = [name for name, cache in made.caches.items() if wanted.cid in cache]
+            assert holders == [made.home(wanted)]
+        assert len(made.source.reads) == 20
+        assert not any(len(host.core.parts.kept) for host in made.hosts.values())
+
+
+async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2"), homes_keep=True) as made:
+        of_h2 = [want for want in map(made.want, range(40)) if made.home(want) == "h2"]
+        promised, other = of_h2[:2]
+        made.caches["h1"].pin(promised.cid, promised.length)
+        for wanted in (promised, other):
+            await read(made, "h1", wanted, 20)
+        assert promised.cid in made.caches["h1"] and other.cid not in made.caches["h1"]
+
+
+async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
+        for chunk_no in range(40):
+            await read(made, "h3", made.want(chunk_no), 20)
+        before = made.ring
+        made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is left alone
+        made.former = before
+        moved = [
+            n for n in range(40) if before.home_at(made.want(n).oid) != made.home(made.want(n))
+        ]
+        for _ in range(2):
+            for chunk_no in moved:
+                await read(made, "h3", made.want(chunk_no), 20)
+        wanted = [made.want(n) for n in moved if made.home(made.want(n)) != "h3"]
+        assert wanted and all(want.cid in made.caches[made.home(want)] for want in wanted)
+        assert sorted(made.source.reads[40:]) == [n * CHUNK for n in moved]
 
 
 # What is gone, and copies

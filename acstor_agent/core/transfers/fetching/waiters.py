@@ -89,7 +89,11 @@ class Waiters:
             self._waiters[token] = waiter
             if deadline_s < math.inf:
                 parts.deadlines.put(deadline_s, deadlines_.Due.WAITER, waiter)
-        is_source_first = is_guest and self.travels.preference.decide(parts.now)
+        is_source_first = (
+            is_guest
+            and parts.settings.may_ask_source_first
+            and self.travels.preference.decide(parts.now)
+        )
         self._note_step(batch, priority)
         for index, want in enumerate(batch):
             if parts.kept and (kept := parts.kept.get(want.key)) is not None:
@@ -189,7 +193,8 @@ class Waiters:
             priority = through_.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority)
+        is_stored = is_kept or not parts.settings.homes_keep or priority.is_for_this_host
+        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority, is_stored)
         parts.out.store(arrived)
         parts.kept[transfer.key] = arrived
         for waiter, index in transfer.take_waiters() if waiters else ():

@@ -52,6 +52,15 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     assert index.find(0) is None
 
 
+def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
+    by_oid = identity.ByOid()
+    assert by_oid.oid(OTHER, 65536, CID) == by_place.oid(OTHER, 65536, CID) != ids.oid_of(CID)
+    by_oid.note(CID, ids.Oid(1))
+    assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.gone(CID) == (1,)
+    by_oid.found([CID])
+    assert not by_oid.is_of_before(CID) and by_oid.may_give(CID, ids.Oid(1))
+
+
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
     for name in range(1, 10 * identity.MOST_NAMES):
         by_place.note(CID, ids.Oid(name))

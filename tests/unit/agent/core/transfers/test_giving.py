@@ -81,6 +81,14 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
     assert machine.answers()[0].want.cid == chunk(1).cid
 
 
+def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
+    machine = one_machine.Machine(names=identity.ByOid())
+    machine.cache.add(chunk(1).cid)
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD, image_id=one_machine.OTHER))
+    given = machine.answers()[0]
+    assert given.want.cid == chunk(1).cid and given.want.image_id == one_machine.OTHER
+
+
 @pytest.mark.parametrize("now", [True, False])
 @pytest.mark.parametrize("at_start", [True, False])
 @pytest.mark.parametrize("was_here", [True, False])

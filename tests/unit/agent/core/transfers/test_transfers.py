@@ -88,6 +88,39 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     assert machine.completes()[0].chunks == [b"bytes"]
 
 
+@pytest.mark.parametrize(
+    ("home", "priority", "is_stored"),
+    [
+        ("h1", Priority.GUEST, True),
+        ("h2", Priority.GUEST, False),
+        ("h2", Priority.WHOLE, True),
+        ("h2", Priority.SEED, True),
+    ],
+)
+def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, is_stored):
+    machine = one_machine.Machine(homes_keep=True)
+    number = machine.chunk_of(home)
+    machine.wanted([chunk(number)], priority, "a guest")
+    if home == "h1":
+        (read,) = machine.got(actions.ReadSource)
+        machine.source_gave(read.number, [(0, data_of(number))])
+    else:
+        give(machine, machine.attempt(), number)
+    (store,), (done,) = machine.got(actions.Store), machine.completes()
+    assert store.chunks[0].is_stored == is_stored
+    assert done.chunks == [data_of(number)]
+
+
+def test_where_homes_keep_who_reads_for_others_keeps_it():
+    machine = one_machine.Machine(homes_keep=True)
+    number = machine.chunk_of("h2")  # by the table of h3 this host is its home
+    machine.ask_me("h3", machine.request(number, "h3"))
+    read = next(iter(machine.got(actions.ReadSource)))
+    machine.source_gave(read.number, [(0, data_of(number))])
+    (store,) = machine.got(actions.Store)
+    assert store.chunks[0].is_stored
+
+
 def test_what_is_wanted_of_an_image_at_once_is_one_read(machine):
     machine = one_machine.Machine(hosts=1)
     machine.wanted([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)

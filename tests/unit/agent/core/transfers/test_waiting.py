@@ -281,7 +281,8 @@ def test_lost_connection_ends_what_was_asked_on_it_and_nothing_else(machine):
     assert machine.core.parts.book.pending(H2) == 1
 
 
-def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
+def with_slow_peers(machine):
+    """Let peers be slow and the source quick; return chunks of other homes."""
     numbers = [n for n in range(3000) if machine.home_of(n) != "h1"]
     own = [n for n in range(3000) if machine.home_of(n) == "h1"]
     for turn in range(8):
@@ -292,6 +293,20 @@ def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
         machine.source_gave(read.number, [(0, b"")])
         machine.now += 0.09
         machine.chunks_arrived(asked.host, [(asked.number, b"")])
+    return numbers
+
+
+def test_guests_ask_peers_first_where_the_source_may_not_go_first():
+    machine = one_machine.Machine(may_ask_source_first=False)
+    numbers = with_slow_peers(machine)
+    for turn in range(8, 16):
+        machine.wanted([chunk(numbers.pop())], P.GUEST, turn)
+        assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+    assert machine.core.counters.source_firsts == 0
+
+
+def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
+    numbers = with_slow_peers(machine)
     firsts = []
     for turn in range(8, 16):
         machine.wanted([chunk(numbers.pop())], P.GUEST, turn)
