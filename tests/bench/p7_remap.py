@@ -142,12 +142,13 @@ def outcome(
     images: collective.Images, shares: list[float], options: dict[str, object], remap: bool
 ) -> dict[str, Any]:
     """Return how long each host read, and what v-nodes and links did meanwhile."""
+    hosts, region_bytes = len(shares), len(images.data(0))
     busy = [number for number, share in enumerate(shares) if share > MEAN]
-    with running(images, options, remap) as scene, beside(scene.cloud.network, shares):
+    with running(images, options, remap, hosts) as scene, beside(scene.cloud.network, shares):
         cloud = scene.cloud
         settle(scene, remap)
         limit_s = alone(cloud, busy)
-        readings = {n: collective.Reading(((0, REGION_BYTES),)) for n in range(HOSTS)}
+        readings = {n: collective.Reading(((0, region_bytes),)) for n in range(hosts)}
         cloud.attach(readings)
         before = cloud.network.link_bytes()
         seen = cloud.read(readings)
@@ -158,12 +159,12 @@ def outcome(
         ]
         tables = scene.watch.tables()
         exchange = [status["exchange"] for status in cloud.status()]
-    took = [seen[number].took_s for number in range(HOSTS)]
+    took = [seen[number].took_s for number in range(hosts)]
     pairs = [(old, new) for old, new in itertools.pairwise(tables) if new.reason == "overload"]
     return {
         "mean_s": statistics.mean(took),
         "busy_mean_s": statistics.mean(took[number] for number in busy),
-        "idle_mean_s": statistics.mean(took[n] for n in range(HOSTS) if n not in busy),
+        "idle_mean_s": statistics.mean(took[n] for n in range(hosts) if n not in busy),
         "limit_s": limit_s,
         "took_s": took,
         "traffic_cv": statistics.pstdev(carried) / statistics.mean(carried),
@@ -187,13 +188,20 @@ class Scene(NamedTuple):
     """Hosts with agents, and what the service knows of them."""
 
     cloud: collective.Cloud
+    service: decision.Service
     watch: watch.Watch
 
 
 @contextlib.contextmanager
-def running(images: collective.Images, options: dict[str, object], remap: bool) -> Iterator[Scene]:
+def running(
+    images: collective.Images,
+    options: dict[str, object],
+    remap: bool,
+    hosts: int,
+    link_mbit: float = LINK_MBIT,
+) -> Iterator[Scene]:
     """Run a broker, the service and an agent on every host."""
-    cloud = collective.Cloud(HOSTS, LINK_MBIT, images)
+    cloud = collective.Cloud(hosts, link_mbit, images)
     cloud.network.source_mbit = SOURCE_MBIT
     policy = {"overload_share": OVERLOAD_SHARE, "dead_after": 60, "remap": remap}
     constants = {tuned.COLLECTION_S: COLLECTION_S}
@@ -204,9 +212,9 @@ def running(images: collective.Images, options: dict[str, object], remap: bool) 
         service = decision.Service(net, constants=constants, **policy)
         stack.enter_context(service)
         own = {"constants": constants, **options}
-        joined = service.join(net.hosts, LINK_MBIT, server.url, **own)
+        joined = service.join(net.hosts, link_mbit, server.url, **own)
         cloud.agents = dict(enumerate(joined))
-        yield Scene(cloud, stack.enter_context(watch.Watch(service)))
+        yield Scene(cloud, service, stack.enter_context(watch.Watch(service)))
 
 
 def settle(scene: Scene, remap: bool) -> None:
@@ -227,22 +235,25 @@ def alone(cloud: collective.Cloud, busy: list[int]) -> float:
     One busy host and one idle one are measured; there is no more difference between hosts.
     """
     url = f"{cloud.server.url}/{cloud.images.path(0).name}"
-    idle = next(number for number in range(HOSTS) if number not in busy)
+    hosts = len(cloud.network.hosts)
+    idle = next(number for number in range(hosts) if number not in busy)
     took = []
     for number in (busy[0], idle):
         host = cloud.network.hosts[number]
         took.append(
             float(host.run(["curl", "-sSf", "-o", "/dev/null", "-w", "%{time_total}", url]))
         )
-    return (len(busy) * took[0] + (HOSTS - len(busy)) * took[1]) / HOSTS
+    return (len(busy) * took[0] + (hosts - len(busy)) * took[1]) / hosts
 
 
 @contextlib.contextmanager
-def beside(net: network.Network, shares: list[float]) -> Iterator[None]:
+def beside(
+    net: network.Network, shares: list[float], link_mbit: float = LINK_MBIT
+) -> Iterator[None]:
     """Send what hosts are to carry: hosts that are equally busy send to each other in a circle."""
     with contextlib.ExitStack() as stack:
         for share in sorted(set(shares)):
             group = [host for host, own in zip(net.hosts, shares, strict=True) if own == share]
             for source, target in zip(group, [*group[1:], group[0]], strict=True):
-                stack.enter_context(traffic.flow(source, target, share / 2 * LINK_MBIT))
+                stack.enter_context(traffic.flow(source, target, share / 2 * link_mbit))
         yield

@@ -183,6 +183,10 @@ class Service:
         runs.wait_for(have_joined, JOIN_DEADLINE_S, "one ring on all hosts", self._instance.log)
         return joined
 
+    def kill(self) -> None:
+        """End the instance at once; the broker goes on."""
+        self._instance.kill()
+
     def query(self, text: str) -> list[tuple[Any, ...]]:
         """Return what a query of the service's database finds."""
         with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as link:

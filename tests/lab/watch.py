@@ -94,6 +94,11 @@ class Watch:
             for epoch, at_s, reason, overloaded, moved, table in rows
         ]
 
+    def rings(self) -> list[ring.Ring]:
+        """Return the same tables as agents have them."""
+        rows = self._service.query("SELECT ring_table FROM rings ORDER BY epoch")
+        return [ring.decode(table.encode(), "a table") for (table,) in rows]
+
 
 def vnodes_of(table: str) -> dict[str, int]:
     """Return how many v-nodes each host of a table has."""
