@@ -2,8 +2,9 @@
 """3.3.2 on a real agent: one trace of reads, a cache that holds a part of it, three policies.
 
 The images of 5.7 are read whole, one after the other, by Zipf's law: a few are read most of the
-time.  The core's book-keeping, which simulations use, plays the same order of reads: of LRU and
-FIFO it says the same, and of LFU what would be if each read were one use.
+time.  The core's book-keeping, which simulations use, plays the same order of reads.  It knows no
+time: in an agent a read that waits for the disk is two uses, and what is being read or written
+cannot make room.
 """
 
 import pathlib
@@ -21,7 +22,9 @@ from tests.bench import harness
 from tests.lab import local
 from tests.papers import s4_real_remap
 
-CACHE_BYTES = 8 * geometry.MIB
+CACHE_BYTES = 5 * geometry.MIB
+"""Two images have room, with some to spare, and three have not: where images fit exactly, moments
+decide what LRU hits."""
 VISITS = 40
 POLICIES = {"LRU": "", "LFU": "cache-lfu", "FIFO": "cache-fifo"}
 """The paper's names, and the variants."""

@@ -19,7 +19,7 @@ HOSTS = 9
 """Two of them are busy then, with 1.82 of a link in plus out, as seven of the paper's 32 would be
 with 1.83; two of eight would have 1.72."""
 REGION_BYTES = 3 * geometry.MIB
-QUICK_HOSTS, QUICK_REGION_BYTES = 6, 2 * geometry.MIB
+QUICK_HOSTS, QUICK_REGION_BYTES = 8, 2 * geometry.MIB
 COLLABORATIVE, PAPER = "collaborative", "the paper's acstor"
 NO_REMAP, ACSTOR = "acstor, no remap", "acstor"
 HOMES_ONLY = "no-advertisements,no-referrals,no-hedges,no-source-first"
