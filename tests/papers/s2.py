@@ -163,7 +163,7 @@ PAPER = experiment.Paper(
             here="Devices as in figure 10. A tenth of the file, and the same share of it at "
             "random; a process of the host reads, through the page cache as QEMU would. All of it "
             "is read for the first time, so the mirror has nothing of it and keeps it, in a cache "
-            "on the machine's disk: medians of turns.",
+            "on the machine's disk: medians of turns. Beside the devices a file on none of them.",
             cases=s2_overhead.read_cases,
             rows=s2_overhead.read_rows,
             draw=s2_overhead.draw_reads,

@@ -31,6 +31,8 @@ READ_BYTES = geometry.MIB
 """The paper's disk reads 868 MB at random places in 13.4 s: 15 ms for each read of a MiB, which is
 a seek, half a turn and the transfer.  With smaller reads no such disk is as fast."""
 TURNS = 3
+INSTANT = "instant"
+"""A device that lets nobody wait: what is left is the processor's time."""
 PLAIN, MIRROR = "plain file", "mirror"
 PAPER = {
     ("hdd", "sequential"): "19.047 s and 19.074 s",
@@ -50,7 +52,7 @@ def read_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     turns = TURNS if is_whole else 1
     return [
         experiment.Case(device, functools.partial(_read_all, device, turns), 5 + 11 * turns)
-        for device in (s2_many.DEVICES if is_whole else ("hdd",))
+        for device in ((*s2_many.DEVICES, INSTANT) if is_whole else ("hdd", INSTANT))
     ]
 
 
@@ -82,10 +84,15 @@ def _read_cold(
     """Mount the device anew, read, and return the seconds."""
     place = s2_scene.Place(folder, folder / "store")
     files = [
-        s2_scene.file_of(f"{image_id}.raw", images.path(image_id), 0),
+        s2_scene.file_of(
+            f"{image_id}.raw",
+            images.path(image_id),
+            0,
+            device=None if device == INSTANT else "images",
+        ),
         s2_scene.file_of(f"{image_id}.acmap", images.map_path(image_id), 0, device=None),
     ]
-    with s2_scene.mounted(device, files, place):
+    with s2_scene.mounted("ssd" if device == INSTANT else device, files, place):
         if way == PLAIN:
             return _read_s(place.mount_point / f"{image_id}.raw", order)
         with local.agent(
@@ -129,19 +136,20 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     ours, plain = outcome[f"{MIRROR}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
     return experiment.Row(
         part="Table II",
-        what=f"{s2_many.DEVICES[device]}: {order} read of a backing file, never read before: "
-        f"through the mirror, over a plain file",
-        paper=PAPER[device, order],
+        what=f"{s2_many.DEVICES.get(device, 'No device to wait for')}: {order} read of a backing "
+        f"file, never read before: through the mirror, over a plain file",
+        paper=PAPER.get((device, order), "no number"),
         ours=ours,
         unit="s",
         baseline=plain,
         baseline_name=PLAIN,
         ratio=ours / plain,
-        goal=1.1,
+        goal=1.1 if device in s2_many.DEVICES else None,
         better=experiment.Better.LESS,
-        is_headline=True,
+        is_headline=device in s2_many.DEVICES,
         because="a first read through the mirror also checks each chunk by its hash and keeps it "
-        "in the host's cache, which costs the processor some seconds for each GB; the paper's file "
+        "in the host's cache; that costs the processor time that stands in the rows without a "
+        "device, and comes on top, since the kernel reads only 128 KiB ahead; the paper's file "
         "system does neither",
     )
 
