@@ -151,7 +151,8 @@ def real(mb_s: float, seconds: float) -> dict[str, object]:
 def test_real_time_has_pairs_and_rows() -> None:
     policies = {p: real(10.0, 2.0) for p in disk_lab.POLICIES} | {"pregather": real(30.0, 1.0)}
     outcomes = {"SRSR": {"policies": policies, "again": real(11.0, 2.0)}}
-    assert s1_real.pairs(outcomes) == {"SRSR": (10.0, 11.0)}
+    assert s1_real.pairs(outcomes) == {}
+    assert s1_real.pairs({s1_real.FOUR: outcomes["SRSR"]}) == {s1_real.FOUR: (10.0, 11.0)}
     found = rows_of(s1_real.rows(outcomes))
     assert [row.ratio for row in found[:3]] == [3.0, 3.0, 3.0]
     assert found[3].ratio == 2.0
