@@ -100,7 +100,8 @@ CLAIMS = (
         None,
         "no number",
         "a chunk goes from its stripe to its home and from there to who reads it: twice over links "
-        "that the repository needs as well",
+        "that the repository needs as well, which leaves half of them at best; why it is less than "
+        "half, where it is, is not known",
     ),
 )
 
