@@ -88,9 +88,8 @@ CLAIMS = (
         "more than twice",
         2.0,
         "very close",
-        "readers of stripes of 128 KiB drift apart and then use all links: they get twice the "
-        "share of a link that GlusterFS gave the paper's, 0.28; acstor's own bound is that of "
-        "figure 2",
+        "stripes alone give readers here about twice the share of a link that GlusterFS gave the "
+        "paper's (0.28), so there is less to gain: +60 % would be all that a link carries",
     ),
     Claims(
         "Sync-Disjoint",
@@ -101,7 +100,8 @@ CLAIMS = (
         None,
         "no number",
         "a chunk goes from its stripe to its home and from there to who reads it: twice over links "
-        "that the repository needs as well",
+        "that the repository needs as well, which leaves half of them at best; why it is less than "
+        "half, where it is, is not known",
     ),
 )
 

@@ -39,8 +39,8 @@ BROADCAST_BOUND = (
     "scp-tsunami needs several times as long; the starts take the rest"
 )
 NOTHING_SHARED = (
-    "nothing that is read is shared, so 1.0 is the most; the paper's gain is what its guests "
-    "exchange while they boot"
+    "nothing that is read is shared, so 1.0 is the most, and the paper's gain is what its guests "
+    "exchange while they boot; why it is less than 1.0, where it is, is not known"
 )
 AS_LARGE = (
     "the image is no larger than all regions together, so its broadcast takes no longer on the "

@@ -98,6 +98,8 @@ def _completion(
         (played.BROADCAST, claims.over_broadcast),
     ):
         baseline = got(outcomes, way, hosts, "completion")
+        if baseline is None:
+            continue
         found.append(
             experiment.Row(
                 part,

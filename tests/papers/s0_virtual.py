@@ -58,7 +58,10 @@ def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
     """Return completion and fairness of each case."""
     found = []
-    for case, got in outcomes.items():
+    for case in [name(hosts, mbit) for hosts, links in LINKS_MBIT.items() for mbit in links]:
+        got = outcomes.get(case)
+        if got is None:
+            continue
         what = f"{case}, {got['chunks']} chunks"
         found += [
             experiment.Row(
