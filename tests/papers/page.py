@@ -127,7 +127,7 @@ def _section(
             f" within {'both turns' if kept.turns > 1 else 'the run'}, so small differences say "
             f"nothing."
         )
-    return [*parts, _table(rows)]
+    return [*parts, _table(rows)] if rows else [*parts, "The cases run so far give no figure yet."]
 
 
 def _table(rows: Sequence[experiment.Row | experiment.Absent]) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page says what the results say: figures, verdicts, what could not run, how steady it was."""
 
+import dataclasses
 import io
 import pathlib
 from typing import Any
@@ -123,6 +124,14 @@ def test_a_case_that_could_not_run_stands_on_the_page() -> None:
 
 def test_what_was_not_run_is_said() -> None:
     assert "Not run yet." in text(store.Kept(WHOLE))
+
+
+def test_half_a_run_that_gives_no_figure_says_so() -> None:
+    nothing = dataclasses.replace(ONE, rows=lambda _: ())
+    paper = dataclasses.replace(PAPER, experiments=(nothing,))
+    written = page.text(paper, {"S0-try": kept()}, "pictures")
+    assert "give no figure yet" in written
+    assert "list-table" not in written
 
 
 @pytest.mark.parametrize(
