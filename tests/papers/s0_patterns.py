@@ -163,7 +163,7 @@ def _about_s(plan: Plan, way: str, hosts: int) -> float:
     limit_s = plan.pattern(hosts).limit_s
     pace = 1.7 if plan is SYNC_SAME else 1.1
     is_crowded = plan is SYNC_SAME and way in (DIRECT, DIRECT_AGAIN)
-    return 8 + 0.5 * hosts + limit_s * (hosts / plan.direct_divisor if is_crowded else pace)
+    return 4 + 0.4 * hosts + limit_s * (hosts / plan.direct_divisor if is_crowded else pace)
 
 
 def run(plan: Plan, way: str, hosts: int, say: harness.Say) -> experiment.Outcome:

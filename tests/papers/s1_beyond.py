@@ -247,25 +247,22 @@ AHEAD = experiment.Experiment(
 
 
 def peer_cases(scale: experiment.Scale) -> list[experiment.Case]:
-    """Return the one case; a quick one has two policies, each once."""
-    is_whole = scale is experiment.Scale.WHOLE
-    policies = s1_lab.POLICIES if is_whole else ("none", "pregather")
-    run = functools.partial(_with_peer, policies, is_whole)
-    return [experiment.Case("two guests and a peer", run, 90.0 if is_whole else 40.0)]
+    """Return the one case; a quick run has none."""
+    if scale is experiment.Scale.QUICK:
+        return []
+    return [experiment.Case("two guests and a peer", _with_peer, 90.0)]
 
 
-def _with_peer(policies: Sequence[str], is_again: bool, say: harness.Say) -> experiment.Outcome:
+def _with_peer(say: harness.Say) -> experiment.Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="acstor-s1-") as folder,
         s1_lab.started(pathlib.Path(folder)) as lab,
     ):
         lab.warm()
-        found = {policy: _kept(lab, policy, say) for policy in policies}
-        if not is_again:
-            return {"policies": found}
+        found = {policy: _kept(lab, policy, say) for policy in s1_lab.POLICIES}
         again = dataclasses.replace(lab, folder=lab.folder / "again")
         again.folder.mkdir()
-        return {"policies": found, "again": _kept(again, policies[0], say)}
+        return {"policies": found, "again": _kept(again, s1_lab.POLICIES[0], say)}
 
 
 def _kept(lab: s1_lab.Lab, policy: str, say: harness.Say) -> dict[str, Any]:
@@ -299,7 +296,6 @@ def peer_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
     return {
         name: (one["policies"]["none"]["guests_mb_s"], one["again"]["guests_mb_s"])
         for name, one in outcomes.items()
-        if "again" in one
     }
 
 

@@ -52,7 +52,7 @@ def read_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
     turns = TURNS if is_whole else 1
     return [
         experiment.Case(device, functools.partial(_read_all, device, turns), 5 + 11 * turns)
-        for device in ((*s2_many.DEVICES, INSTANT) if is_whole else ("hdd", INSTANT))
+        for device in ((*s2_many.DEVICES, INSTANT) if is_whole else (INSTANT,))
     ]
 
 

@@ -38,8 +38,7 @@ def _remap_cases(*chosen: str) -> Sequence[experiment.Case]:
 
 
 def _paper_remaps(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    whole = [way for way in remap.WAYS if way != BEYOND]
-    return _remap_cases(*([rows.BY_OID] if scale is QUICK else whole))
+    return _remap_cases(*(way for way in remap.WAYS if way != BEYOND and scale is not QUICK))
 
 
 def _beyond_remaps(scale: experiment.Scale) -> Sequence[experiment.Case]:

@@ -49,12 +49,6 @@ def test_cases_in_virtual_time_can_run_in_other_processes(one: experiment.Experi
         assert case.is_timed or pickle.loads(pickle.dumps(case.run)) is not None
 
 
-def test_all_of_it_fits_the_time_that_two_processors_have() -> None:
-    for scale, most_s in ((experiment.Scale.WHOLE, 2 * 2400), (experiment.Scale.QUICK, 2 * 180)):
-        cases = [case for one in s4.PAPER.experiments for case in one.cases(scale)]
-        assert sum(case.about_s for case in cases) <= most_s
-
-
 def at(mean: int, cv: float, times_s: dict[str, float]) -> experiment.Outcomes:
     return {f"{mean} MB/s, CV {cv:g}, {policy}": boot(s) for policy, s in times_s.items()}
 
