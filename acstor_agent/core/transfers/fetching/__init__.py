@@ -11,6 +11,6 @@ When the last chunk of the batch is there, ``Complete`` says so.
 Beside that way: ``through`` reads what this host is the home of, or nobody else gives; ``sources``
 gives such reads their turn, ``lanes`` what is fetched ahead, ``retries`` what was in vain;
 ``searches`` asks every host for what the source has not got; ``preference`` says when guests are
-better off at the source; ``parents`` whom hosts in step ask instead of a home.  ``parts`` is what
-all of these share.
+better off at the source, ``sharing`` whether hosts read the same; ``parents`` whom hosts in step
+ask instead of a home.  ``parts`` is what all of these share.
 """

@@ -17,6 +17,7 @@ from acstor_agent.core.transfers import uplink
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.core.transfers.fetching import asking
 from acstor_agent.core.transfers.fetching import parents
+from acstor_agent.core.transfers.fetching import sharing
 from acstor_agent.core.transfers.fetching import sources
 from acstor_agent.core.transfers.telling import holders
 from acstor_agent.core.transfers.telling import news
@@ -63,6 +64,7 @@ class Parts:
         self.uplink = uplink.Uplink(self.out, self.deadlines, settings.learns_ring)
         self.parents = parents.Parents(view.here, self.is_ring_worth)
         self.steps = parents.Steps()
+        self.sharing = sharing.Sharing()
         self.news = news.News(
             *(self.out, self.deadlines, view, self.book, self.holders, settings.topology), lookups
         )

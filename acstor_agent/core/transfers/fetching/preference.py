@@ -2,7 +2,8 @@
 """Whether guests who wait are better off asking the source first: never slower than it alone.
 
 Peers go first because that spares the source.  Where they are clearly slower, by what guests waited
-of late, a guest does not have to pay for that.  What is fetched ahead stays with the peers.
+of late, a guest does not have to pay for that.  What is fetched ahead follows the guests only where
+hosts hardly read the same (:mod:`~acstor_agent.core.transfers.fetching.sharing`).
 
 Both are probed: while the source goes first one guest in PROBE still asks the peers, and where
 peers are slow and nothing is known of the source one in PROBE_SOURCE asks that.

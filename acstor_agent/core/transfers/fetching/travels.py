@@ -31,7 +31,7 @@ Failure = failure_.Failure
 Mode = peer_request.Mode
 Track = transfer_.Track
 Transfer = transfer_.Transfer
-GUEST = priority_.Priority.GUEST
+GUEST, SOON = priority_.Priority.GUEST, priority_.Priority.SOON
 
 ACTING_HOMES = 2
 """Hosts that are asked to read a chunk through before this host turns to the source itself."""
@@ -74,13 +74,16 @@ class Travels:
 
         :param is_source_first: a guest is better off at the source
         """
+        parts = self._parts
         transfer.is_travelling, transfer.hope = True, None
         transfer.asked.clear()
+        if transfer.priority <= SOON:
+            parts.sharing.note(bool(parts.holders.of(transfer.names[0].oid)))
         if is_source_first or transfer.priority.asks_holders_only:
             self._think(transfer, is_source_first)
             self.next(transfer)
             return
-        parts, want = self._parts, transfer.names[0]
+        want = transfer.names[0]
         home, mode = parts.tables.home(want.oid), Mode.HOME
         if home == parts.tables.here:
             home = None

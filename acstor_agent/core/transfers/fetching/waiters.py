@@ -154,6 +154,18 @@ class Waiters:
         if forgotten is not None:
             self._fail(forgotten, Failure.FORGOTTEN, "")
 
+    def _is_source_first(self, priority: Priority) -> bool:
+        """Say whether what is fetched ahead goes to the source, as guests who are better off there.
+
+        It stays with the homes where hosts read the same: guests find the source quick because
+        homes spare it.
+        """
+        return (
+            priority is SOON
+            and self.travels.preference.is_source_first
+            and self._parts.sharing.is_little
+        )
+
     def begin_more(self) -> None:
         """Begin what has waited for its turn, as far as may be: to be called after each event."""
         if self.retries.due.length:
@@ -163,7 +175,7 @@ class Waiters:
         if self.lanes.waiting.length and len(self._parts.kept) < KEPT:
             for transfer in self.lanes.take():
                 if not transfer.is_travelling:
-                    self.travels.begin(transfer)
+                    self.travels.begin(transfer, self._is_source_first(transfer.priority))
         while self._parts.unwanted and self._parts.sources.is_full:
             transfer, _ = self._parts.unwanted.popitem()
             if not transfer.is_wanted:  # nobody has joined it since

@@ -141,12 +141,19 @@ class Requests:
             self._refuse(asker, Failure.MISSING, want)
             return
         asker.want = want
+        if asker.priority is not LATER:
+            self._parts.sharing.note(self._is_shared(want))
         if self._is_referred(asker):
             return
         if self._is_here(asker):
             self._give(asker)
         else:
             self._bring(asker)
+
+    def _is_shared(self, want: want_.Want) -> bool:
+        """Say whether somebody has wanted a content before."""
+        parts = self._parts
+        return want.cid in parts.cache or want.key in parts.transfers or want.key in parts.kept
 
     def _is_here(self, asker: Asker) -> bool:
         """Say whether a content can be given under the name by which it is asked for."""

@@ -17,6 +17,7 @@ from acstor_agent.core.transfers.fetching import lanes
 from acstor_agent.core.transfers.fetching import preference
 from acstor_agent.core.transfers.fetching import retries
 from acstor_agent.core.transfers.fetching import searches
+from acstor_agent.core.transfers.fetching import sharing
 from acstor_agent.core.transfers.fetching import sources
 from acstor_agent.core.transfers.fetching import through
 from acstor_agent.core.transfers.fetching import travels
@@ -125,6 +126,14 @@ MUTANTS = {
     "the source never goes first": (
         *(preference.Preference, "decide", lambda *_: False),
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
+    ),
+    "hosts are never taken to read the same": (
+        *(sharing.Sharing, "is_little", True),
+        waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
+    ),
+    "hosts are always taken to read the same": (
+        *(sharing.Sharing, "is_little", False),
+        waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "answers are never late": (
         *(peer_book, "LATEST_S", 1e9),

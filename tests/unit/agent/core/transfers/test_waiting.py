@@ -8,11 +8,13 @@ import weakref
 
 import pytest
 
+from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import transfer
 from acstor_agent.core.transfers.fetching import lanes
+from acstor_agent.core.transfers.fetching import sharing
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_request
@@ -315,6 +317,39 @@ def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
     assert machine.core.counters.source_firsts == 7
     machine.wanted([chunk(numbers.pop())], P.SOON, "ahead")
     assert machine.got(actions.Ask)
+
+
+def ask_home(machine, host, numbers):
+    """Let a guest of another host want chunks of which this host is the home, and get them."""
+    for number in numbers:
+        machine.ask_me(host, machine.request(number, host, urgency=P.PEER))
+        for read in machine.got(actions.ReadSource):
+            machine.source_gave(read.number, [(0, data_of(number))])
+            machine.cache.add(chunk(number).cid)
+
+
+def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same(machine):
+    numbers = with_slow_peers(machine)
+    own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][: sharing.ENOUGH]
+    machine.wanted([chunk(numbers.pop())], P.GUEST, "a guest")
+    ask_home(machine, "h2", own)
+    machine.wanted([chunk(numbers.pop())], P.SOON, "ahead")
+    assert machine.got(actions.ReadSource) and not machine.got(actions.Ask)
+    machine.wanted([chunk(numbers.pop())], P.SEED, "for an operator")
+    assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+    ask_home(machine, "h3", own[:16])  # they read the same
+    machine.wanted([chunk(numbers.pop())], P.SOON, "ahead again")
+    assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+
+
+def test_what_neighbours_advertised_counts_as_read_by_others():
+    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    numbers = with_slow_peers(machine)
+    share = machine.core.parts.sharing.share
+    number = numbers.pop()
+    machine.heard(H2, [chunk(number).oid], [], [])
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    assert machine.core.parts.sharing.share > share
 
 
 # Reads for others
