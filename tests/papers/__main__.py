@@ -3,8 +3,8 @@
 
 Results are kept case by case: the same command goes on where the last one was stopped.
 
-Exit status: 0 all ran (whatever the verdicts), 1 a case could not run, 2 wrong usage, 3 a result
-cannot be kept (no room), 130 stopped.
+Exit status: 0 all ran (whatever the verdicts), 1 a case could not run, 2 wrong usage, 3 results
+cannot be kept (no room) or read, 130 stopped.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> int:
     except KeyboardInterrupt:
         _say("stopped; the same command goes on with the case that was running")
         return EXIT_STOPPED
-    except (runner.NoRoom, OSError, ValueError) as e:
+    except (runner.NoRoom, store.NoResult, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return EXIT_CANNOT_KEEP
     for paper in wanted:

@@ -34,7 +34,7 @@ def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str)
     """
     rows = {one.key: _rows(one, kept[one.key]) for one in paper.experiments if one.key in kept}
     headlines = [row for found in rows.values() for row in found if _is_headline(row)]
-    parts = [_title(paper), paper.about.strip(), _run(kept.values())]
+    parts = [_title(paper), paper.about.strip(), _run(paper, kept.values())]
     if headlines:
         parts += [_heading("In short", "="), _table(headlines)]
     for is_beyond, title in ((False, "Table by table"), (True, "Beyond the paper")):
@@ -82,7 +82,7 @@ def _heading(title: str, mark: str, above: bool = False) -> str:
     return f"{line}\n{title}\n{line}" if above else f"{title}\n{line}"
 
 
-def _run(all_kept: Iterable[store.Kept]) -> str:
+def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
     """Say when, with what and beside what the page's figures were taken."""
     kept = [one for one in all_kept if one.records]
     if not kept:
@@ -93,7 +93,9 @@ def _run(all_kept: Iterable[store.Kept]) -> str:
     commits = sorted({machine["commit"][:10] for machine in machines})
     timed = [record for record in records if record["is_timed"]] or records
     others = [record["others_share"] for record in timed]
-    scale = "A whole run" if all(one.scale == "whole" for one in kept) else "A quick run"
+    scale = f"A {kept[0].scale} run"
+    if len(kept) < len(paper.experiments):
+        scale += f", of which {len(kept)} of {len(paper.experiments)} experiments have been run"
     return (
         f"{scale}, {dates[0]}{f' to {dates[-1]}' if dates[-1] != dates[0] else ''}, "
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}; "

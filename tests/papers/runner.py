@@ -51,6 +51,7 @@ class Runner:
         """Run what has no outcome yet; say whether every case has one now.
 
         :raises NoRoom: there is too little room on the disk; what was run is kept
+        :raises store.NoResult: a file of an earlier run is not one of ours
         :raises OSError: a result cannot be written
         """
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,10 @@ Record = dict[str, Any]
 """What is kept of a case: its outcome (or why it could not run), when it ran, beside what load."""
 
 
+class NoResult(Exception):
+    """A file is not the result of an experiment; the message names it, and what to do."""
+
+
 @dataclasses.dataclass
 class Kept:
     """What there is of one experiment at one scale.
@@ -56,7 +60,7 @@ def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> Kept:
 
     What is of another scale counts as nothing, and so does a file that is not there.
 
-    :raises ValueError: the file is not one of ours; the message names it
+    :raises NoResult: the file is not one of ours
     """
     file = path(folder, key)
     try:
@@ -70,13 +74,13 @@ def read(file: pathlib.Path) -> Kept:
     """Return what a file holds.
 
     :raises FileNotFoundError: there is none
-    :raises ValueError: it is not one of ours; the message names it
+    :raises NoResult: it is not one of ours
     """
     try:
         found = json.loads(file.read_text())
         return Kept(experiment.Scale(found["scale"]), dict(found["cases"]), int(found["turns"]))
     except (KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{file} is no result of an experiment ({e}). Remove it.") from e
+        raise NoResult(f"{file} is no result of an experiment ({e}). Remove it.") from e
 
 
 def save(folder: pathlib.Path, key: str, kept: Kept) -> None:

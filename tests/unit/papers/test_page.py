@@ -108,6 +108,13 @@ def test_why_it_would_be_missed_is_not_said_of_what_is_reached() -> None:
     assert "the links are full" not in text(kept())
 
 
+def test_how_much_of_a_run_there_is_is_said() -> None:
+    assert "A whole run, 2026-11-24" in text(kept())
+    paper = dataclasses.replace(PAPER, experiments=(ONE, dataclasses.replace(ONE, key="S0-more")))
+    written = page.text(paper, {"S0-try": kept(), "S0-more": store.Kept(WHOLE)}, "pictures")
+    assert "A whole run, of which 1 of 2 experiments have been run, 2026-11-24" in written
+
+
 def test_an_unsteady_machine_is_said() -> None:
     assert "was not steady" not in text(kept())
     assert "differed by 25% within the run" in text(kept(again=7.0))

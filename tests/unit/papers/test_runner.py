@@ -212,7 +212,7 @@ def test_an_interrupt_ends_the_processes_of_virtual_cases(tmp_path: pathlib.Path
 
 def test_a_file_that_is_no_result_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "S0-try.json").write_text(json.dumps({"scale": "whole"}))
-    with pytest.raises(ValueError, match=r"S0-try\.json is no result"):
+    with pytest.raises(store.NoResult, match=r"S0-try\.json is no result"):
         run(tmp_path, made(case("a", lambda _: {})))
 
 
