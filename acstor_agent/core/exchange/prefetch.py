@@ -116,16 +116,23 @@ class Prefetcher:
         allowed = self.allowed
         if allowed is not None:
             room = min(room, allowed - self.at_stake)
-        taken: list[int] = []
-        while self._held and len(taken) < room:
-            chunk_no, _ = self._held.popitem(last=False)
-            if self._states.can_happen(chunk_no, _E.PREFETCH_SENT):  # it may have come since
-                self._states.apply(chunk_no, _E.PREFETCH_SENT)
-                taken.append(chunk_no)
-        return taken
+        return take(self._states, self._held, room)
 
     def _reactivate(self) -> None:
         self._states.forgive()
         self._demanded_before = self._demanded
         self._evicted_before = self._states.evicted_unread
         self.reactivations += 1
+
+
+def take(
+    states: chunk_state.ChunkStates, chunks: collections.OrderedDict[int, None], room: int
+) -> list[int]:
+    """Take the first ``room`` chunks that can be prefetched still; they are in PREFETCH then."""
+    taken: list[int] = []
+    while chunks and len(taken) < room:
+        chunk_no, _ = chunks.popitem(last=False)
+        if states.can_happen(chunk_no, _E.PREFETCH_SENT):  # it may have come since
+            states.apply(chunk_no, _E.PREFETCH_SENT)
+            taken.append(chunk_no)
+    return taken

@@ -74,13 +74,7 @@ class UnmatchedPrefetcher:
 
     def take(self, room: int) -> list[int]:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
-        taken: list[int] = []
-        while self._next and len(taken) < room:
-            chunk_no, _ = self._next.popitem(last=False)
-            if self._states.can_happen(chunk_no, _E.PREFETCH_SENT):  # it may have come since
-                self._states.apply(chunk_no, _E.PREFETCH_SENT)
-                taken.append(chunk_no)
-        return taken
+        return prefetch.take(self._states, self._next, room)
 
 
 def _put(chunks: _Chunks, chunk_no: int) -> None:

@@ -7,7 +7,9 @@ to read, and whether somebody has advertised it; and what peers ask of this host
 theirs, and whether it was here, or on its way, already.  Homes are drawn by lot, so each host sees
 a fair sample of what all of them read.
 
-Until enough is known hosts are taken to read the same.
+Until enough is known hosts are taken to read the same.  A peer that asks for what nobody reads can
+turn this host's read-ahead to the source at most, and only while that is clearly quicker; one that
+asks twice keeps it with the homes.
 """
 
 ENOUGH = 128
