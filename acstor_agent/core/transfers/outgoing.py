@@ -41,15 +41,14 @@ class Outgoing:
     True
     """
 
-    __slots__ = ("_first_in_a_row", "_later", "_news", "_served", "_turn", "_wanted")
+    __slots__ = ("_first_in_a_row", "_later", "_lower", "_news", "_wanted")
 
     def __init__(self) -> None:
         self._wanted: dict[int, peer_wire.Request] = {}
         self._later: dict[int, peer_wire.Request] = {}
         self._news: collections.deque[peer_wire.News] = collections.deque()
         self._first_in_a_row = 0
-        self._turn = 0
-        self._served = [0] * len(_KINDS)
+        self._lower = Kind.LATER  # the kind that had the last turn of a lower one
 
     def __bool__(self) -> bool:
         return bool(self._wanted or self._news or self._later)
@@ -98,12 +97,10 @@ class Outgoing:
         if len(kinds) == 1:
             self._first_in_a_row = 0
         elif self._first_in_a_row >= LOWER_EVERY - 1:
-            kind = min(kinds[1:], key=lambda lower: self._served[lower])
+            kind = self._lower = next((one for one in kinds[1:] if one != self._lower), kinds[-1])
             self._first_in_a_row = 0
         else:
             self._first_in_a_row += 1
-        self._turn += 1
-        self._served[kind] = self._turn
         if kind is Kind.NEWS:
             return self._news.popleft()
         some = self._wanted if kind is Kind.WANTED else self._later
