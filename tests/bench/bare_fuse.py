@@ -48,6 +48,11 @@ class OneFile(pyfuse3.Operations):
 
 async def serve(path: str, mount_point: str) -> None:
     pyfuse3.init(OneFile(os.open(path, os.O_RDONLY)), mount_point)
+    await answer_until_stopped()
+
+
+async def answer_until_stopped() -> None:
+    """Answer the kernel until SIGTERM comes, then unmount."""
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pyfuse3.main)

@@ -17,7 +17,6 @@ import errno
 import json
 import os
 import pathlib
-import signal
 import stat
 import sys
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import pyfuse3
 import trio
 
+from tests.bench import bare_fuse
 from tests.fakes import shaped_devices
 
 KEPT_S = 300.0
@@ -131,15 +131,7 @@ async def serve(plan: dict[str, Any]) -> dict[str, int]:
     store = Store(files)
     options = {*pyfuse3.default_options, "fsname=shaped", "allow_other"}
     pyfuse3.init(store, plan["mount_point"], options)
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pyfuse3.main)
-            with trio.open_signal_receiver(signal.SIGTERM) as stops:
-                async for _ in stops:
-                    break
-            nursery.cancel_scope.cancel()
-    finally:
-        pyfuse3.close()
+    await bare_fuse.answer_until_stopped()
     return dataclasses.asdict(store.report)
 
 
