@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab itself: real namespaces, links, nginx, and what is left of them afterwards: nothing."""
 
+import json
 import os
 import pathlib
 import signal
@@ -67,6 +68,17 @@ def test_link_counters_see_what_was_sent_and_by_whom() -> None:
         assert sent.sent > 1_000_000
         assert sent.sent == pytest.approx(received.received, rel=0.01)
         assert after["source"].sent < 10_000
+
+
+def test_hosts_that_talk_fill_no_table_that_all_hosts_share() -> None:
+    with network.Network(hosts=2) as net:
+        tcp_mbit(net.hosts[0], net.hosts[1])
+        for host in (net.source, *net.hosts):
+            entries = json.loads(host.run(["ip", "-json", "neigh", "show", "dev", "eth0"]))
+            assert {entry["dst"] for entry in entries} == {
+                other.address for other in (net.source, *net.hosts) if other is not host
+            }
+            assert {tuple(entry["state"]) for entry in entries} == {("PERMANENT",)}
 
 
 def test_image_server_counts_ranges_as_the_link_does(tmp_path: pathlib.Path) -> None:

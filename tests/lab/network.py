@@ -10,6 +10,10 @@ host's end shapes what it sends (uplink), the switch's end what it receives
 (downlink).  R counts Ethernet frames, as on a real link: with an MTU of 1500 a
 TCP stream gets at most 1448 of every 1514 bytes, 95.6 % of R.
 
+Hosts know each other's hardware addresses from the start.  The kernel has one table of learned
+ones for all namespaces (``gc_thresh3``, 1,024), which 32 hosts that all talk with each other fill:
+packets are then dropped until others are forgotten, which no network of real hosts does.
+
 No network emulator (netem, ns-3, Mininet) is used: three commands of iproute2
 are all that is needed, and they are on every host.
 """
@@ -159,9 +163,11 @@ class Network:
         switch = Host("switch", self._switch, "", self.run.folder)
         _without_ipv6(switch)
         switch.run(["ip", "-batch", "-"], "link add br0 type bridge\nlink set br0 up\n")
-        for host in (self.source, *self.hosts):
+        for host in self._all:
             host.folder.mkdir()
             self._connect(switch, host)
+        for host in self._all:
+            self._introduce(host)
 
     def _connect(self, switch: Host, host: Host) -> None:
         """Make ``host`` and its link to ``switch``."""
@@ -174,9 +180,22 @@ class Network:
             f"link set {host.name} up",
         ]
         switch.run(["ip", "-batch", "-"], "\n".join(port))
-        address = ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"]
+        address = [
+            "link set lo up",
+            f"link set eth0 address {_hardware_address(host)} up",
+            f"addr add {host.address}/24 dev eth0",
+        ]
         host.run(["ip", "-batch", "-"], "\n".join(address))
         self.shape(host, self.source_mbit if host is self.source else self.link_mbit)
+
+    def _introduce(self, host: Host) -> None:
+        """Tell ``host`` the hardware addresses of all others."""
+        entries = [
+            f"neigh replace {other.address} lladdr {_hardware_address(other)} dev eth0"
+            for other in self._all
+            if other is not host
+        ]
+        host.run(["ip", "-batch", "-"], "\n".join(entries))
 
     def shape(self, host: Host, mbit: float | None) -> None:
         """Give the link of ``host`` a new rate, both ways; None takes the limit away."""
@@ -186,6 +205,10 @@ class Network:
                 end.run(["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split()])
             elif "tbf" in end.run(["tc", "qdisc", "show", "dev", device]):
                 end.run(["tc", "qdisc", "delete", "dev", device, "root"])
+
+    @property
+    def _all(self) -> tuple[Host, ...]:
+        return (self.source, *self.hosts)
 
     @property
     def _at_switch(self) -> Host:
@@ -199,7 +222,16 @@ class Network:
             fields = [int(number) for number in numbers.split()]
             # Seen from the switch's end: what it receives is what the host has sent.
             found[name] = LinkBytes(sent=fields[0], received=fields[8])
-        return {host.name: found[host.name] for host in (self.source, *self.hosts)}
+        return {host.name: found[host.name] for host in self._all}
+
+
+def _hardware_address(host: Host) -> str:
+    """Return a locally administered address with the number that ends the host's IPv4 address.
+
+    >>> _hardware_address(Host("source", "", SOURCE_ADDRESS, pathlib.Path()))
+    '02:00:00:00:00:fe'
+    """
+    return f"02:00:00:00:00:{int(host.address.rpartition('.')[2]):02x}"
 
 
 def _without_ipv6(host: Host) -> None:
