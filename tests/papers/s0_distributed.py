@@ -101,9 +101,8 @@ CLAIMS = (
         "no number",
         "a chunk goes from its stripe to its home and from there to who reads it: twice over links "
         "that the repository needs as well. Where hosts hardly read the same they turn to a source "
-        "that is clearly quicker than other hosts (0.46 of the link; 0.28 before read-ahead did "
-        "so, too), and turn back where homes, with less to do, are nearly as quick: so about two "
-        "chunks in five still go by homes",
+        "that is clearly quicker than other hosts, and turn back where homes, with less to do, are "
+        "nearly as quick",
     ),
 )
 

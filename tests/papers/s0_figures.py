@@ -39,8 +39,8 @@ BROADCAST_BOUND = (
     "scp-tsunami needs several times as long; the starts take the rest"
 )
 NOTHING_SHARED = (
-    "nothing that is read is shared, so 1.0 is the most, and the paper's gain is what its guests "
-    "exchange while they boot; why it is less than 1.0, where it is, is not known"
+    "nothing that is read is shared, so 1.0 is the most (a little more where *direct* reads ahead "
+    "past the end of a region), and the paper's gain is what its guests exchange while they boot"
 )
 AS_LARGE = (
     "the image is no larger than all regions together, so its broadcast takes no longer on the "

@@ -24,7 +24,7 @@ OWN_GOAL_BECAUSE = (
 UNFAIR = (
     "a region has 190 chunks here where the paper's has 32,768: with so few the rules miss it in "
     "virtual time, too, where processors cost nothing, and by less with four times as many (next "
-    "section); where the rest comes from is not known"
+    "section)"
 )
 
 
