@@ -53,14 +53,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         is_complete = options.pages_only or runner.Runner(results, scale, _say).run(chosen)
+        for paper in wanted:
+            _say(f"{paper.key}: {write(paper, target, scale)}")
     except KeyboardInterrupt:
         _say("stopped; the same command goes on with the case that was running")
         return EXIT_STOPPED
     except (runner.NoRoom, store.NoResult, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return EXIT_CANNOT_KEEP
-    for paper in wanted:
-        _say(f"{paper.key}: {write(paper, target, scale)}")
     return 0 if is_complete else EXIT_COULD_NOT_RUN
 
 
@@ -70,6 +70,7 @@ def write(paper: experiment.Paper, target: pathlib.Path, scale: experiment.Scale
     for one in paper.experiments:
         page.draw(one, kept[one.key], target / PICTURES / f"{one.key}.png")
     file = target / f"{paper.key.lower()}.rst"
+    target.mkdir(parents=True, exist_ok=True)
     file.write_text(page.text(paper, kept, PICTURES))
     return file
 

@@ -32,6 +32,9 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     _throughput(strategies, outcomes, played.STRATEGIES)
     strategies.set(title="(c) The same for each strategy")
     _split(split, outcomes)
+    hosts = sorted({count for way in COLOURS for count in counts(outcomes, way)})
+    for panel in (completion, throughput, strategies):
+        panel.set(xlabel="hosts", xticks=hosts, xlim=(0, max(hosts, default=0) + 1))
 
 
 def counts(outcomes: experiment.Outcomes, way: str) -> list[int]:
@@ -46,26 +49,30 @@ def _completion(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
         hosts = counts(outcomes, way)
         times = [s0_pattern_rows.got(outcomes, way, count, "completion") for count in hosts]
         panel.plot(hosts, times, "o-", color=COLOURS[way], label=way)
-    panel.set(title="(a) Completion / limit of the links", xlabel="hosts", yscale="log")
-    panel.yaxis.set_major_formatter("{x:g}")
+    _scale(panel)
+    panel.set(title="(a) Completion / limit of the links")
     panel.legend()
 
 
 def _throughput(panel: axes.Axes, outcomes: experiment.Outcomes, ways: Sequence[str]) -> None:
     """Draw from the slowest to the fastest host."""
-    drawn: list[float] = []
     for way in ways:
         hosts = counts(outcomes, way)
         for end, line in (("min", "v--"), ("max", "^-")):
             rates = [s0_pattern_rows.got(outcomes, way, count, "rate", end) for count in hosts]
             panel.plot(hosts, rates, line, color=COLOURS[way], label=f"{way}, {end}")
-            drawn += [rate for rate in rates if rate is not None]
-    is_wide = bool(drawn) and max(drawn) > LOG_FROM_RATIO * min(drawn)
-    if is_wide:
+    _scale(panel)
+    panel.legend(fontsize="small")
+
+
+def _scale(panel: axes.Axes) -> None:
+    """Scale the values by their logarithms where they differ much, from 0 on where they do not."""
+    drawn = [value for line in panel.lines for value in line.get_ydata()]
+    if drawn and max(drawn) > LOG_FROM_RATIO * min(drawn):
         panel.set(yscale="log")
         panel.yaxis.set_major_formatter("{x:g}")
-    panel.set(xlabel="hosts", ylim=(None if is_wide else 0, None))
-    panel.legend(fontsize="small")
+    else:
+        panel.set(ylim=(0, None))
 
 
 def _split(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
@@ -85,4 +92,5 @@ def _split(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
     panel.set(title="(d) Bytes received / read, mean host", xticks=range(len(names)))
     panel.set_xticklabels(names, fontsize="small")
     if names:
-        panel.legend(fontsize="small")
+        panel.set_ylim(0, 1.25 * max(below))  # room for the legend
+        panel.legend(fontsize="x-small", loc="upper center", ncols=len(bars))

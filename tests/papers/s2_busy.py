@@ -107,6 +107,7 @@ def draw_disk(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
             ]
             axes.plot(*zip(*points, strict=True), marker="o", label=policy)
         axes.set(title=s2_many.DEVICES[device], xlabel="programs", ylim=(0, None))
+        axes.set_xticks((0, MOST))
     panels[0].set_ylabel("time to boot one guest, s")
     panels[0].legend()
 
@@ -167,6 +168,12 @@ def _memory_row(
     )
 
 
+def _drawn(group: str) -> str:
+    """Return what is written below the bars of a device and a size of memory."""
+    device, _, memory = group.partition(", ")
+    return f"{s2_many.DEVICES[device]}, {memory}"
+
+
 def draw_memory(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     """Draw bars of the policies for each device and size of memory."""
     axes = picture.subplots()
@@ -175,6 +182,6 @@ def draw_memory(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
         places = [number + 0.27 * (at - 1) for number in range(len(groups))]
         seconds = [outcomes[f"{group}, {policy}"]["all_s"] for group in groups]
         axes.bar(places, seconds, width=0.25, label=policy)
-    axes.set_xticks(range(len(groups)), groups)
+    axes.set_xticks(range(len(groups)), [_drawn(group) for group in groups])
     axes.set_ylabel("time to boot one guest, s")
     axes.legend()

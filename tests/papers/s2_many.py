@@ -15,6 +15,8 @@ from tests.papers import s2_boot
 from tests.papers import s2_scene
 
 DEVICES = {"hdd": "HDD", "ssd": "SSD", "network": "CEPH"}
+COUNTS = (1, 4, 16)
+"""Numbers of guests that are played; the paper has those between, too."""
 AGAIN = ", again"
 STEADY_CASE = "hdd, 1 guest, all at once"
 _WAIT_S = {"hdd": 7.5, "ssd": 0.2, "network": 2.0}
@@ -60,7 +62,7 @@ def scenes(is_same: bool, scale: experiment.Scale) -> list[s2_scene.Scene]:
     counts: dict[str, tuple[int, ...]] = {"hdd": (4,) if is_same else (1, 4)}
     if is_whole:
         others = (1, 16) if is_same else (16,)
-        counts = {"hdd": (1, 4, 16), "ssd": others, "network": others}
+        counts = {"hdd": COUNTS, "ssd": others, "network": others}
     return [
         s2_scene.Scene(device=device, policy=policy, guests=count, is_same=is_same)
         for device in counts
@@ -195,12 +197,13 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
         for policy in s2_scene.POLICIES:
             points = [
                 (count, outcomes[name]["all_s"])
-                for count in range(1, 17)
+                for count in COUNTS
                 if (name := name_of(s2_scene.Scene(device, policy, count))) in outcomes
             ]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=policy)
-        axes.set(title=DEVICES[device], xlabel="guests", ylim=(0, None))
+        axes.set(title=DEVICES[device], xlabel="guests", xlim=(0, COUNTS[-1] + 1))
+        axes.set(xticks=COUNTS, ylim=(0, None))
     panels[0].set_ylabel("time to boot all, s")
     panels[0].legend()
 
@@ -250,7 +253,7 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
             because="acstor checks and decompresses a boot image before guests get it, once for "
             "each image, on the processors that the guests use",
         )
-        for count in (1, 4, 16)
+        for count in COUNTS
         for where in (ON_SSD, ON_SAME)
         if (name := memory_name(count, where)) in outcomes
         and (other := memory_name(count, IN_MEMORY)) in outcomes

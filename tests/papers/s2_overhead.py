@@ -43,6 +43,7 @@ The disk gives no more than the paper's SSD."""
 SSD_BYTES_S = 346_000_000
 DISK_GROUPS = pathlib.Path("/sys/fs/cgroup/blkio")
 PLAIN, MIRROR = "plain file", "mirror"
+DRAWN = {**s2_many.DEVICES, INSTANT: "no device", KEPT: "what the\nhost has"}
 PAPER = {
     ("hdd", "sequential"): "19.047 s and 19.074 s",
     ("hdd", "random"): "13.405 s and 13.553 s",
@@ -329,11 +330,12 @@ def database_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float
 def draw_reads(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     """Draw bars of both ways for each device and order."""
     axes = picture.subplots()
-    groups = [(device, order) for device in outcomes for order in ("sequential", "random")]
+    groups = [(device, order) for device in DRAWN if device in outcomes
+              for order in ("sequential", "random")]  # fmt: skip
     for at, way in enumerate((PLAIN, MIRROR)):
         places = [number + 0.4 * (at - 0.5) for number in range(len(groups))]
         seconds = [outcomes[device][f"{way}, {order}"]["s"] for device, order in groups]
         axes.bar(places, seconds, width=0.38, label=way)
-    axes.set_xticks(range(len(groups)), [f"{device}, {order}" for device, order in groups])
-    axes.set_ylabel("s")
+    axes.set_xticks(range(len(groups)), [f"{DRAWN[device]}\n{order}" for device, order in groups])
+    axes.set_ylabel("time to read, s")
     axes.legend()

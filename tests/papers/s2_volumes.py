@@ -144,7 +144,7 @@ def draw_volumes(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     """Draw bytes over guests, requests over guests, and the reads of a boot over time."""
     volumes, requests, over = picture.subplots(1, 3)
     for is_copied in (False, True):
-        kept = {n: outcomes[name]["device"] for n in (1, 4, 16)
+        kept = {n: outcomes[name]["device"] for n in s2_many.COUNTS
                 if (name := volume_name(n, is_copied)) in outcomes}  # fmt: skip
         kind = "no shared image" if is_copied else "shared image"
         style = "--" if is_copied else "-"
@@ -159,6 +159,7 @@ def draw_volumes(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     volumes.set(xlabel="guests", ylabel="MB from and to storage", yscale="log")
     requests.set(xlabel="guests", ylabel="requests to storage", yscale="log")
     for axes in (volumes, requests):
+        axes.set_xticks(s2_many.COUNTS)
         axes.legend(fontsize="small")
     if RECORDED in outcomes:
         times = outcomes[RECORDED]["over_time"]

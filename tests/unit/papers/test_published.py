@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published pages are what the results beside them say, and nothing else."""
 
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
+from tests.bench import harness
 from tests.papers import __main__ as command
 from tests.papers import catalogue
 from tests.papers import experiment
@@ -27,6 +31,25 @@ def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> No
     )
     for picture in re.findall(r"image:: (\S+)", written):
         assert (PUBLISHED / picture).is_file()
+
+
+def write_s3(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Have the command write a page of what is in a folder."""
+    argv = [sys.executable, "-m", "tests.papers", "S3", "--pages-only", "--results", str(folder)]
+    return subprocess.run(argv, cwd=harness.ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_page_of_nothing_says_that_nothing_was_run(tmp_path: pathlib.Path) -> None:
+    assert write_s3(tmp_path / "new").returncode == 0
+    written = (tmp_path / "new" / "whole" / "s3.rst").read_text()
+    assert "Nothing of it has been run yet" in written
+
+
+def test_a_page_that_cannot_be_kept_is_said(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "whole").write_text("a file where the folder is to be")
+    found = write_s3(tmp_path)
+    assert found.returncode == command.EXIT_CANNOT_KEEP
+    assert found.stderr.startswith("error: ") and str(tmp_path / "whole") in found.stderr
 
 
 def test_every_published_file_belongs_to_an_experiment() -> None:
