@@ -51,9 +51,10 @@ def _runs(outcomes: experiment.Outcomes) -> dict[str, Mapping[str, float]]:
     return found
 
 
-def _is_in_order(times_s: Mapping[str, float]) -> bool:
+def _behind(times_s: Mapping[str, float]) -> float:
+    """Return by what share a policy is slower, at most, than one that it should not be behind."""
     inner = [times_s[policy] for policy in ORDER]
-    return all(later <= earlier * (1 + NEXT) for earlier, later in itertools.pairwise(inner))
+    return max(later / earlier - 1 for earlier, later in itertools.pairwise(inner))
 
 
 @simulated.complete
@@ -64,7 +65,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     fastest = [
         times_s[simulated.ACSTOR] <= (1 + NEXT) * min(times_s.values()) for times_s in runs.values()
     ]
-    wrong = [name for name, times_s in runs.items() if not _is_in_order(times_s)]
+    wrong = {name: behind for name, times_s in runs.items() if (behind := _behind(times_s)) > NEXT}
     order = experiment.Row(
         "Figure 11",
         f"of {len(runs)} runs, the share in the paper's order: no cache slowest, local cache, "
@@ -72,7 +73,9 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         "drawn: all",
         1 - len(wrong) / len(runs),
         goal=1.0,
-        because="another order in: " + "; ".join(wrong),
+        because="another order in: "
+        + "; ".join(f"{name} (by {behind:.2%})" for name, behind in wrong.items())
+        + ". Where traffic stays in the rack homes are as quick, wherever they are",
         is_headline=True,
     )
     first = experiment.Row(
