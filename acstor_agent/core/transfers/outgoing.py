@@ -41,14 +41,14 @@ class Outgoing:
     True
     """
 
-    __slots__ = ("_first_in_a_row", "_later", "_lower", "_news", "_wanted")
+    __slots__ = ("_first_in_a_row", "_last_lower", "_later", "_news", "_wanted")
 
     def __init__(self) -> None:
         self._wanted: dict[int, peer_wire.Request] = {}
         self._later: dict[int, peer_wire.Request] = {}
         self._news: collections.deque[peer_wire.News] = collections.deque()
         self._first_in_a_row = 0
-        self._lower = Kind.LATER  # the kind that had the last turn of a lower one
+        self._last_lower = Kind.LATER
 
     def __bool__(self) -> bool:
         return bool(self._wanted or self._news or self._later)
@@ -97,7 +97,9 @@ class Outgoing:
         if len(kinds) == 1:
             self._first_in_a_row = 0
         elif self._first_in_a_row >= LOWER_EVERY - 1:
-            kind = self._lower = next((one for one in kinds[1:] if one != self._lower), kinds[-1])
+            kind = self._last_lower = next(
+                (one for one in kinds[1:] if one != self._last_lower), kinds[-1]
+            )
             self._first_in_a_row = 0
         else:
             self._first_in_a_row += 1
