@@ -167,7 +167,7 @@ class Network:
             host.folder.mkdir()
             self._connect(switch, host)
         for host in self._all:
-            self._introduce(host)
+            self._set_neighbours(host)
 
     def _connect(self, switch: Host, host: Host) -> None:
         """Make ``host`` and its link to ``switch``."""
@@ -188,7 +188,7 @@ class Network:
         host.run(["ip", "-batch", "-"], "\n".join(address))
         self.shape(host, self.source_mbit if host is self.source else self.link_mbit)
 
-    def _introduce(self, host: Host) -> None:
+    def _set_neighbours(self, host: Host) -> None:
         """Tell ``host`` the hardware addresses of all others."""
         entries = [
             f"neigh replace {other.address} lladdr {_hardware_address(other)} dev eth0"
