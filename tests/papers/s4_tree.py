@@ -74,8 +74,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         1 - len(wrong) / len(runs),
         goal=1.0,
         because="another order in: "
-        + "; ".join(f"{name} (by {behind:.2%})" for name, behind in wrong.items())
-        + ". Where traffic stays in the rack homes are as quick, wherever they are",
+        + "; ".join(f"{name} (by {behind:.2%})" for name, behind in wrong.items()),
         is_headline=True,
     )
     first = experiment.Row(
