@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage devices that take their time: a rotating disk, an SSD, disks behind a network.
 
-Each is a model of how long a request takes beside the others that wait, in real time.  A device
+Each is a model of how long a request takes beside the others that wait, in trio's time.  A device
 has a clock of its own: a request that follows another begins when that one ended, however late
 the machine wakes who waits, so lateness does not add up.
 """
 
-import time
 from typing import Protocol
 
 import trio
@@ -50,7 +49,7 @@ class RotatingDisk:
             await turn.wait()  # who ended has left the disk busy for this one
         else:
             self._is_busy = True
-            self._free_s = max(self._free_s, time.monotonic())
+            self._free_s = max(self._free_s, trio.current_time())
         self._free_s += self._disk.serve_s(offset, length, self._free_s)
         self._head = offset + length
         await _sleep_until(self._free_s)
@@ -74,7 +73,7 @@ class Ssd:
 
     async def use(self, offset: int, length: int) -> None:
         """Wait for the rate and the command."""
-        self._free_s = max(self._free_s, time.monotonic()) + length / self._bytes_s
+        self._free_s = max(self._free_s, trio.current_time()) + length / self._bytes_s
         await _sleep_until(self._free_s + self._command_s)
 
 
@@ -98,5 +97,5 @@ KINDS = {"hdd": RotatingDisk, "ssd": Ssd, "network": Cluster}
 
 
 async def _sleep_until(moment_s: float) -> None:
-    left_s = moment_s - time.monotonic()
+    left_s = moment_s - trio.current_time()
     await trio.sleep(max(0.0, left_s))

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that take their time: who waits for whom, and for how long."""
 
+import functools
+
 import trio
 import trio.lowlevel
+import trio.testing
 
 from tests.fakes import shaped_devices
+
+_run = functools.partial(trio.run, clock=trio.testing.MockClock(autojump_threshold=0))
+"""Time passes only while all wait."""
 
 
 async def _uses(device: shaped_devices.Device, places: list[int]) -> list[int]:
@@ -29,7 +35,7 @@ def test_a_rotating_disk_serves_upwards_then_from_the_lowest():
         device = shaped_devices.RotatingDisk()
         return await _uses(device, [2 * far, far, 4 * far, 3 * far])
 
-    assert trio.run(both) == [2 * far, 3 * far, 4 * far, far]
+    assert _run(both) == [2 * far, 3 * far, 4 * far, far]
 
 
 def test_an_ssd_shares_its_rate():
@@ -39,7 +45,7 @@ def test_an_ssd_shares_its_rate():
         await _uses(device, [0, 1, 2, 3])
         return trio.current_time() - began_s
 
-    assert trio.run(took_s) >= 4 * 4096 / 1e6
+    assert _run(took_s) >= 4 * 4096 / 1e6
 
 
 def test_nodes_of_a_cluster_work_side_by_side():
@@ -50,4 +56,4 @@ def test_nodes_of_a_cluster_work_side_by_side():
         return trio.current_time() - began_s
 
     apart, together = shaped_devices.OBJECT_BYTES, 4 * shaped_devices.OBJECT_BYTES
-    assert trio.run(took_s, apart) < trio.run(took_s, together)
+    assert _run(took_s, apart) < _run(took_s, together)
