@@ -206,9 +206,12 @@ def test_neighbour_that_comes_and_goes_costs_time_and_never_bytes(tmp_path, imag
 
 def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(tmp_path, images, image_id):
     """A copied configuration: the twin takes itself for the home of h2's chunks."""
+    by_homes = {"variants": "no-read-ahead,no-hedges,no-source-first"}
     with (
-        hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud,
-        hosts.running(tmp_path / "twin", images, name="h2", ring_file=cloud.ring_file) as twin,
+        hosts.cloud(tmp_path, images, ("h1", "h2"), **by_homes) as cloud,
+        hosts.running(
+            tmp_path / "twin", images, name="h2", ring_file=cloud.ring_file, **by_homes
+        ) as twin,
     ):
         everyone = [cloud["h1"], cloud["h2"], twin]
         got: dict[int, bool] = {}
