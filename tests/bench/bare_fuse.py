@@ -8,12 +8,13 @@ nothing that is written with pyfuse3 and trio can be much faster.
 
 import errno
 import os
-import signal
 import stat
 import sys
 
 import pyfuse3
 import trio
+
+from tests.fakes import fuse_loop
 
 FILE_INODE = pyfuse3.InodeT(2)
 
@@ -48,20 +49,7 @@ class OneFile(pyfuse3.Operations):
 
 async def serve(path: str, mount_point: str) -> None:
     pyfuse3.init(OneFile(os.open(path, os.O_RDONLY)), mount_point)
-    await answer_until_stopped()
-
-
-async def answer_until_stopped() -> None:
-    """Answer the kernel until SIGTERM comes, then unmount."""
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pyfuse3.main)
-            with trio.open_signal_receiver(signal.SIGTERM) as stops:
-                async for _ in stops:
-                    break
-            nursery.cancel_scope.cancel()
-    finally:
-        pyfuse3.close()
+    await fuse_loop.answer_until_stopped()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import pyfuse3
 import trio
 
-from tests.bench import bare_fuse
+from tests.fakes import fuse_loop
 from tests.fakes import shaped_devices
 
 KEPT_S = 300.0
@@ -131,7 +131,7 @@ async def serve(plan: dict[str, Any]) -> dict[str, int]:
     store = Store(files)
     options = {*pyfuse3.default_options, "fsname=shaped", "allow_other"}
     pyfuse3.init(store, plan["mount_point"], options)
-    await bare_fuse.answer_until_stopped()
+    await fuse_loop.answer_until_stopped()
     return dataclasses.asdict(store.report)
 
 
