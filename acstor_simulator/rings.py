@@ -49,6 +49,7 @@ class Holding(Protocol):
 class Table:
     """A ring of equal hosts, which no traffic changes.
 
+    :ivar remaps: rings that gave v-nodes to other hosts; what a ring says of places is none
     :param near: homes are nearer to the reader than this many levels (S4, Algorithm 1)
     """
 
@@ -108,7 +109,7 @@ class TrafficTable(Table):
             return None
         self._decider.adopt(decision)
         self.ring = self._publish(decision.table)
-        self.remaps += 1
+        self.remaps += decision.moved > 0
         return self.ring
 
     def _sample(
@@ -169,7 +170,7 @@ class PrintedTable(TrafficTable):
     def collected(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> ring.Ring | None:
-        """Note a collection; busy switches alone make another ring, too, which is no remap."""
+        """Note a collection; busy switches alone make another ring, too."""
         before = self._near
         self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
         made = super().collected(collection, figures, interval_s)

@@ -74,7 +74,7 @@ class Result:
     :param boot_s: seconds each guest needed, of those that booted
     :param traffic_cv: CV of all traffic over the hosts, per collection
     :param true_cv: CV of the traffic besides chunks, which the links' limits may have lowered
-    :param remaps: v-node tables that were published after the first
+    :param remaps: v-node tables that gave v-nodes to other hosts
     :param ready_s: seconds until a guest had its first byte
     :param whole_s: seconds until all of an image was on a host, for each that fetched it
     :param used: images that guests booted from: so many different ones, as many times as a

@@ -75,6 +75,10 @@ def test_storage_is_read_once_for_all_racks() -> None:
     assert read["collaborative"] > 1.9 * read["acstor"], "once for each of two pods, and once"
 
 
+def test_rings_that_only_say_which_ways_out_are_slow_are_no_remaps() -> None:
+    assert run.simulate(NARROW, "acstor-still").remaps == 0, "of two rings that are published"
+
+
 def test_even_traffic_moves_nothing() -> None:
     result = run.simulate(dataclasses.replace(SMALL, mean=40e6), "acstor")
     assert result.remaps == 0
