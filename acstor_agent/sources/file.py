@@ -20,7 +20,6 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import TypeVar
@@ -38,8 +37,6 @@ T = TypeVar("T")
 OPEN_FILES_LIMIT = 64
 HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
 """Calls about one blob that may hang: a part of a file system that hangs leaves the rest usable."""
-IN_ORDER_S = 0.1
-"""How long a read waits at most for the one before it: what hangs does not hold up what follows."""
 CLOSE_S = 1.0
 """How long closing waits for the file server; the kernel closes what is left, when it can."""
 
@@ -124,32 +121,6 @@ class _OpenFiles:
                     os.close(fd)
 
 
-class _InOrder:
-    """Lets a read that goes on where another one ends wait until that has read.
-
-    Threads come to the file in any order.  What is read in order must be asked for in order, or a
-    rotating disk seeks, and a file system does not see that it could read ahead.
-    """
-
-    def __init__(self) -> None:
-        self._reading: dict[tuple[base.Blob, int], trio.Event] = {}
-
-    @contextlib.asynccontextmanager
-    async def turn(self, blob: base.Blob, start: int, stop: int) -> AsyncIterator[trio.Event]:
-        """Wait for who reads what lies before; set the event once this has been read."""
-        before = self._reading.get((blob, start))
-        has_read = self._reading[blob, stop] = trio.Event()
-        try:
-            if before is not None:
-                with trio.move_on_after(IN_ORDER_S):
-                    await before.wait()
-            yield has_read
-        finally:
-            has_read.set()
-            if self._reading.get((blob, stop)) is has_read:
-                del self._reading[blob, stop]
-
-
 class FileSource(driver.Driver):
     """The blobs in ``folder``.
 
@@ -159,7 +130,6 @@ class FileSource(driver.Driver):
     def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
-        self._in_order = _InOrder()
         self._threads = threads.Threads(lambda: self._folder, self.in_flight, HANGING_OF_ONE)
 
     @classmethod
@@ -199,17 +169,13 @@ class FileSource(driver.Driver):
 
     async def fill(self, run: driver.Run) -> None:
         """Read and check in one thread, which costs more than either of a single chunk."""
-        token = trio.lowlevel.current_trio_token()
 
         def fill(file: _OpenFile) -> tuple[int, int]:
             count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
-            token.run_sync_soon(has_read.set)
             run.check(count_bytes)
             return count_bytes, os.fstat(file.fd).st_size if count_bytes < run.length else 0
 
-        stop = run.offset + run.length
-        async with self._in_order.turn(run.blob, run.offset, stop) as has_read:
-            count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
+        count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
         run.filled(count_bytes)
         if count_bytes < run.length:
             why = f"the file ends at byte {size_bytes}"

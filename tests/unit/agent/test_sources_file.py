@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import contextlib
 import errno
 import gc
 import os
 import threading
-import types
 
 import pytest
 import trio
@@ -176,76 +174,6 @@ async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monk
     finally:
         answers.set()
     assert await source.read(BLOB, 0, 3) == b"012"
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Reads of byte 0 wait for ``slow.answers``; ``slow.asked`` has all places in their order."""
-    slow = types.SimpleNamespace(answers=threading.Event(), asked=[])
-    real = os.preadv
-
-    def preadv(fd, buffers, offset):
-        slow.asked.append(offset)
-        if offset == 0:
-            slow.answers.wait(10)
-        return real(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", preadv)
-    yield slow
-    slow.answers.set()
-
-
-async def until_asked(slow, times):
-    with trio.fail_after(5):
-        while len(slow.asked) < times:  # noqa: ASYNC110 - a thread tells nobody
-            await trio.sleep(0.001)
-
-
-@contextlib.asynccontextmanager
-async def reading_first_bytes(source, slow):
-    """Read bytes 0 to 2 while the block runs; yields the scope of that read."""
-    async with trio.open_nursery() as nursery:
-
-        async def read():
-            with scope:
-                assert await source.read(BLOB, 0, 3) == b"012"
-
-        scope = trio.CancelScope()
-        nursery.start_soon(read)
-        await until_asked(slow, 1)
-        try:
-            yield scope
-        finally:
-            slow.answers.set()
-
-
-async def test_read_that_goes_on_waits_for_the_one_before_it_and_others_do_not(
-    source, path, slow, monkeypatch
-):
-    monkeypatch.setattr(file, "IN_ORDER_S", 10.0)
-    async with trio.open_nursery() as nursery, reading_first_bytes(source, slow):
-        nursery.start_soon(source.read, BLOB, 3, 3)
-        await trio.testing.wait_all_tasks_blocked()
-        assert await source.read(BLOB, 7, 3) == b"789"
-        assert slow.asked == [0, 7]
-    assert slow.asked == [0, 7, 3]
-
-
-async def test_read_goes_on_though_the_one_before_it_hangs(source, path, slow, monkeypatch):
-    monkeypatch.setattr(file, "IN_ORDER_S", 0.01)
-    async with reading_first_bytes(source, slow):
-        assert await source.read(BLOB, 3, 3) == b"345"
-        assert not slow.answers.is_set()
-
-
-async def test_read_goes_on_when_the_one_before_it_is_cancelled(source, path, slow, monkeypatch):
-    monkeypatch.setattr(file, "IN_ORDER_S", 10.0)
-    async with trio.open_nursery() as nursery, reading_first_bytes(source, slow) as scope:
-        nursery.start_soon(source.read, BLOB, 3, 3)
-        await trio.testing.wait_all_tasks_blocked()
-        scope.cancel()
-        await until_asked(slow, 2)
-        assert not slow.answers.is_set()
 
 
 async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
