@@ -32,6 +32,9 @@ from tests.lab import tuned
 LIFE_S = 40.0
 """No agent of a test lives longer."""
 START_S = 15.0
+BY_HOMES = "no-hedges,no-source-first"
+"""Variants of agents that ask homes alone while these answer.  On a slow machine a hedge may read a
+chunk twice, and guests find the source quicker than peers; both have tests of their own."""
 
 
 def kernel_can_resend() -> bool:

@@ -33,11 +33,6 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(12 * MIB)
 
 
-BY_HOMES = "no-hedges,no-source-first"
-"""On a slow machine a hedge may read a chunk twice, and guests find the source quicker than peers;
-both have tests of their own."""
-
-
 def patient(silence_s: float) -> dict[str, Any]:
     """Return options of agents that wait so long for peers that are silent."""
     return {"constants": {tuned.PEER_SILENCE_S: silence_s}}
@@ -96,7 +91,7 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
     with http_server.serve(files) as server:
         server.always = witness
         options = hosts.http_options(server.url, 5) | patient(5)
-        with hosts.cloud(tmp_path, images, names, variants=BY_HOMES, **options) as cloud:
+        with hosts.cloud(tmp_path, images, names, variants=hosts.BY_HOMES, **options) as cloud:
             assert read_everywhere(cloud, image_id) == [DATA] * len(names)
             statuses = cloud.statuses()
     assert sum(stop - start for start, stop in asked) == len(DATA)

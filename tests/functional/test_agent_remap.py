@@ -24,11 +24,9 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(12 * MIB, seed=9)
 NAMES = ("h1", "h2", "h3", "h4")
 PODS = {"h1": "site/pod1", "h2": "site/pod1", "h3": "site/pod2", "h4": "site/pod2"}
-BY_HOMES = "no-hedges,no-source-first"
-ONCE = {"variants": BY_HOMES, "constants": {tuned.PEER_SILENCE_S: 5}}
-"""On a slow machine a hedge, guests who find the source quicker than peers, or a peer that is given
-up may read the source twice."""
-QUIET = {**ONCE, "variants": f"{BY_HOMES},no-advertisements"}
+ONCE = {"variants": hosts.BY_HOMES, "constants": {tuned.PEER_SILENCE_S: 5}}
+"""A peer that is given up on a slow machine may read the source twice."""
+QUIET = {**ONCE, "variants": f"{hosts.BY_HOMES},no-advertisements"}
 FEW_COPIES = {tuned.COPIES_LIMIT: 1}
 
 

@@ -35,8 +35,8 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
 MIRRORED = 25
 TELLS_S = 3.0
-TOLD_AT_ONCE = 64
-"""Messages, made beforehand: a slow machine too has to tell more than is listened to."""
+MESSAGES = 600
+"""Made beforehand, so that a slow machine too tells more than is listened to."""
 NEWS_SHARE = 0.12
 """Of a processor, that the news of one host may take; without a bound for all images, 0.2."""
 KNOCKS = 4000
@@ -162,7 +162,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
             cloud["h1"].image_path(image_id).stat()
         pid, port, files = cloud["h1"].worker_pid(), cloud.ports["h1"], identities.issue("h9")
         rng = random.Random(1)
-        news = [[rng.getrandbits(64) | 1 for _ in range(512)] for _ in range(TOLD_AT_ONCE)]
+        news = [[rng.getrandbits(64) | 1 for _ in range(512)] for _ in range(MESSAGES)]
         messages = [peer_wire.Advertise(tuple(prefixes)) for prefixes in news]
         with raw_peer.RawPeer(port, "h9", files, peer_wire.Klass.BULK) as peer:
             assert isinstance(peer.greet(), peer_wire.Hello)
@@ -170,7 +170,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
             peer.link.settimeout(0.5)
             while time.monotonic() - began < TELLS_S:
                 with contextlib.suppress(TimeoutError):
-                    peer.send(messages[told // 512 % TOLD_AT_ONCE])
+                    peer.send(messages[told // 512 % MESSAGES])
                     told += 512
             spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
             listened_to = peer_book.PREFIXES.burst + peer_book.PREFIXES.per_s * took_s
