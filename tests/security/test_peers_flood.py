@@ -35,7 +35,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
 MIRRORED = 25
 TELLS_S = 3.0
-MESSAGES = 600
+MESSAGES = 2000
 """Made beforehand, so that a slow machine too tells more than is listened to."""
 NEWS_SHARE = 0.12
 """Of a processor, that the news of one host may take; without a bound for all images, 0.2."""
