@@ -2,6 +2,7 @@
 """The NBD client: what qemu-nbd shows is read whole, and a server that lies is refused."""
 
 import contextlib
+import pathlib
 import random
 import shutil
 import socket
@@ -17,6 +18,8 @@ from acstor_common import errors
 
 KIB = 1024
 MIB = 1024 * KIB
+ACCEPTING = "00010000"
+"""The kernel's flag of a socket that listens (__SO_ACCEPTCON)."""
 needs_qemu_nbd = pytest.mark.skipif(shutil.which("qemu-nbd") is None, reason="needs qemu-nbd")
 
 
@@ -32,13 +35,19 @@ def shown(tmp_path, disk, *words):
     server = subprocess.Popen(argv)
     try:
         end = time.monotonic() + 20.0
-        while not path.is_socket() and time.monotonic() < end:
+        while not is_listened_at(path) and time.monotonic() < end:
             assert server.poll() is None
             time.sleep(0.01)
         yield str(path)
     finally:
         server.kill()  # on SIGTERM it may wait for clients that were refused
         server.wait(20.0)
+
+
+def is_listened_at(path):
+    """Say whether somebody listens there: a socket has its name before."""
+    lines = pathlib.Path("/proc/net/unix").read_text().splitlines()
+    return any(line.endswith(f" {path}") and line.split()[3] == ACCEPTING for line in lines)
 
 
 def read(disk, at, length):
