@@ -15,9 +15,7 @@ import os
 import pathlib
 import random
 import resource
-import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable
@@ -37,6 +35,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from tests.bench import harness
 from tests.lab import local
+from tests.lab import nginx
 
 IMAGE_BYTES = 128 * geometry.MIB
 CHUNK_BYTES = 64 * geometry.KIB
@@ -45,24 +44,14 @@ ROUNDS = 5
 GB = 1e9
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 RUNS = "sixteen at a time"
-NGINX = """\
-{user}
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-events {{ }}
-http {{
+HTTP = """\
   access_log off;
-  sendfile on;
-  keepalive_requests 1000000;
-  client_body_temp_path {folder}/t; proxy_temp_path {folder}/t; fastcgi_temp_path {folder}/t;
-  uwsgi_temp_path {folder}/t; scgi_temp_path {folder}/t;
+{files}
   server {{ listen 127.0.0.1:{port}; root {folder}/www; }}
   server {{
     listen 127.0.0.1:{tls_port} ssl; root {folder}/www;
     ssl_certificate {folder}/server.pem; ssl_certificate_key {folder}/server.pem;
   }}
-}}
 """
 
 Read = Callable[[base.Source, list[base.Piece]], Awaitable[None]]
@@ -228,8 +217,7 @@ def _price(figures: dict[str, float]) -> float:
 @contextlib.contextmanager
 def web(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Serve an image of random bytes; yield the URLs of its folder in clear text and by TLS."""
-    nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
-    if nginx is None:
+    if nginx.PROGRAM is None:
         raise harness.CannotRun("nginx is not installed")
     folder.chmod(0o755)
     (folder / "www").mkdir()
@@ -239,22 +227,6 @@ def web(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
     server = authority.issue_cert("127.0.0.1")
     server.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     port, tls_port = local.unused_port(), local.unused_port()
-    user = "user root;" if os.geteuid() == 0 else ""
-    config = folder / "nginx.conf"
-    config.write_text(NGINX.format(user=user, folder=folder, port=port, tls_port=tls_port))
-    process = subprocess.Popen([nginx, "-e", f"{folder}/error.log", "-c", str(config)])
-    try:
-        _wait_for(port, process)
+    http_block = HTTP.format(files=nginx.FILES, folder=folder, port=port, tls_port=tls_port)
+    with nginx.Nginx(folder, http_block, tls_port):
         yield f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{tls_port}/"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + 10
-    while process.poll() is None and time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.02)
-    raise harness.CannotRun("nginx does not start")

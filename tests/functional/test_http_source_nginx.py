@@ -4,15 +4,9 @@
 What nginx logged is the witness, not what the client believes.
 """
 
-import contextlib
 import json
-import os
 import pathlib
 import random
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -24,28 +18,17 @@ from acstor_agent.sources import http
 from acstor_agent.sources import http_link
 from acstor_common import errors
 from acstor_common import ids
+from tests.lab import local
+from tests.lab import nginx
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 EMPTY = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"), base.BlobKind.IMAGE)
 KIB = 1024
 DATA = random.Random(1).randbytes(2 * KIB * KIB + 777)
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
-CONFIG = """\
-{user}
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log warn;
-events {{ worker_connections 64; }}
-http {{
+HTTP = """\
   log_format json '{{"status":$status,"connection":$connection,"range":"$http_range",'
     '"body_bytes":$body_bytes_sent,"end_s":$msec,"took_s":$request_time}}';
   access_log {folder}/access.log json;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
   gzip on;
   gzip_types *;
   server {{
@@ -55,58 +38,35 @@ http {{
     location /closing/ {{ alias {folder}/www/; keepalive_requests 1; }}
     location /whole/ {{ alias {folder}/www/; max_ranges 0; }}
   }}
-}}
 """
 
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+pytestmark = pytest.mark.skipif(nginx.PROGRAM is None, reason="nginx is not installed")
 
 
-class Nginx:
+class Server(nginx.Nginx):
     """A running nginx and what it logged."""
 
     def __init__(self, folder: pathlib.Path, port: int) -> None:
-        self.folder, self.url = folder, f"http://127.0.0.1:{port}/"
-        user = "user root;" if os.geteuid() == 0 else ""
-        config = folder / "nginx.conf"
-        config.write_text(CONFIG.format(folder=folder, port=port, user=user))
-        error_log = str(folder / "error.log")
-        self._process = subprocess.Popen([NGINX, "-e", error_log, "-c", str(config)])
-        wait_for_port(port, self._process)
+        super().__init__(folder, HTTP.format(folder=folder, port=port), port)
+        self.url = f"http://127.0.0.1:{port}/"
 
-    def stop(self) -> list[dict]:
-        """Let it finish what it does, and return its log."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        self._process.wait(5)
+    def log(self) -> list[dict]:
+        """Stop it, and return its log."""
+        self.stop()
         return [json.loads(line) for line in (self.folder / "access.log").read_text().splitlines()]
 
 
-def wait_for_port(port: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    pytest.fail(f"nginx did not start (status {process.returncode})")
-
-
 @pytest.fixture
-def nginx(tmp_path) -> Iterator[Nginx]:
+def server(tmp_path) -> Iterator[Server]:
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / BLOB.name).write_bytes(DATA)
     (tmp_path / "www" / EMPTY.name).write_bytes(b"")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    running = Nginx(tmp_path, port)
-    yield running
-    running.stop()
+    with Server(tmp_path, local.unused_port()) as running:
+        yield running
 
 
-async def test_ranges_and_sizes_are_exact(nginx):
-    source = http.HttpSource(nginx.url)
+async def test_ranges_and_sizes_are_exact(server):
+    source = http.HttpSource(server.url)
     assert await source.size_bytes(BLOB) == len(DATA)
     assert await source.size_bytes(EMPTY) == 0
     for offset, length in [(0, 1), (65_536, 65_536), (len(DATA) - 777, 777), (0, len(DATA))]:
@@ -120,31 +80,31 @@ async def test_ranges_and_sizes_are_exact(nginx):
     await source.aclose()
 
 
-async def test_one_connection_serves_reads_that_follow_each_other(nginx):
-    source = http.HttpSource(nginx.url)
+async def test_one_connection_serves_reads_that_follow_each_other(server):
+    source = http.HttpSource(server.url)
     for number in range(20):
         await source.read(BLOB, number * 65_536, 65_536)
     await source.aclose()
-    log = nginx.stop()
+    log = server.log()
     assert [entry["status"] for entry in log] == [206] * 20
     assert len({entry["connection"] for entry in log}) == 1
 
 
-async def test_several_requests_are_in_flight_and_no_more_than_allowed(nginx):
-    source = http.HttpSource(nginx.url + "slow/", http_link.Limits(connections=4))
+async def test_several_requests_are_in_flight_and_no_more_than_allowed(server):
+    source = http.HttpSource(server.url + "slow/", http_link.Limits(connections=4))
     async with trio.open_nursery() as nursery:
         for number in range(8):
             nursery.start_soon(source.read, BLOB, number * 65_536, 65_536)
     await source.aclose()
-    log = nginx.stop()
+    log = server.log()
     spans = [(entry["end_s"] - entry["took_s"], entry["end_s"]) for entry in log]
     at_once = max(sum(start <= at < end for start, end in spans) for at, _ in spans)
     assert at_once >= 2
     assert len({entry["connection"] for entry in log}) == 4  # each has one request at a time
 
 
-async def test_cancelled_reads_leave_the_connections_usable(nginx):
-    source = http.HttpSource(nginx.url + "slow/", http_link.Limits(connections=2))
+async def test_cancelled_reads_leave_the_connections_usable(server):
+    source = http.HttpSource(server.url + "slow/", http_link.Limits(connections=2))
     for number in range(10):
         with trio.move_on_after(0.005 * number):
             await source.read(BLOB, 0, 1_000_000)
@@ -155,40 +115,37 @@ async def test_cancelled_reads_leave_the_connections_usable(nginx):
     await source.aclose()
 
 
-async def test_server_that_closes_after_each_answer_is_read_all_the_same(nginx):
-    source = http.HttpSource(nginx.url + "closing/")
+async def test_server_that_closes_after_each_answer_is_read_all_the_same(server):
+    source = http.HttpSource(server.url + "closing/")
     for number in range(5):
         assert await source.read(BLOB, number, 1_000) == DATA[number : number + 1_000]
     await source.aclose()
 
 
-async def test_server_without_ranges_is_refused_without_a_download(nginx):
-    with (nginx.folder / "www" / BLOB.name).open("r+b") as blob:
+async def test_server_without_ranges_is_refused_without_a_download(server):
+    with (server.folder / "www" / BLOB.name).open("r+b") as blob:
         blob.truncate(1 << 30)
-    source = http.HttpSource(nginx.url + "whole/")
+    source = http.HttpSource(server.url + "whole/")
     with pytest.raises(errors.ChunkMissing, match="does not do range requests"):
         await source.read(BLOB, 0, 65_536)
     await source.aclose()
-    [entry] = nginx.stop()
+    [entry] = server.log()
     assert (entry["status"], entry["body_bytes"] < 16 << 20) == (200, True)
 
 
-async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(nginx):
-    source = http.HttpSource(nginx.url)
+async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
+    source = http.HttpSource(server.url)
     await source.read(BLOB, 0, 10)
-    nginx.stop()
+    server.stop()
     with pytest.raises(errors.SourceUnreachable):
         await source.read(BLOB, 0, 10)
-    again = Nginx(nginx.folder, int(nginx.url.rsplit(":", 1)[1].rstrip("/")))
-    try:
+    with server:  # again
         assert await source.read(BLOB, 0, 10) == DATA[:10]
-    finally:
-        again.stop()
     await source.aclose()
 
 
-async def test_neighbours_cost_few_requests_and_no_byte_twice(nginx, nursery):
-    driver = http.HttpSource(nginx.url, http_link.Limits(connections=2))
+async def test_neighbours_cost_few_requests_and_no_byte_twice(server, nursery):
+    driver = http.HttpSource(server.url, http_link.Limits(connections=2))
     source = build.wrapped(driver, nursery, random.Random(1))
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
 
@@ -200,6 +157,6 @@ async def test_neighbours_cost_few_requests_and_no_byte_twice(nginx, nursery):
         for number in [*range(32), *range(32)]:
             readers.start_soon(read, number)
     await source.aclose()
-    log = nginx.stop()
+    log = server.log()
     assert len(log) <= 12
     assert sum(entry["body_bytes"] for entry in log) == 32 * 65_536

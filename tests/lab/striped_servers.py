@@ -12,37 +12,18 @@ it is the gateway's hash, as in a distributed file system it is the client's.
 
 import contextlib
 import pathlib
-import signal
-import subprocess
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import errors
 from tests.lab import network
-from tests.lab import runs
+from tests.lab import nginx
 
 STORE_PORT, GATEWAY_PORT = 8091, 8090
 SLICE_KIB = 128
 """GlusterFS' stripes had as much, while it had stripes."""
-START_DEADLINE_S = 10.0
-_CONFIG = """\
-user root;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log warn;
-events {{ worker_connections 4096; }}
-http {{
+_HTTP = """\
   access_log off;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  sendfile on;
-  keepalive_requests 1000000;
-  keepalive_timeout 600s;
-  default_type application/octet-stream;
-  upstream stores {{
+{files}  upstream stores {{
     hash "$uri$slice_range" consistent;
 {stores}
     keepalive 64;
@@ -59,7 +40,6 @@ http {{
       proxy_pass http://stores;
     }}
   }}
-}}
 """
 
 
@@ -69,59 +49,21 @@ def running(hosts: Sequence[network.Host], root: pathlib.Path) -> Iterator[list[
 
     :raises errors.Unusable: one does not start; says what it wrote
     """
+    stores = "\n".join(f"    server {host.address}:{STORE_PORT};" for host in hosts)
     with contextlib.ExitStack() as stack:
-        stores = "\n".join(f"    server {host.address}:{STORE_PORT};" for host in hosts)
         for host in hosts:
             stack.enter_context(_server(host, root, stores))
-        for host in hosts:
-            _wait_listening(host)
         yield [f"http://{host.address}:{GATEWAY_PORT}" for host in hosts]
 
 
-@contextlib.contextmanager
-def _server(host: network.Host, root: pathlib.Path, stores: str) -> Iterator[None]:
-    folder = host.folder / "stripes"
-    folder.mkdir()
-    config = folder / "nginx.conf"
-    config.write_text(
-        _CONFIG.format(
-            folder=folder,
-            stores=stores,
-            root=root,
-            address=host.address,
-            store=STORE_PORT,
-            gateway=GATEWAY_PORT,
-            slice_kib=SLICE_KIB,
-        )
+def _server(host: network.Host, root: pathlib.Path, stores: str) -> nginx.Nginx:
+    http = _HTTP.format(
+        files=nginx.FILES,
+        stores=stores,
+        root=root,
+        address=host.address,
+        store=STORE_PORT,
+        gateway=GATEWAY_PORT,
+        slice_kib=SLICE_KIB,
     )
-    argv: list[str | pathlib.Path] = ["nginx", "-p", folder, "-e", folder / "error.log"]
-    with (folder / "output").open("wb") as out:
-        process = host.popen(
-            [*argv, "-c", config, "-g", "daemon off;"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(START_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_listening(host: network.Host) -> None:
-    def is_up() -> bool:
-        if (host.folder / "stripes" / "output").read_text().strip():
-            raise errors.Unusable("nginx", _words(host))
-        return f"{host.address}:{GATEWAY_PORT}" in host.run(["ss", "-Hltn"])
-
-    runs.wait_for(is_up, START_DEADLINE_S, f"nginx of {host.name}", lambda: _words(host))
-
-
-def _words(host: network.Host) -> str:
-    files = [host.folder / "stripes" / name for name in ("output", "error.log")]
-    return "".join(file.read_text() for file in files if file.exists()).strip()
+    return nginx.Nginx(host.folder / "stripes", http, GATEWAY_PORT, host)

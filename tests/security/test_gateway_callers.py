@@ -8,7 +8,6 @@ would give to this token now, and what a crowd sends must not keep it from other
 import contextlib
 import pathlib
 import socket
-import subprocess
 import time
 import urllib.parse
 
@@ -17,17 +16,16 @@ import requests
 
 from tests.fakes import http_server
 from tests.lab import local
+from tests.lab import nginx
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import cloud
-from tests.lab.openstack import daemon
 from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
 
 DATA = image_stores.DATA
 said = image_stores.said
 CROWD = 100
-NGINX = pathlib.Path("/usr/sbin/nginx")
 
 
 @pytest.fixture
@@ -225,31 +223,15 @@ def links(port, request, receive_bytes=None):
 @pytest.fixture
 def front(place, tmp_path):
     """Return the port of what stands in front of the gateway, as the guide says."""
-    if not NGINX.exists():
+    if nginx.PROGRAM is None:
         pytest.skip("needs Debian's package nginx-light")
     port = local.unused_port()
-    conf = tmp_path / "nginx.conf"
-    conf.write_text(
-        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;\n"
-        "events { worker_connections 1024; }\n"
-        f"http {{ access_log off; client_body_temp_path {tmp_path}/body;\n"
-        f"proxy_temp_path {tmp_path}/proxy; fastcgi_temp_path {tmp_path}/f;\n"
-        f"uwsgi_temp_path {tmp_path}/u; scgi_temp_path {tmp_path}/s;\n"
-        f"server {{ listen 127.0.0.1:{port};\n"
-        f"location / {{ proxy_pass {place.gateway.url}; }} }} }}\n"
+    http = (
+        f"access_log off; server {{ listen 127.0.0.1:{port};\n"
+        f"location / {{ proxy_pass {place.gateway.url}; }} }}"
     )
-    log = (tmp_path / "nginx.log").open("wb")
-    with log, subprocess.Popen([NGINX, "-c", conf, "-e", "stderr"], stdout=log, stderr=log) as made:
-        try:
-            runs.wait_for(
-                lambda: daemon.is_listening(port),
-                10,
-                "nginx",
-                lambda: (tmp_path / "nginx.log").read_text(),
-            )
-            yield port
-        finally:
-            made.terminate()
+    with nginx.Nginx(tmp_path, http, port):
+        yield port
 
 
 def test_slow_clients_hold_up_nobody_behind_what_takes_in_requests_and_answers(
