@@ -99,13 +99,28 @@ def test_the_reduction_rate_is_of_all_images_together():
 
 
 def test_overhead_is_held_against_ten_percent():
+    took_s = {s2_overhead.PLAIN: 2.0, s2_overhead.BARE: 2.4, s2_overhead.MIRROR: 2.1}
     outcome = {
         f"{way}, {order}": {"s": seconds}
         for order in ("sequential", "random")
-        for way, seconds in ((s2_overhead.PLAIN, 2.0), (s2_overhead.MIRROR, 2.1))
+        for way, seconds in took_s.items()
     }
     rows = s2_overhead.read_rows({"hdd": outcome})
-    assert [row.verdict.value for row in rows] == ["reached", "reached"]
+    assert [row.verdict.value for row in rows] == ["reached", "shown"] * 2
+    assert [round(row.ratio, 2) for row in rows] == [1.05, 1.2] * 2
+
+
+def test_databases_are_held_against_each_other_by_all_their_guests():
+    tps = {s2_overhead.PLAIN: (80.0, 100.0, 90.0), s2_overhead.MIRROR: (70.0, 95.0, 96.0)}
+    outcomes = {
+        f"{way}, guest {number}": {"tps": rate}
+        for way, rates in tps.items()
+        for number, rate in enumerate(rates, 1)
+    }
+    (row,) = s2_overhead.database_rows(outcomes)
+    assert (row.ours, row.baseline) == (87.0, 90.0)
+    assert "80.0 to 100.0" in row.because
+    assert s2_overhead.database_pairs(outcomes) == {s2_overhead.PLAIN: [80.0, 100.0, 90.0]}
 
 
 def test_what_copies_read_grows_with_guests():
