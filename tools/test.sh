@@ -12,7 +12,7 @@ source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
-declare -A AFTER=([nova]=unit [faults]=openstack) # three at a time are enough for two processors
+declare -A AFTER=([nova]=unit [faults]=nova) # three at a time are enough for two processors
 
 part=all
 case ${1:-} in
