@@ -21,6 +21,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -37,6 +38,12 @@ T = TypeVar("T")
 OPEN_FILES_LIMIT = 64
 HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
 """Calls about one blob that may hang: a part of a file system that hangs leaves the rest usable."""
+ORDER_S = 0.1
+"""How long a read waits for the one that it follows to have asked: a hanging one keeps no other."""
+REMEMBERED = 64
+"""Reads that others may follow: more than are under way."""
+ANNOUNCED_BYTES = 128 * 1024
+"""What a kernel takes of one announcement, unless its read-ahead was made shorter."""
 CLOSE_S = 1.0
 """How long closing waits for the file server; the kernel closes what is left, when it can."""
 
@@ -121,6 +128,57 @@ class _OpenFiles:
                     os.close(fd)
 
 
+class _Turn:
+    """The block in which a thread asks the kernel for its bytes, behind the read that it follows.
+
+    :param before: set when that one has asked, or never will; None: it follows nobody
+    """
+
+    def __init__(self, before: threading.Event | None) -> None:
+        self.follows, self.has_asked = before is not None, threading.Event()
+        self._before = before
+
+    def __enter__(self) -> None:
+        if self._before is not None:
+            self._before.wait(ORDER_S)
+
+    def __exit__(self, *_: object) -> None:
+        self.has_asked.set()
+
+
+class _Order:
+    """Has the kernel asked in order for what is read in order, whichever thread comes first.
+
+    A disk seeks otherwise.  Who follows a read announces his own, and waits for its bytes when the
+    next one has announced his; all others, and who reads one piece after the other, leave it to the
+    kernel to read ahead, which it does for reads alone.
+    """
+
+    def __init__(self) -> None:
+        self._turns: collections.OrderedDict[tuple[base.Blob, int], _Turn] = (
+            collections.OrderedDict()
+        )  # of the latest reads, by where they end
+        self._under_way: collections.Counter[base.Blob] = collections.Counter()
+
+    @contextlib.contextmanager
+    def turn(self, run: driver.Run) -> Iterator[_Turn]:
+        """Yield a read's turn; whatever becomes of it, those that follow it go on in the end."""
+        blob, end = run.blob, (run.blob, run.offset + run.length)
+        before = self._turns.get((blob, run.offset)) if self._under_way[blob] else None
+        turn = self._turns[end] = _Turn(before.has_asked if before else None)
+        self._turns.move_to_end(end)
+        if len(self._turns) > REMEMBERED:
+            self._turns.popitem(last=False)
+        self._under_way[blob] += 1
+        try:
+            yield turn
+        finally:
+            turn.has_asked.set()
+            self._under_way[blob] -= 1
+            if not self._under_way[blob]:
+                del self._under_way[blob]
+
+
 class FileSource(driver.Driver):
     """The blobs in ``folder``.
 
@@ -130,6 +188,7 @@ class FileSource(driver.Driver):
     def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
+        self._order = _Order()
         self._threads = threads.Threads(lambda: self._folder, self.in_flight, HANGING_OF_ONE)
 
     @classmethod
@@ -171,11 +230,18 @@ class FileSource(driver.Driver):
         """Read and check in one thread, which costs more than either of a single chunk."""
 
         def fill(file: _OpenFile) -> tuple[int, int]:
-            count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+            with turn:
+                if turn.follows:
+                    _announce(file.fd, run.offset, run.length)
+                else:
+                    count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+            if turn.follows:
+                count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
             run.check(count_bytes)
             return count_bytes, os.fstat(file.fd).st_size if count_bytes < run.length else 0
 
-        count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
+        with self._order.turn(run) as turn:
+            count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
         run.filled(count_bytes)
         if count_bytes < run.length:
             why = f"the file ends at byte {size_bytes}"
@@ -219,6 +285,14 @@ class FileSource(driver.Driver):
                 raise _translated(error, what, path) from error
 
         return await self._threads.run(what, blob, work)
+
+
+def _announce(fd: int, offset: int, length: int) -> None:
+    """Let the kernel ask for a range, without waiting for it; a file system may not care."""
+    with contextlib.suppress(OSError):
+        for done in range(0, length, ANNOUNCED_BYTES):
+            part = min(length - done, ANNOUNCED_BYTES)
+            os.posix_fadvise(fd, offset + done, part, os.POSIX_FADV_WILLNEED)
 
 
 def _preadv_fully(fd: int, buffers: Sequence[bytearray], offset: int) -> int:

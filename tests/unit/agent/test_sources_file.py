@@ -3,6 +3,7 @@ import errno
 import gc
 import os
 import threading
+import time
 
 import pytest
 import trio
@@ -161,6 +162,121 @@ async def test_many_chunks_are_one_call(source, path, monkeypatch):
     assert b"".join(data for _, data in told) == bytes(range(128))
     await source.read_pieces(BLOB, [base.Piece(n, 1) for n in range(200)], told.extend)
     assert len(calls) == 1 + 4  # the kernel takes so many buffers and no more
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """What the kernel was told of, in the order in which that was done."""
+    seen = []
+
+    def note(fd, offset, length, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        seen.append((offset, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    return seen
+
+
+async def begin(nursery, source, at, read):
+    """Begin reads of two bytes, one after the other, and wait for none."""
+
+    async def one(offset):
+        read[offset] = await source.read(BLOB, offset, 2)
+
+    for offset in at:
+        nursery.start_soon(one, offset)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Until this is set what is read at the beginning of a file hangs."""
+    answers, real = threading.Event(), os.preadv
+
+    def preadv(fd, buffers, offset):
+        if offset == 0:
+            answers.wait(10)
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    yield answers
+    answers.set()
+
+
+async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_first(
+    source, path, announced, monkeypatch
+):
+    monkeypatch.setattr(file, "ORDER_S", 10.0)
+    late_s, read = [0.2, 0.15, 0.1, 0.05, 0.0], {}
+    real = source._open
+    monkeypatch.setattr(source, "_open", lambda *args: time.sleep(late_s.pop(0)) or real(*args))
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, range(0, 10, 2), read)
+    assert announced == [(2, 2), (4, 2), (6, 2), (8, 2)]  # the first one follows nobody
+    assert read == {0: b"01", 2: b"23", 4: b"45", 6: b"67", 8: b"89"}
+
+
+async def test_read_that_follows_one_that_is_over_goes_on_in_order_while_others_are_under_way(
+    source, path, announced, answers
+):
+    read = {}
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, (0,), read)
+        assert [await source.read(BLOB, at, 2) for at in (4, 6, 8)] == [b"45", b"67", b"89"]
+        answers.set()
+    assert announced == [(6, 2), (8, 2)]
+
+
+async def test_who_reads_one_piece_after_the_other_leaves_reading_ahead_to_the_kernel(
+    source, path, announced
+):
+    assert [await source.read(BLOB, at, 2) for at in (0, 2, 4)] == [b"01", b"23", b"45"]
+    assert announced == []
+
+
+async def test_long_reads_are_announced_as_far_as_they_go(source, path, announced, answers):
+    path.write_bytes(bytes(1 << 20))
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, (0,), {})
+        await source.read(BLOB, 2, 300_000)
+        answers.set()
+    step = file.ANNOUNCED_BYTES
+    assert announced == [(2, step), (2 + step, step), (2 + 2 * step, 300_000 - 2 * step)]
+
+
+async def test_read_that_hangs_keeps_those_that_follow_it_for_a_moment_only(source, path, answers):
+    read = {}
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, (0,), read)
+        with trio.fail_after(5):
+            assert await source.read(BLOB, 2, 2) == b"23"
+        assert not read
+        answers.set()
+
+
+async def test_read_that_was_given_up_keeps_nobody(source, path, answers, monkeypatch):
+    monkeypatch.setattr(file, "ORDER_S", 10.0)
+    read = {}
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as given_up:
+                    await begin(given_up, source, (0,), read)
+                    await begin(nursery, source, (2,), read)
+                    assert not read
+                    scope.cancel()
+    assert read == {2: b"23"}
+
+
+async def test_file_system_that_does_not_care_for_announcements_is_read(source, path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    read = {}
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, (0, 2, 4), read)
+    assert read == {0: b"01", 2: b"23", 4: b"45"}
 
 
 async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monkeypatch):
