@@ -163,8 +163,8 @@ PAPER = experiment.Paper(
             here="Devices as in figure 10. A tenth of the file, and the same share of it at "
             "random; a process of the host reads, through the page cache as QEMU would. All of it "
             "is read for the first time, so the mirror has nothing of it and keeps it, in a cache "
-            "on the machine's disk: medians of turns. Beside the devices a file on none of them, and "
-            "beside the mirror what pyfuse3 alone costs, serving the file and nothing else.",
+            "on the machine's disk: medians of turns. Beside the devices a file on none of them, "
+            "and beside the mirror what pyfuse3 alone costs, serving the file and nothing else.",
             cases=s2_overhead.read_cases,
             rows=s2_overhead.read_rows,
             draw=s2_overhead.draw_reads,
@@ -175,8 +175,8 @@ PAPER = experiment.Paper(
             paper_has="pgbench (TPC-B) with 1.34 GB of rows in the guest's own file, on each "
             "storage.",
             here="PostgreSQL 15 in a guest of QEMU, emulated; its database of 30 MB in the guest's "
-            "own file on the SSD of figure 10. Three guests of each kind in turns, three runs of 10 s "
-            "in each guest; means of the guests' medians.",
+            "own file on the SSD of figure 10. Three guests of each kind in turns, three runs of "
+            "10 s in each guest; means of the guests' medians.",
             cases=s2_overhead.database_cases,
             rows=s2_overhead.database_rows,
             pairs=s2_overhead.database_pairs,
