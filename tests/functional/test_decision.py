@@ -120,6 +120,11 @@ class Cloud:
         )
         return found[0], found[1], found[2]
 
+    def overloads(self) -> list[str]:
+        """Return who was overloaded, for each table that was published because of that."""
+        asked = "SELECT overloaded FROM rings WHERE reason = 'overload' ORDER BY epoch"
+        return [overloaded for (overloaded,) in self.query(asked)]
+
     def wait_collections(self, count: int) -> None:
         """Wait until every host has been heard so many times more."""
         seen = dict(self.query("SELECT host, COUNT(*) FROM traffic GROUP BY host"))
@@ -144,6 +149,8 @@ class Cloud:
         """Drain or enable a host, wait until all hosts follow, and return the epoch."""
         before = max(self.epochs().values())
         decision.manage(self.instances[0].config_file, command, host)
+        is_drained = command == "drain"  # a table may come meanwhile for another reason
+        wait(lambda: (self.table()[host] == 0) is is_drained, f"{command} {host}", self.logs)
         return self.wait_followed(before)
 
     def logs(self) -> str:
@@ -386,17 +393,16 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
     h1, h2, _ = cloud.net.hosts
     before = cloud.newest()[0]
     with reading(cloud), traffic.flow(h1, h2, 0.95 * LINK_MBIT):
-        wait(lambda: cloud.newest()[1] == "overload", "a remap", cloud.logs)
+        wait(lambda: bool(cloud.overloads()), "a remap", cloud.logs)
         cloud.wait_followed(before)
         # Where one end of the flow was noticed first, the other one's share goes by a second remap.
         wait(lambda: cloud.table()["h3"] > 200, "most v-nodes at the idle host", cloud.logs)
         cloud.wait_collections(4)
-    _, reason, overloaded = cloud.newest()
-    assert reason == "overload" and {"h1", "h2"} >= set(overloaded.split()) != set()
+    published = cloud.overloads()  # not the newest table: another may say which ways are slow
+    assert {"h1", "h2"} >= set(published[-1].split()) != set()
     counts = cloud.table()
     assert sum(counts.values()) == 300 and max(counts["h1"], counts["h2"]) < 60
-    [(published,)] = cloud.query("SELECT COUNT(*) FROM rings WHERE reason = 'overload'")
-    assert published <= 3, "one for each end of the link, and one when both are known"
+    assert len(published) <= 3, "one for each end of the link, and one when both are known"
 
 
 def test_each_rack_takes_one_copy_and_the_cloud_reads_once(cloud: Cloud) -> None:
