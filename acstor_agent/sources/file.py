@@ -42,8 +42,8 @@ ORDER_S = 0.1
 """How long a read waits for the one that it follows to have asked: a hanging one keeps no other."""
 REMEMBERED = 64
 """Reads that others may follow: more than are under way."""
-ANNOUNCED_BYTES = 128 * 1024
-"""What a kernel takes of one announcement, unless its read-ahead was made shorter."""
+HINT_BYTES = 128 * 1024
+"""What a kernel takes of one hint, unless its read-ahead was made shorter."""
 CLOSE_S = 1.0
 """How long closing waits for the file server; the kernel closes what is left, when it can."""
 
@@ -129,51 +129,55 @@ class _OpenFiles:
 
 
 class _Turn:
-    """The block in which a thread asks the kernel for its bytes, behind the read that it follows.
+    """When a thread may ask the kernel for its bytes: behind the read that ends where it begins.
 
-    :param before: set when that one has asked, or never will; None: it follows nobody
+    :param before: that read's turn; None: it follows nobody
     """
 
-    def __init__(self, before: threading.Event | None) -> None:
-        self.follows, self.has_asked = before is not None, threading.Event()
-        self._before = before
+    def __init__(self, before: "_Turn | None") -> None:
+        self.follows = before is not None
+        self._before_ended = None if before is None else before._ended
+        self._ended = threading.Event()
 
-    def __enter__(self) -> None:
-        if self._before is not None:
-            self._before.wait(ORDER_S)
+    def wait(self) -> None:
+        """Wait until the read before has asked, or for ORDER_S."""
+        if self._before_ended is not None:
+            self._before_ended.wait(ORDER_S)
 
-    def __exit__(self, *_: object) -> None:
-        self.has_asked.set()
+    def end(self) -> None:
+        """Let the next one ask."""
+        self._ended.set()
 
 
 class _Order:
     """Has the kernel asked in order for what is read in order, whichever thread comes first.
 
-    A disk seeks otherwise.  Who follows a read announces his own, and waits for its bytes when the
-    next one has announced his; all others, and who reads one piece after the other, leave it to the
-    kernel to read ahead, which it does for reads alone.
+    A disk seeks otherwise.  A read that follows another one begins with a hint to read ahead, and
+    its turn ends with that, before its bytes are here: as many are under way as without an order.
+    A read that follows nobody gives no hint: hints keep the kernel from reading ahead by itself,
+    which it does for who reads one piece after the other.
     """
 
     def __init__(self) -> None:
-        self._turns: collections.OrderedDict[tuple[base.Blob, int], _Turn] = (
+        self._latest: collections.OrderedDict[tuple[base.Blob, int], _Turn] = (
             collections.OrderedDict()
-        )  # of the latest reads, by where they end
+        )  # by where the reads end
         self._under_way: collections.Counter[base.Blob] = collections.Counter()
 
     @contextlib.contextmanager
     def turn(self, run: driver.Run) -> Iterator[_Turn]:
-        """Yield a read's turn; whatever becomes of it, those that follow it go on in the end."""
+        """Yield a read's turn; it ends with the block at the latest, whatever became of the read."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
-        before = self._turns.get((blob, run.offset)) if self._under_way[blob] else None
-        turn = self._turns[end] = _Turn(before.has_asked if before else None)
-        self._turns.move_to_end(end)
-        if len(self._turns) > REMEMBERED:
-            self._turns.popitem(last=False)
+        turn = _Turn(self._latest.get((blob, run.offset)) if self._under_way[blob] else None)
+        self._latest[end] = turn
+        self._latest.move_to_end(end)
+        if len(self._latest) > REMEMBERED:
+            self._latest.popitem(last=False)
         self._under_way[blob] += 1
         try:
             yield turn
         finally:
-            turn.has_asked.set()
+            turn.end()
             self._under_way[blob] -= 1
             if not self._under_way[blob]:
                 del self._under_way[blob]
@@ -230,13 +234,12 @@ class FileSource(driver.Driver):
         """Read and check in one thread, which costs more than either of a single chunk."""
 
         def fill(file: _OpenFile) -> tuple[int, int]:
-            with turn:
-                if turn.follows:
-                    _announce(file.fd, run.offset, run.length)
-                else:
-                    count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+            turn.wait()
             if turn.follows:
-                count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+                _hint(file.fd, run.offset, run.length)
+                turn.end()
+            count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+            turn.end()
             run.check(count_bytes)
             return count_bytes, os.fstat(file.fd).st_size if count_bytes < run.length else 0
 
@@ -287,11 +290,11 @@ class FileSource(driver.Driver):
         return await self._threads.run(what, blob, work)
 
 
-def _announce(fd: int, offset: int, length: int) -> None:
-    """Let the kernel ask for a range, without waiting for it; a file system may not care."""
+def _hint(fd: int, offset: int, length: int) -> None:
+    """Let the kernel read a range ahead; a file system that takes no hints is read without."""
     with contextlib.suppress(OSError):
-        for done in range(0, length, ANNOUNCED_BYTES):
-            part = min(length - done, ANNOUNCED_BYTES)
+        for done in range(0, length, HINT_BYTES):
+            part = min(length - done, HINT_BYTES)
             os.posix_fadvise(fd, offset + done, part, os.POSIX_FADV_WILLNEED)
 
 

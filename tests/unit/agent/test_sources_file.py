@@ -165,8 +165,8 @@ async def test_many_chunks_are_one_call(source, path, monkeypatch):
 
 
 @pytest.fixture
-def announced(monkeypatch):
-    """What the kernel was told of, in the order in which that was done."""
+def hinted(monkeypatch):
+    """The ranges that the kernel was told to read ahead, in order."""
     seen = []
 
     def note(fd, offset, length, advice):
@@ -204,7 +204,7 @@ def answers(monkeypatch):
 
 
 async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_first(
-    source, path, announced, monkeypatch
+    source, path, hinted, monkeypatch
 ):
     monkeypatch.setattr(file, "ORDER_S", 10.0)
     late_s, read = [0.2, 0.15, 0.1, 0.05, 0.0], {}
@@ -212,36 +212,38 @@ async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_fi
     monkeypatch.setattr(source, "_open", lambda *args: time.sleep(late_s.pop(0)) or real(*args))
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, range(0, 10, 2), read)
-    assert announced == [(2, 2), (4, 2), (6, 2), (8, 2)]  # the first one follows nobody
+    assert hinted == [(2, 2), (4, 2), (6, 2), (8, 2)]  # the first one follows nobody
     assert read == {0: b"01", 2: b"23", 4: b"45", 6: b"67", 8: b"89"}
 
 
 async def test_read_that_follows_one_that_is_over_goes_on_in_order_while_others_are_under_way(
-    source, path, announced, answers
+    source, path, hinted, answers
 ):
     read = {}
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, (0,), read)
         assert [await source.read(BLOB, at, 2) for at in (4, 6, 8)] == [b"45", b"67", b"89"]
         answers.set()
-    assert announced == [(6, 2), (8, 2)]
+    assert hinted == [(6, 2), (8, 2)]
 
 
 async def test_who_reads_one_piece_after_the_other_leaves_reading_ahead_to_the_kernel(
-    source, path, announced
+    source, path, hinted
 ):
     assert [await source.read(BLOB, at, 2) for at in (0, 2, 4)] == [b"01", b"23", b"45"]
-    assert announced == []
+    assert hinted == []
 
 
-async def test_long_reads_are_announced_as_far_as_they_go(source, path, announced, answers):
+async def test_hints_go_as_far_as_the_read_and_in_parts_that_the_kernel_takes(
+    source, path, hinted, answers
+):
     path.write_bytes(bytes(1 << 20))
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, (0,), {})
         await source.read(BLOB, 2, 300_000)
         answers.set()
-    step = file.ANNOUNCED_BYTES
-    assert announced == [(2, step), (2 + step, step), (2 + 2 * step, 300_000 - 2 * step)]
+    step = file.HINT_BYTES
+    assert hinted == [(2, step), (2 + step, step), (2 + 2 * step, 300_000 - 2 * step)]
 
 
 async def test_read_that_hangs_keeps_those_that_follow_it_for_a_moment_only(source, path, answers):
@@ -268,7 +270,7 @@ async def test_read_that_was_given_up_keeps_nobody(source, path, answers, monkey
     assert read == {2: b"23"}
 
 
-async def test_file_system_that_does_not_care_for_announcements_is_read(source, path, monkeypatch):
+async def test_file_system_that_takes_no_hints_is_read(source, path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
