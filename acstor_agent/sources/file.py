@@ -166,7 +166,7 @@ class _Order:
 
     @contextlib.contextmanager
     def turn(self, run: driver.Run) -> Iterator[_Turn]:
-        """Yield a read's turn; it ends with the block at the latest, whatever became of the read."""
+        """Yield a read's turn; it ends with the block at the latest, whatever the read became."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
         turn = _Turn(self._latest.get((blob, run.offset)) if self._under_way[blob] else None)
         self._latest[end] = turn

@@ -225,8 +225,8 @@ def _bare_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     bare, plain = outcome[f"{BARE}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
     return experiment.Row(
         part="Table II",
-        what=f"{_device(device)}: {order} read through pyfuse3 alone, which neither checks nor keeps, over a "
-        "plain file",
+        what=f"{_device(device)}: {order} read through pyfuse3 alone, which neither checks nor keeps, "
+        "over a plain file",
         paper="no number",
         ours=bare,
         unit="s",
@@ -247,8 +247,8 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     if device == KEPT:
         return experiment.Row(
             part="Table II",
-            what=f"{_device(device)}: {order} read of what the host has: through the mirror, over a "
-            "plain file",
+            what=f"{_device(device)}: {order} read of what the host has: through the mirror, over "
+            "a plain file",
             paper="10 % longer at worst (in the table SSD, sequential: 1.15 times)",
             ours=ours,
             unit="s",
