@@ -131,22 +131,22 @@ class _OpenFiles:
 class _Turn:
     """When a thread may ask the kernel for its bytes: behind the read that ends where it begins.
 
-    :param before: that read's turn; None: it follows nobody
+    :param before: set when that read's turn has ended (not the turn, which would hold all before
+        it); None: it follows nobody
     """
 
-    def __init__(self, before: "_Turn | None") -> None:
-        self.follows = before is not None
-        self._before_ended = None if before is None else before._ended
-        self._ended = threading.Event()
+    def __init__(self, before: threading.Event | None) -> None:
+        self.follows, self._before = before is not None, before
+        self.ended = threading.Event()
 
     def wait(self) -> None:
         """Wait until the read before has asked, or for ORDER_S."""
-        if self._before_ended is not None:
-            self._before_ended.wait(ORDER_S)
+        if self._before is not None:
+            self._before.wait(ORDER_S)
 
     def end(self) -> None:
         """Let the next one ask."""
-        self._ended.set()
+        self.ended.set()
 
 
 class _Order:
@@ -168,7 +168,8 @@ class _Order:
     def turn(self, run: driver.Run) -> Iterator[_Turn]:
         """Yield a read's turn; it ends with the block at the latest, whatever the read became."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
-        turn = _Turn(self._latest.get((blob, run.offset)) if self._under_way[blob] else None)
+        before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
+        turn = _Turn(before.ended if before else None)
         self._latest[end] = turn
         self._latest.move_to_end(end)
         if len(self._latest) > REMEMBERED:

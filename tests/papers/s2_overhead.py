@@ -225,8 +225,8 @@ def _bare_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     bare, plain = outcome[f"{BARE}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
     return experiment.Row(
         part="Table II",
-        what=f"{_device(device)}: {order} read through pyfuse3 alone, which neither checks nor keeps, "
-        "over a plain file",
+        what=f"{_device(device)}: {order} read through pyfuse3 alone, which neither checks nor "
+        "keeps, over a plain file",
         paper="no number",
         ours=bare,
         unit="s",

@@ -270,6 +270,19 @@ async def test_read_that_was_given_up_keeps_nobody(source, path, answers, monkey
     assert read == {2: b"23"}
 
 
+async def test_reads_in_order_leave_nothing_behind(source, path, answers):
+    path.write_bytes(bytes(1_000))
+    read = {}
+    async with trio.open_nursery() as nursery:
+        await begin(nursery, source, (0,), read)
+        for at in range(2, 1_000, 2):
+            await source.read(BLOB, at, 2)
+        gc.collect()
+        turns = sum(isinstance(one, file._Turn) for one in gc.get_objects())
+        answers.set()
+    assert turns <= file.REMEMBERED + 1
+
+
 async def test_file_system_that_takes_no_hints_is_read(source, path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
