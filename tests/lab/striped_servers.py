@@ -19,8 +19,9 @@ from tests.lab import network
 from tests.lab import nginx
 
 STORE_PORT, GATEWAY_PORT = 8091, 8090
-SLICE_KIB = 128
-"""GlusterFS' stripes had as much, while it had stripes."""
+SLICE_KIB = 64
+"""A chunk: a gateway gets whole slices, so of a larger one links would carry what nobody asked for.
+GlusterFS' stripes had 128, while it had stripes."""
 _HTTP = """\
   access_log off;
 {files}  upstream stores {{
