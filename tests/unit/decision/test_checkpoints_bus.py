@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint daemon and the decision service on one message bus in memory, both as they are."""
 
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import identity_files
 from acstor_common import ids
+from acstor_common import message_bus
 from acstor_decision import checkpoints
 from acstor_decision import intervals
 from acstor_decision import nova as nova_
@@ -20,6 +22,7 @@ from acstor_decision import rpc
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 
+WAIT_S = 30.0
 HOST = ids.HostId("h1")
 RECORD = checkpoint_hosts.record()
 
@@ -39,7 +42,21 @@ def bus(tmp_path):
 
 
 @pytest.fixture
-def daemon(tmp_path, configure, store, nova, bus):
+def listens(monkeypatch):
+    """Return what is set when the service listens: a bus in memory loses what comes before."""
+    serve, does = message_bus.serve, threading.Event()
+
+    def say_when_it_serves(*arguments):
+        served = serve(*arguments)
+        does.set()
+        return served
+
+    monkeypatch.setattr(message_bus, "serve", say_when_it_serves)
+    return does
+
+
+@pytest.fixture
+def daemon(tmp_path, configure, store, nova, bus, listens):
     """Return a host's way to a service that serves."""
     hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
     key, certificate = hosts.identity(HOST)
@@ -64,6 +81,7 @@ def daemon(tmp_path, configure, store, nova, bus):
     table = decision_api.RingTable(0, "{}")
     service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()
+    assert listens.wait(WAIT_S)
     made.keeper = hosts.keeper
     yield made
     made.stop()
