@@ -220,6 +220,10 @@ def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result
         axes.legend()
 
 
+_CODE = ("--", ":!doc/source/papers")
+"""What figures depend on: a run that is published writes its own pages and results meanwhile."""
+
+
 def machine() -> dict[str, Any]:
     """Return what a figure depends on besides the code: processor, kernel, Python, commit."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
@@ -230,7 +234,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "commit": _git("rev-parse", "HEAD"),
-        "has_local_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "has_local_changes": bool(_git("status", "--porcelain", "--untracked-files=no", *_CODE)),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

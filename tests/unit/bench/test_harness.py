@@ -74,6 +74,28 @@ def test_last_line_gives_id_value_target_and_verdict(tmp_path: pathlib.Path) -> 
     assert done[0] and done[1][-1] == "P5 1.5,0.5 <=2,>=0.6 fail"
 
 
+def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], check=True)
+
+    code, page = tmp_path / "code.py", tmp_path / "doc/source/papers/results/S0.json"
+    page.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    for path in (code, page):
+        path.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=1")
+    told = []
+    for path in (page, code):
+        path.write_text("2")
+        told.append(harness.machine()["has_local_changes"])
+    assert told == [False, True]
+
+
 @pytest.mark.usefixtures("registry")
 def test_json_and_picture_are_kept(tmp_path: pathlib.Path) -> None:
     results = tmp_path / "new" / "folder"
