@@ -136,8 +136,13 @@ class _Turn:
     """
 
     def __init__(self, before: threading.Event | None) -> None:
-        self.follows, self._before = before is not None, before
+        self._before = before
         self.ended = threading.Event()
+
+    @property
+    def follows(self) -> bool:
+        """Say whether there is a read before."""
+        return self._before is not None
 
     def wait(self) -> None:
         """Wait until the read before has asked, or for ORDER_S."""
