@@ -41,6 +41,8 @@ Value = float | tuple[float, ...]
 Say = Callable[[str], None]
 """Prints a line of progress."""
 
+_WITHOUT_PAPERS = ("--", ":!doc/source/papers")
+"""A run that is published writes pages and results there meanwhile."""
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
 
@@ -220,10 +222,6 @@ def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result
         axes.legend()
 
 
-_CODE = ("--", ":!doc/source/papers")
-"""What figures depend on: a run that is published writes its own pages and results meanwhile."""
-
-
 def machine() -> dict[str, Any]:
     """Return what a figure depends on besides the code: processor, kernel, Python, commit."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
@@ -234,7 +232,9 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "commit": _git("rev-parse", "HEAD"),
-        "has_local_changes": bool(_git("status", "--porcelain", "--untracked-files=no", *_CODE)),
+        "has_local_changes": bool(
+            _git("status", "--porcelain", "--untracked-files=no", *_WITHOUT_PAPERS)
+        ),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -15,11 +15,12 @@ import pathlib
 from collections.abc import Iterator
 from collections.abc import Sequence
 
+from acstor_common import geometry
 from tests.lab import network
 from tests.lab import nginx
 
 STORE_PORT, GATEWAY_PORT = 8091, 8090
-SLICE_KIB = 64
+SLICE_KIB = geometry.DEFAULT_CHUNK_BYTES // geometry.KIB
 """A chunk: a gateway gets whole slices, so of a larger one links would carry what nobody asked for.
 GlusterFS' stripes had 128, while it had stripes."""
 _HTTP = """\
