@@ -123,7 +123,7 @@ CLAIMS = (
         2.0,
         "very close",
         "stripes alone give readers here about twice the share of a link that GlusterFS gave the "
-        "paper's (0.28), so there is less to gain: +60 % would be all that a link carries",
+        "paper's (0.28), so there is less to gain: +60 % would be nearly all that a link carries",
     ),
     Claims(
         "Sync-Disjoint",
