@@ -184,6 +184,7 @@ class Found:
                 SIMPLE,
                 round(apart["source_ratio"] / together["source_ratio"], 3),
                 2.0 if split != "all" else None,
+                because=_maps(together),
             )
         yield from self._splits()
 
@@ -211,6 +212,16 @@ def _by_group(found: experiment.Outcome) -> str:
     return (
         "the groups compete for the source's link and do not get equal shares: the mean is "
         f"{found['mean_s_1']:.2f} s at Repo-1 and {found['mean_s_2']:.2f} s at Repo-2"
+    )
+
+
+def _maps(together: experiment.Outcome) -> str:
+    """Say what left the source beside chunks."""
+    maps = together["source_ratio"] - together["hosts"] * together["from_source"]
+    return (
+        f"{maps:.2f} packages of it are no chunks: to be a home for the other repository's, every "
+        "host reads the map of that image from the source. A map is as long as its image, and "
+        "packages are 1/64 of the paper's"
     )
 
 

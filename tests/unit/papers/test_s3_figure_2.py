@@ -94,6 +94,15 @@ def test_mirrored_splits_stand_beside_theirs() -> None:
     assert [row.what.split()[0] for row in rows] == ["0", "4", "8", "12", "16"]
 
 
+def test_source_gives_maps_beside_chunks() -> None:
+    outcomes = outcomes_of(WHOLE)
+    outcomes["16 hosts, 4 at Repo-1"]["content"] = {**played(16, 4.1), "source_ratio": 1.1}
+    rows = rows_by(list(s3_rows.rows(outcomes)), "Figure 3")
+    (row,) = (row for row in rows if row.what.startswith("25 %: packages"))
+    assert row.verdict is experiment.Verdict.MISSED
+    assert row.because.startswith("0.10 packages of it are no chunks")
+
+
 def test_table_2_has_each_way_and_split_and_the_direct_one_once() -> None:
     rows = rows_by(list(s3_rows.rows(outcomes_of(WHOLE))), "Table II")
     assert len(rows) == 7
