@@ -115,6 +115,13 @@ def test_how_much_of_a_run_there_is_is_said() -> None:
     assert "A whole run, of which 1 of 2 experiments have been run, 2026-11-24" in written
 
 
+def test_cases_in_virtual_time_share_the_machine() -> None:
+    assert "All cases together took 3 min." in text(kept())
+    found = kept()
+    found.records["acstor"] = record(2.0, is_timed=False, took_s=240.0)
+    assert "All cases together took 4 min." in text(found)
+
+
 def test_an_unsteady_machine_is_said() -> None:
     assert "was not steady" not in text(kept())
     assert "differed by 25% within the run" in text(kept(again=7.0))
