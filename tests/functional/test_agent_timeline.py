@@ -30,12 +30,13 @@ image = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
 if len(sys.argv) > 2:
     disk = os.open(sys.argv[2], os.O_RDWR)
 page = mmap.mmap(-1, 65536)
-for at in range(0, os.fstat(image).st_size, 65536):
+for at in reversed(range(0, os.fstat(image).st_size, 65536)):
     os.preadv(image, [page], at)
 print(flush=True)
 sys.stdin.read()
 """
-"""Opens the base first, as QEMU may, and the disk of an instance then."""
+"""Opens the base first, as QEMU may, and the disk of an instance then; reads backwards, so that
+nothing is read ahead of it."""
 
 
 @pytest.fixture
