@@ -231,7 +231,7 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 EXPERIMENT = experiment.Experiment(
     key="S1-table-4",
     title="Table 4 and figures 1, 6 and 7: four guests with mixed applications",
-    paper_has="four guests of Xen 4.0.1 on one SATA disk of 1 TB, each with two applications of "
+    paper_has="Four guests of Xen 4.0.1 on one SATA disk of 1 TB, each with two applications of "
     "sysbench (table 1: 16 threads, 1 GB, 1 or 128 files): SR-M and SR-S, SW-M and SW-S, SR-M and "
     "RRW, RR and RW. How far seeks go, how long applications take, bandwidth, requests per second.",
     here="The same applications as sysbench's source has them, at the same size, behind a ring of "

@@ -163,7 +163,7 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 MIXED = experiment.Experiment(
     key="S1-table-3",
     title="Table 3: two applications in one guest, and waits that were worth it",
-    paper_has="one guest with two applications at a time: seven mixes; seconds of each with "
+    paper_has="One guest with two applications at a time: seven mixes; seconds of each with "
     "Pregather, cfq and anticipatory, and the share of timers that the right request came in "
     "time for (5.1: 90.6 % where the writers in order are told of, 80.4 % of the random ones).",
     here="The same mixes at the same size on the model. A wait counts where the disk "
@@ -268,7 +268,7 @@ def draw_zones(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 ZONES = experiment.Experiment(
     key="S1-figure-5",
     title="Figure 5: the length of zones",
-    paper_has="two applications that read 2 GB in order in one guest, with zones of 10 to 10^7 "
+    paper_has="Two applications that read 2 GB in order in one guest, with zones of 10 to 10^7 "
     "sectors: from 46 s and 91.6 % of seeks at zero at 2,000 to 85 s and 71.2 % at 10^7, which is "
     "what cfq gives.",
     here="256 MB each, with the two applications' files side by side, and 4 GiB apart. A zone of "

@@ -164,7 +164,7 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 EXPERIMENT = experiment.Experiment(
     key="S1-real-time",
     title="In real time: real agents, mounts and reads on an emulated disk",
-    paper_has="the same applications on real guests and a real disk (table 3, 4, figures 5, 6).",
+    paper_has="The same applications on real guests and a real disk (table 3, 4, figures 5, 6).",
     here="The guests of table 1 together, and four mixes of one guest, in small: 16 MiB in order "
     "(32 MiB where a guest is alone) or 160 blocks at random for each application. Each guest is "
     "a process that uses a disk of its own through the agent's mount, past the page cache, as "

@@ -228,7 +228,7 @@ def draw_beside(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 BESIDE = experiment.Experiment(
     key="S1-figures-10-11",
     title="Figures 10 and 11: sorts beside a guest with a database",
-    paper_has="a sort of 2 GB in four guests of two maps each, and a fifth guest with two queries "
+    paper_has="A sort of 2 GB in four guests of two maps each, and a fifth guest with two queries "
     "of TPC-H (q6 and q19) on the same disk: seconds of each, seeks, and requests per second.",
     here="The same guests; a query is a model too: pages of 8 KiB that an index names, and each "
     "fifth time a scan of 1 MiB. Its rate differs from that of the paper's database, so the rows "
@@ -289,7 +289,7 @@ def cost_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 COST = experiment.Experiment(
     key="S1-figure-12",
     title="Figure 12: memory and processor time",
-    paper_has="free memory and the processors' use of the hypervisor with Pregather and with cfq.",
+    paper_has="Free memory and the processors' use of the hypervisor with Pregather and with cfq.",
     here="What the policy's own code allocates, and the processor time of a whole run over that of "
     "the same guests first in, first out, for each request. It is Python in a process, not C in a "
     "kernel. 1,000 requests/s are more than four guests get of the paper's disk.",

@@ -110,21 +110,21 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 EXPERIMENT = experiment.Experiment(
     key="S1-writes",
     title="What hangs on how writes come to the disk",
-    paper_has="writers in order (SW-M) gain 1.47 to 1.71; the paper does not tell in what pieces "
+    paper_has="Writers in order (SW-M) gain 1.47 to 1.71; the paper does not tell in what pieces "
     "its guests' kernels (Linux 2.6.18, ext3) write.",
-    here="The model's writers used to call fsync after each 100 blocks, in order and at random "
-    "alike, and to hand over all of them at once: 38 requests and more waited for a ring of 32, "
-    "there was never anything to wait for, and all policies did the same. sysbench's source (0.4, "
-    "sb_fileio.c) says otherwise: a writer in order calls fsync at its end only; one at random "
-    "calls it after 100 requests for one file after the other, from 16 threads. So what is on its "
-    "way at a time of a writer at random is 16 blocks, and of one in order what its kernel sends, "
-    "which is not known. That is varied here, from 1 request of 44 KiB to 38. As long as the "
-    "pieces of both applications leave room in the ring, waiting gains; once they fill it the "
-    "next piece cannot come in, and it gains nothing. With one request at a time a writer gains "
-    "nothing beside random writes either: once those were served, one request does not make its "
-    "zone denser than the mean, and it is not waited for. 8 is assumed elsewhere, because here "
-    "that gives what the paper has for SWSW, so that this row says nothing and the others do. All "
-    "at a quarter of the paper's size, whose gains are a little less than those of the whole.",
+    here="Were all writers to call fsync after each 100 blocks and to hand over all of them, "
+    "38 requests and more would wait for a ring of 32: there is never anything to wait for then, "
+    "and all policies do the same. sysbench's source (0.4, sb_fileio.c) has it otherwise: a writer "
+    "in order calls fsync at its end only; one at random calls it after 100 requests for one file "
+    "after the other, from 16 threads. So what is on its way at a time of a writer at random is 16 "
+    "blocks, and of one in order what its kernel sends, which is not known. That is varied here, "
+    "from 1 request of 44 KiB to 38. As long as the pieces of both applications leave room in the "
+    "ring, waiting gains; once they fill it the next piece cannot come in, and it gains nothing. "
+    "With one request at a time a writer gains nothing beside random writes either: once those "
+    "were served, one request does not make its zone denser than the mean, and it is not waited "
+    "for. 8 is assumed elsewhere, because here that gives what the paper has for SWSW, so that "
+    "this row says nothing and the others do. All at a quarter of the paper's size, whose gains "
+    "are a little less than those of the whole.",
     cases=cases,
     rows=rows,
     draw=draw,

@@ -12,8 +12,8 @@ from tests.papers import s2_overhead
 from tests.papers import s2_volumes
 
 _MACHINE = (
-    "hosts with a disk of 10,000 rpm (150 MB/s), an SSD (346 MB/s), or CEPH on four nodes with "
-    "disks behind 10 Gbit/s; KVM, Debian 7"
+    "Hosts with a disk of 10,000 rpm (150 MB/s), an SSD (346 MB/s), or CEPH on four nodes with "
+    "disks behind 10 Gbit/s; KVM, Debian 7."
 )
 _DEVICES = (
     "Guests are replayed: each asks for what a recorded guest (Debian 12) asked for, reads of the "
@@ -30,7 +30,7 @@ _DEVICES = (
 _FIGURE_9 = experiment.Experiment(
     key="S2-figure-9",
     title="Figure 9: boot images in memory and on a fast disk",
-    paper_has=f"1 to 16 guests, boot images in memory or on an SSD of their own; {_MACHINE}.",
+    paper_has=f"1 to 16 guests, boot images in memory or on an SSD of their own. {_MACHINE}",
     here="As figure 11, on the HDD. A boot image that is not in memory is loaded when its guest "
     "begins, from an SSD of its own or from the disk that has the images.",
     cases=s2_many.memory_cases,
@@ -41,7 +41,7 @@ _FIGURES_10_11 = tuple(
     experiment.Experiment(
         key=f"S2-figure-{number}",
         title=f"Figure {number}: many guests boot, {which}",
-        paper_has=f"Time to boot 1 to 16 guests {how}, by policy; {_MACHINE}.",
+        paper_has=f"Time to boot 1 to 16 guests {how}, by policy. {_MACHINE}",
         here=f"{_DEVICES} {more}",
         cases=functools.partial(s2_many.cases, is_same),
         rows=functools.partial(s2_many.rows, f"Figure {number}", claims),
@@ -119,7 +119,7 @@ PAPER = experiment.Paper(
         experiment.Experiment(
             key="S2-figure-6",
             title="Figure 6: three ways to have in memory what boots need",
-            paper_has=f"The time that it takes for 1 to 16 images; {_MACHINE}.",
+            paper_has=f"The time that it takes for 1 to 16 images. {_MACHINE}",
             here="Devices as in figure 10. The script reads what the recorded guest read, in the "
             "order of time, or merged in the order of offsets, through the page cache; boot images "
             "are loaded by the agent, which checks and decompresses them. 1 and 4 images.",
@@ -134,8 +134,7 @@ PAPER = experiment.Paper(
             key="S2-figure-12",
             title="Figure 12: one guest boots beside programs that write",
             paper_has="0 to 15 other guests run stress on the disk; time to boot one guest. "
-            + _MACHINE.capitalize()
-            + ".",
+            + _MACHINE,
             here="Devices and guest as in figure 10. Each program writes pieces of 256 KiB, what a "
             "disk's driver takes at once, into a file of its own as fast as the device takes them.",
             cases=s2_busy.disk_cases,
@@ -146,8 +145,7 @@ PAPER = experiment.Paper(
             key="S2-figure-13",
             title="Figure 13: one guest boots where memory is short",
             paper_has="0 to 15 other guests run stress on the memory; time to boot one guest. "
-            + _MACHINE.capitalize()
-            + ".",
+            + _MACHINE,
             here="Devices and guest as in figure 10. The guest's process and its page cache, with "
             "all that the script prefetches into it, have so much memory and no more (a control "
             "group). The agent, a process beside it, has its boot image in its own memory.",
@@ -159,7 +157,7 @@ PAPER = experiment.Paper(
             key="S2-table-2",
             title="Table II: reading a backing file through the mirror",
             paper_has="A guest reads 2.5 GB in order, and 868 MB of it at random places, with and "
-            f"without the file system in user space; {_MACHINE}.",
+            f"without the file system in user space. {_MACHINE}",
             here="Devices as in figure 10. A tenth of the file, and the same share of it at "
             "random; a process of the host reads, through the page cache as QEMU would. All of it "
             "is read for the first time, so the mirror has nothing of it and keeps it, in a cache "
