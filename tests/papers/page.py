@@ -104,14 +104,8 @@ def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
         f"programs (and the kernel's work for networks) had {statistics.median(others):.0%} of the "
         f"processors in the middle, {max(others):.0%} at most; other machines took "
         f"{max(record['steal_share'] for record in timed):.0%} at most. All cases together took "
-        f"{sum(map(_machine_s, records)) / 60:.0f} min."
+        f"{sum(map(store.machine_s, records)) / 60:.0f} min."
     )
-
-
-def _machine_s(record: store.Record) -> float:
-    """Return how long the machine was taken: what is not timed has one processor."""
-    took_s: float = record["took_s"]
-    return took_s if record["is_timed"] else took_s / record["machine"]["cores"]
 
 
 def _section(

@@ -114,12 +114,14 @@ class Runner:
         """
         if not cases:
             return
-        with futures.ProcessPoolExecutor(initializer=_leave_interrupts_to_parent) as pool:
+        with futures.ProcessPoolExecutor(
+            PROCESSORS, initializer=_leave_interrupts_to_parent
+        ) as pool:
             running = {pool.submit(_run_virtual, case): case for case in cases}
             try:
                 for ended in futures.as_completed(running):
                     case, record = running[ended], ended.result()
-                    self._count(case, record["took_s"] / PROCESSORS)
+                    self._count(case, record)
                     self._say(f"[{self._left()}] {one.key}: {case.name} has ended")
                     yield case, record
             except BaseException:
@@ -131,14 +133,14 @@ class Runner:
     def _record(self, one: experiment.Experiment, case: experiment.Case) -> store.Record:
         self._say(f"[{self._left()}] {one.key}: {case.name}")
         record = _watched(case, self._say)
-        self._count(case, record["took_s"])
+        self._count(case, record)
         return record
 
-    def _count(self, case: experiment.Case, took_s: float) -> None:
+    def _count(self, case: experiment.Case, record: store.Record) -> None:
         if case in self._waiting:
             self._waiting.remove(case)
         self._about_s += alone_s(case)
-        self._took_s += took_s
+        self._took_s += store.machine_s(record)
 
     def _left(self) -> str:
         """Say what is left: the estimates of cases, as long as those took that have been run."""

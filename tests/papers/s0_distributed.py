@@ -78,7 +78,7 @@ def name(pattern: str, way: str, hosts: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class Plan:
     """How one pattern is played.
 
     :param region_s: for how long a link carries what one host reads
@@ -92,8 +92,8 @@ class Played:
 
 
 PATTERNS = {
-    "Sync-Same": Played(sync_same, REGION_S, played.SYNC_SAME.limit_share, WAYS),
-    "Sync-Disjoint": Played(
+    "Sync-Same": Plan(sync_same, REGION_S, played.SYNC_SAME.limit_share, WAYS),
+    "Sync-Disjoint": Plan(
         sync_disjoint, DISJOINT_S, played.SYNC_DISJOINT.limit_share, (*WAYS, AT_SOURCE)
     ),
 }

@@ -113,8 +113,8 @@ EXPERIMENT = experiment.Experiment(
     paper_has="Writers in order (SW-M) gain 1.47 to 1.71; the paper does not tell in what pieces "
     "its guests' kernels (Linux 2.6.18, ext3) write.",
     here="Were all writers to call fsync after each 100 blocks and to hand over all of them, "
-    "38 requests and more would wait for a ring of 32: there is never anything to wait for then, "
-    "and all policies do the same. sysbench's source (0.4, sb_fileio.c) has it otherwise: a writer "
+    "38 requests and more would wait for a ring of 32: there would never be anything to wait for, "
+    "and all policies would do the same. sysbench's source (0.4, sb_fileio.c) differs: a writer "
     "in order calls fsync at its end only; one at random calls it after 100 requests for one file "
     "after the other, from 16 threads. So what is on its way at a time of a writer at random is 16 "
     "blocks, and of one in order what its kernel sends, which is not known. That is varied here, "

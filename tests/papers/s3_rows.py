@@ -220,8 +220,8 @@ def _maps(together: experiment.Outcome) -> str:
     maps = together["source_ratio"] - together["hosts"] * together["from_source"]
     return (
         f"{maps:.2f} packages of it are no chunks: to be a home for the other repository's, every "
-        "host reads the map of that image from the source. A map is as long as its image, and "
-        "packages are 1/64 of the paper's"
+        "host reads the map of that image from the source. Images are a fourth as long as the "
+        "paper's and packages 1/64, so that maps weigh more"
     )
 
 

@@ -50,6 +50,16 @@ class Kept:
         }
 
 
+def machine_s(record: Record) -> float:
+    """Return how long a case kept the whole machine: one in virtual time has a single processor.
+
+    >>> timed = {"took_s": 60.0, "is_timed": True, "machine": {"cores": 2}}
+    >>> machine_s(timed), machine_s({**timed, "is_timed": False})
+    (60.0, 30.0)
+    """
+    return float(record["took_s"] / (1 if record["is_timed"] else record["machine"]["cores"]))
+
+
 def path(folder: pathlib.Path, key: str) -> pathlib.Path:
     """Return where an experiment's file is."""
     return folder / f"{key}.json"
