@@ -318,7 +318,6 @@ class Agent:
         self._nursery.start_soon(
             functools.partial(pyfuse3.main, max_tasks=fuse_connection.MAX_REQUESTS)
         )
-        self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._chunks.run)
         await self._start_optional()
@@ -326,6 +325,7 @@ class Agent:
     async def _start_optional(self) -> None:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
+        await keep("boot images", optional.begun(self._boots.run))
         await keep("uses of images", optional.begun(self._uses.run))
         if self._whole is not None:
             await keep("whole images", optional.begun(self._whole.run))

@@ -31,6 +31,7 @@ from acstor_checkpoint import vault_files
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import supervised
 
 _ENDS_WITHIN_S = 60.0
 _MAX_FOLDER_BYTES = 70
@@ -71,11 +72,9 @@ def running(
         made = _made(own, mount_point, host, proof, link, ended)
         pulls = _pulling(own, mount_point, ended)
         threads = [
-            threading.Thread(target=made.run, name="checkpoints"),
-            threading.Thread(target=pulls.run, name="pulling"),
+            supervised.start("checkpoints", made.run, ended),
+            supervised.start("pulling", pulls.run, ended),
         ]
-        for thread in threads:
-            thread.start()
         try:
             yield made
         finally:

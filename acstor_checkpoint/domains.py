@@ -27,6 +27,7 @@ import libvirt
 
 from acstor_checkpoint import servers
 from acstor_common import errors
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -328,8 +329,7 @@ def _run_events() -> None:
             return
         libvirt.registerErrorHandler(lambda *_: None, None)  # each error is raised as well
         libvirt.virEventRegisterDefaultImpl()
-        _events.append(threading.Thread(target=_turn, name="libvirt", daemon=True))
-        _events[0].start()
+        _events.append(supervised.start("libvirt", _turn))
 
 
 def _turn() -> None:

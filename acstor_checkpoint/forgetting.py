@@ -23,6 +23,7 @@ from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -95,8 +96,7 @@ def running(vault: vault_.Vault, gone: Gone) -> Iterator[None]:
     """Ask as long as the block lasts."""
     ended = threading.Event()
     forgetting = Forgetting(vault, gone, ended)
-    thread = threading.Thread(target=forgetting.run, name="forgetting", daemon=True)
-    thread.start()
+    thread = supervised.start("forgetting", forgetting.run, ended)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import identity_files
 from acstor_common import ids
+from acstor_common import supervised
 
 _ENDS_WITHIN_S = 10.0
 
@@ -81,9 +82,11 @@ def served(
         server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
         ended = threading.Event()
         scrubbing = scrubbing_.Scrubbing(vault, ended)
-        for target, end in (server.serve, server.close), (scrubbing.run, ended.set):
-            thread = threading.Thread(target=target, daemon=True)
-            thread.start()
+        for name, loop, end in (
+            ("vault", server.serve, server.close),
+            ("scrubbing", scrubbing.run, ended.set),
+        ):
+            thread = supervised.start(name, loop, ended)
             stack.callback(thread.join, _ENDS_WITHIN_S)
             stack.callback(end)
         yield vault

@@ -30,6 +30,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
 from acstor_common import recovered_mark
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -166,8 +167,7 @@ class Pulling:
                 recovered_mark.remove(path)
 
         self._off_instance = server.instance
-        self._off = threading.Thread(target=pull, name="pulling off", daemon=True)
-        self._off.start()
+        self._off = supervised.start_once("pulling off", pull)
 
     def _end(self, server: servers.Server) -> None:
         """Take the mark away when the file has all; lay a disk that lost some on it again.

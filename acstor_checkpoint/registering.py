@@ -33,6 +33,7 @@ from acstor_common import ids
 from acstor_common import message_bus
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -234,9 +235,7 @@ class Registering:
         """Hear which checkpoints are wanted now, as soon as the broker is there."""
         heard = {messages.CHECKPOINT_WANTED: lambda payload: self.want(payload, ask)}
         endpoint = message_bus.Endpoint(heard, time.monotonic)
-        threading.Thread(
-            target=self._serve, args=(endpoint,), name="bus-listener", daemon=True
-        ).start()
+        supervised.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
     def want(self, payload: object, ask: Ask) -> dict[str, Any]:
         """Let an instance have its turn, if the decision service wants that; return the answer.

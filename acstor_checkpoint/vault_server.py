@@ -29,6 +29,7 @@ from acstor_checkpoint import vault_api
 from acstor_common import certificates
 from acstor_common import credentials as credentials_
 from acstor_common import errors
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class VaultServer:
             sock.close()
             return
         try:
-            threading.Thread(target=self._meet, args=(sock, ip), daemon=True).start()
+            supervised.start_once("vault connection", lambda: self._meet(sock, ip))
         except RuntimeError as e:  # no more threads
             LOG.warning("a connection of %s cannot be served: %s", ip, e)
             self._places.unauthenticated_left(ip)

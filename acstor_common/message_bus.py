@@ -17,6 +17,7 @@ from oslo_config import cfg
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import log_once
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -96,8 +97,7 @@ def let_go(work: Callable[[], None]) -> Callable[[], None]:
 
     :return: what waits for the end of it, for a few seconds at most
     """
-    last = threading.Thread(target=work, name="bus-closer", daemon=True)
-    last.start()
+    last = supervised.start_once("bus-closer", work)
     return functools.partial(last.join, STOP_WAIT_S)
 
 

@@ -9,13 +9,17 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 from wsgiref import simple_server
 
 import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry
 
 from acstor_common import addresses
 from acstor_common import errors
+from acstor_common import supervised
 
 CONNECTIONS = 16
 TIMEOUT_S = 10.0
@@ -60,6 +64,21 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         """Say nothing of a connection that broke."""
 
 
+class _Loops(registry.Collector):
+    """Shows how often the loops of this process failed."""
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield the one metric, as of now."""
+        family = core.CounterMetricFamily(
+            "acstor_loop_failures",
+            "Failures of the loops of this process, by name",
+            labels=["loop"],
+        )
+        for name, times in sorted(supervised.failures().items()):
+            family.add_metric([name], times)
+        yield family
+
+
 def serve(
     address: str,
     own: prometheus_client.CollectorRegistry,
@@ -76,13 +95,13 @@ def serve(
     """
     if not is_shared:
         prometheus_client.ProcessCollector(registry=own)
+        own.register(_Loops())
     try:
         server = _Server(addresses.parse(address), is_shared)
     except (ValueError, OSError) as e:
         raise errors.Unusable(option, f"{address}: {e}") from e
     server.set_app(prometheus_client.make_wsgi_app(own))
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
+    thread = supervised.start("metrics", server.serve_forever, is_vital=False)
 
     def stop() -> None:
         server.shutdown()

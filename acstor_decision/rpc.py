@@ -23,6 +23,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import message_bus
 from acstor_common import signing
+from acstor_common import supervised
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Rpc:
 
     def start(self) -> None:
         """Hear what comes, as soon as the broker is there."""
-        threading.Thread(target=self._serve, name="rpc-listener", daemon=True).start()
+        supervised.start("rpc-listener", self._serve, self._stopping)
 
     def stop(self) -> None:
         """Let go of the broker.  Waits a few seconds at most."""

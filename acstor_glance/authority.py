@@ -17,6 +17,7 @@ from acstor_common import errors
 from acstor_common import log_once
 from acstor_common import ring
 from acstor_common import signing
+from acstor_common import supervised
 from acstor_glance import decision_client
 from acstor_glance import proofs
 
@@ -53,7 +54,7 @@ class Authority:
 
     def start(self) -> None:
         """Begin to look; waits for nothing."""
-        threading.Thread(target=self._run, name="acstor-authority", daemon=True).start()
+        supervised.start("acstor-authority", self._run, self._stopping)
 
     def stop(self) -> None:
         """Look no more."""

@@ -10,13 +10,13 @@ one finds by its traces and by its first reconcile.
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import supervised
 from acstor_common import trace_message
 from acstor_glance import boot_ahead
 from acstor_glance import boot_images
@@ -55,7 +55,7 @@ class BootService:
         if self.hears_traces:
             for image_id in self._made.recorded():
                 self._put(image_id, Rank.BOOTED)
-        threading.Thread(target=self._work, name="acstor-boot-images", daemon=True).start()
+        supervised.start("acstor-boot-images", self._work)
 
     def stop(self) -> None:
         """Begin with no other image."""

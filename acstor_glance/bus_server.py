@@ -16,6 +16,7 @@ from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import message_bus
+from acstor_common import supervised
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class BusServer:
 
     def start(self) -> None:
         """Begin to hear as soon as the broker answers; waits for nothing."""
-        threading.Thread(target=self._serve, name="acstor-bus-server", daemon=True).start()
+        supervised.start("acstor-bus-server", self._serve, self._stopping)
 
     def stop(self) -> Callable[[], None]:
         """Hear no more; return what waits until the broker is let go of, a few seconds at most."""

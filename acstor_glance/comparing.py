@@ -22,6 +22,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import log_once
+from acstor_common import supervised
 from acstor_glance import bases
 from acstor_glance import common_ranges
 from acstor_glance import counters as glance_counters
@@ -58,7 +59,7 @@ class Comparing:
 
     def start(self) -> None:
         """Begin; waits for nothing."""
-        threading.Thread(target=self._work, name="acstor-comparing", daemon=True).start()
+        supervised.start("acstor-comparing", self._work, self._stopping)
 
     def stop(self) -> None:
         """End soon; what was begun is done again after the next start."""

@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import log_once
+from acstor_common import supervised
 from acstor_glance import claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
@@ -100,7 +101,7 @@ class Guard:
 
     def start(self) -> None:
         """Begin; waits for nothing."""
-        threading.Thread(target=self._run, name="acstor-guard", daemon=True).start()
+        supervised.start("acstor-guard", self._run, self._stopping)
 
     def stop(self) -> None:
         """Make no more passes."""

@@ -20,6 +20,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import message_bus
+from acstor_common import supervised
 from acstor_common import trace_message
 from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
@@ -93,13 +94,10 @@ class Listener:
         if self._comparing is not None:
             self._comparing.start()
         workers = [
-            threading.Thread(target=self._work, name=f"acstor-worker-{number}", daemon=True)
+            supervised.start(f"acstor-worker-{number}", self._work, self._stopping)
             for number in range(self._conf.workers)
         ]
-        for worker in workers:
-            worker.start()
-        while not self._stopping.is_set():
-            self._wait(self._reconcile())
+        supervised.run("acstor-reconciler", self._reconcile_forever, self._stopping)
         self._authority.stop()
         self._guard.stop()
         if self._comparing is not None:
@@ -112,6 +110,10 @@ class Listener:
         if self._boots is not None:
             self._boots.stop()
         wait_for_broker()
+
+    def _reconcile_forever(self) -> None:
+        while not self._stopping.is_set():
+            self._wait(self._reconcile())
 
     def stop(self) -> None:
         """Let :meth:`run` end; may be called from a signal handler."""

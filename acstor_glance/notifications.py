@@ -20,6 +20,7 @@ from oslo_config import cfg
 from acstor_common import artefacts
 from acstor_common import ids
 from acstor_common import message_bus
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -87,12 +88,11 @@ class Listening:
             conf, oslo_messaging.get_notification_transport
         )
         self._stopping = threading.Event()
-        # Connecting waits for a broker that is away, so it must not keep others waiting.
-        self._thread = threading.Thread(target=self._start, name="acstor-broker", daemon=True)
 
     def start(self) -> None:
         """Begin to listen as soon as the broker answers."""
-        self._thread.start()
+        # Connecting waits for a broker that is away, so it must not keep others waiting.
+        supervised.start("acstor-broker", self._start, self._stopping)
 
     def _start(self) -> None:
         own, topics = self._conf.acstor_glance, self._conf.oslo_messaging_notifications.topics

@@ -22,6 +22,7 @@ from typing import Self
 
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -68,22 +69,23 @@ class RecordingExport:
     def __init__(self, disk: Disk, size_bytes: int, read: Read) -> None:
         self._disk, self._size_bytes, self._read = disk, size_bytes, read
         self.client, self._connection = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="recording-export", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def is_running(self) -> bool:
         """Say whether the image can still be read through it."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = supervised.start_once("recording-export", self._serve)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
         with contextlib.suppress(OSError):  # the server has closed it
             self._connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _serve(self) -> None:
         try:

@@ -26,6 +26,7 @@ from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import message_bus
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class Bus:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._servers: list[message_bus.Served] = []
-        self._sender = threading.Thread(target=self._send_all, name="bus-sender", daemon=True)
-        self._sender.start()
+        self._sender = supervised.start(
+            "bus-sender", self._send_all, self._stopping, is_vital=False
+        )
 
     def cast(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
@@ -97,12 +99,13 @@ class Bus:
 
         :param heard: what to do with the payload, by method
         """
-        threading.Thread(
-            target=self._serve,
-            args=(topic, message_bus.Endpoint(heard, time.monotonic)),
-            name="bus-listener",
-            daemon=True,
-        ).start()
+        endpoint = message_bus.Endpoint(heard, time.monotonic)
+        supervised.start(
+            "bus-listener",
+            lambda: self._serve(topic, endpoint),
+            self._stopping,
+            is_vital=False,
+        )
 
     def stop(self) -> None:
         """Let go of the broker; what waits to be sent is dropped.  Waits a few seconds at most."""

@@ -14,13 +14,11 @@ from collections.abc import Callable
 import trio
 
 from acstor_agent.core import troubles as troubles_
+from acstor_common import errors
+from acstor_common import restarts
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
-
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-STEADY_AFTER_S = 60.0
-"""A part that worked for so long is begun at once when it fails."""
 
 
 class Optional:
@@ -46,7 +44,7 @@ class Optional:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         tried = _Once(task_status)
-        pause_s = FIRST_PAUSE_S
+        again = restarts.Restarts(most=None)
         while True:
             began_s = trio.current_time()
             try:
@@ -55,17 +53,23 @@ class Optional:
                     tried.tell()
                     self.over(what)
             except Exception as e:
-                self.note(what, _words(e))
+                supervised.count(what)
+                self._failed(what, _first_cause(e))
             tried.tell()
-            if trio.current_time() - began_s > STEADY_AFTER_S:
-                pause_s = FIRST_PAUSE_S
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await trio.sleep(again.failed(trio.current_time() - began_s) or 0.0)
 
-    def note(self, what: str, why: str) -> None:
-        """Note that a part does not work; the operator is told once."""
+    def note(self, what: str, why: str, fault: BaseException | None = None) -> None:
+        """Note that a part does not work; the operator is told once.
+
+        :param fault: a defect of the part, whose traceback is logged
+        """
         if self.troubles.note(what, why, self._clock()):
-            LOG.error("%s: %s; guests are served without it", what, why)
+            LOG.error("%s: %s; guests are served without it", what, why, exc_info=fault)
+
+    def _failed(self, what: str, cause: BaseException) -> None:
+        is_known = isinstance(cause, errors.AcstorError | OSError)
+        why = str(cause) or type(cause).__name__
+        self.note(what, why, None if is_known else cause)
 
     def tell(self, what: str, why: str) -> None:
         """Note why a part does not work, or with no reason that it does."""
@@ -110,8 +114,7 @@ class _Once:
             self._task_status = None
 
 
-def _words(error: BaseException) -> str:
-    """Return the first cause of an error in words."""
+def _first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    return error

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import supervised
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
 from acstor_decision import intervals
@@ -97,15 +98,15 @@ def run(conf: cfg.ConfigOpts) -> int:
             checkpoints_refused=dict(kept.refused),
         )
 
-    sweeping = threading.Thread(target=kept.run, args=(lambda: made.leads, stopping), daemon=True)
-
     address = own.metrics_listen
     stop_metrics = metrics.serve(address, picture) if address else lambda: None
     bus.start()
-    sweeping.start()
+    supervised.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
     LOG.info("%s serves", own.instance)
     try:
-        _rounds(made, decision_api.COLLECTION_S, stopping)
+        supervised.run(
+            "rounds", lambda: _rounds(made, decision_api.COLLECTION_S, stopping), stopping
+        )
     finally:
         lead.step_down()
         bus.stop()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every long-lived loop is supervised: what supervision does, and that no loop goes without it."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from acstor_common import restarts
+from acstor_common import supervised
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "acstor_agent",
+    "acstor_checkpoint",
+    "acstor_common",
+    "acstor_decision",
+    "acstor_glance",
+    "acstor_nova",
+    "acstor_osc",
+)
+HELPER = "acstor_common/supervised.py"
+STARTS = {
+    "Thread",
+    "Timer",
+    "ThreadPoolExecutor",
+    "ProcessPoolExecutor",
+    "create_task",
+    "ensure_future",
+    "start_new_thread",
+    "spawn_system_task",
+    "spawn",
+    "spawn_n",
+    "LoopingCall",
+    "FixedIntervalLoopingCall",
+    "PeriodicWorker",
+}
+WITHOUT_LOOP = {
+    ("acstor_glance/gateway/admission.py", "ThreadPoolExecutor"): "Admission.run reads the result",
+    ("acstor_glance/gateway/composition.py", "ThreadPoolExecutor"): "BaseFile reads the results",
+    ("acstor_glance/gateway/compositions.py", "ThreadPoolExecutor"): "_lines reads the result",
+    ("acstor_glance/gateway/readers/web_link.py", "Timer"): "ends one read",
+    ("acstor_glance/prehash.py", "ThreadPoolExecutor"): "_in_order reads the results",
+}
+"""Threads that run no loop: who starts one waits for its result, errors included."""
+
+NOT_OF_A_THREAD = {("acstor_agent/core/mount/processes.py", "Thread"): "a row of /proc"}
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None:
+    again = restarts.Restarts(most=None)
+    pauses = [again.failed(0.0) for _ in range(40)]
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert set(pauses[7:]) == {restarts.LONGEST_PAUSE_S}
+    assert again.failed(restarts.STEADY_S) == restarts.FIRST_PAUSE_S
+
+
+def test_loop_that_keeps_failing_is_given_up() -> None:
+    again = restarts.Restarts()
+    told = [again.failed(1.0) for _ in range(restarts.MOST_FAILURES)]
+    assert None not in told[:-1] and told[-1] is None
+
+
+class Loop:
+    """Fails so often, and then returns."""
+
+    def __init__(self, failures: int) -> None:
+        self.left, self.runs = failures, 0
+
+    def run(self) -> None:
+        self.runs += 1
+        if self.left:
+            self.left -= 1
+            raise LookupError("of a test")
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.mark.expect_log("a loop failed and runs again in")
+def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None:
+    loop = Loop(2)
+    before = supervised.failures().get("a loop", 0)
+    supervised.start("a loop", loop.run).join(10)
+    assert loop.runs == 3
+    assert supervised.failures()["a loop"] - before == 2
+
+
+@pytest.mark.expect_log("a part failed and runs again in")
+def test_loop_that_is_not_vital_is_never_given_up(short_pauses: None) -> None:
+    loop = Loop(restarts.MOST_FAILURES + 1)
+    supervised.start("a part", loop.run, is_vital=False).join(10)
+    assert loop.runs == restarts.MOST_FAILURES + 2
+
+
+@pytest.mark.expect_log("a stopped loop failed and runs again in")
+def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 600.0)
+    stopping, has_run = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        has_run.set()
+        raise LookupError("of a test")
+
+    thread = supervised.start("a stopped loop", fail, stopping)
+    assert has_run.wait(10)
+    stopping.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.expect_log("one task failed and is not run again")
+def test_failed_work_is_logged_and_counted() -> None:
+    before = supervised.failures().get("one task", 0)
+    loop = Loop(1)
+    supervised.start_once("one task", loop.run).join(10)
+    assert loop.runs == 1 and supervised.failures()["one task"] == before + 1
+
+
+def test_process_ends_when_a_vital_loop_keeps_failing() -> None:
+    program = (
+        "import logging, threading\n"
+        "from acstor_common import restarts, supervised\n"
+        "logging.basicConfig()\n"
+        "restarts.FIRST_PAUSE_S = 0.001\n"
+        "supervised.start('rounds', lambda: 1 / 0)\n"
+        "threading.Event().wait(60)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == supervised.EXIT_FAILED
+    assert "rounds keeps failing" in ended.stderr and "ZeroDivisionError" in ended.stderr
+
+
+def started() -> set[tuple[str, str]]:
+    """Return which modules of the product start threads or tasks, and by what."""
+    found = set()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).glob("**/*.py")):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call):
+                    name = ast.unparse(call.func).rpartition(".")[2]
+                    if name in STARTS:
+                        found.add((str(path.relative_to(ROOT)), name))
+    return found
+
+
+def test_only_the_helper_starts_threads() -> None:
+    assert started() - {(HELPER, "Thread")} == {*WITHOUT_LOOP, *NOT_OF_A_THREAD}
+
+
+def takes_all_silently(handler: ast.ExceptHandler) -> bool:
+    takes_all = handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+    return takes_all and all(isinstance(step, ast.Pass | ast.Continue) for step in handler.body)
+
+
+def test_no_error_is_taken_silently() -> None:
+    """So an error of a trio task ends its nursery: the part is begun again, or the worker ends."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).glob("**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler) and takes_all_silently(node)
+    ]
+    assert not found
