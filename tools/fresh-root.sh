@@ -8,7 +8,8 @@
 # and tools/test.sh.  "unit" runs only the part that needs no lab; a COMMAND runs instead of them, in
 # the clone.  The root is left by pivot_root into mount and PID namespaces of its own, with /dev, /proc,
 # /sys and an empty /run, so FUSE, mounts, namespaces and guests behave as on a machine of that
-# release; the network is this machine's.  Everything is removed at the end, whatever that is.
+# release; the network is this machine's.  Everything is removed at the end, whatever that is; only
+# debootstrap stays, which is installed where it is missing.
 #
 #   --keep       leave the folder, and say where it is
 #   --in FOLDER  run the command in a root that was kept, as it was left
@@ -57,6 +58,15 @@ carry_ways_to_packages() {
     for word in ${PIP_FIND_LINKS:-}; do
         [[ ! -d $word ]] || carry "$folder" "$word"
     done
+}
+
+require_debootstrap() {
+    command -v debootstrap >/dev/null && return
+    say "installing debootstrap"
+    { apt-get --yes update && apt-get --yes install --no-install-recommends debootstrap; } \
+        >"$LOGS/apt.log" 2>&1 </dev/null ||
+        fail "there is no debootstrap here, and it cannot be installed." \
+            "Run: apt-get install debootstrap. The whole log is $LOGS/apt.log."
 }
 
 build() {
@@ -135,7 +145,7 @@ clean_up() {
     fi
 }
 
-usage() { sed -n '3,15s/^# \?//p' "$SCRIPT"; }
+usage() { sed -n '3,16s/^# \?//p' "$SCRIPT"; }
 
 keep=''
 case ${1:-} in
@@ -168,8 +178,8 @@ esac
 
 require_root "a fresh root"
 require_amd64
-command -v debootstrap >/dev/null || fail "there is no debootstrap here." "Run: apt-get install debootstrap"
 mkdir --parents "$PLACE" "$LOGS"
+require_debootstrap
 require_space "$PLACE" "$needed_mib" "a fresh root"
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP

@@ -6,9 +6,9 @@ what a former worker knew: inode numbers and file handles are made from ids, a
 look-up attaches the image by itself, and a write may be done twice.
 
 What Nova and libvirt do to a base file is answered as follows: utime is
-accepted and kept (Nova tells in this way that the image is in use), chown and
-chmod are refused with EPERM and resizing or opening for writing with EROFS,
-which libvirt takes for an answer; ENOSYS would make it refuse to start a guest.
+accepted and kept (Nova tells in this way that the image is in use); every other
+change of a file or a folder is refused with EROFS, which libvirt takes for an
+answer; ENOSYS would make it refuse to start a guest.
 What it does to a disk that a guest writes (chown, chmod, utime) is done and
 kept; only its length stays as it is, which is answered with EPERM.
 """
@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NoReturn
 from typing import ParamSpec
 from typing import TypeVar
 
@@ -207,14 +208,19 @@ class MirrorOperations(pyfuse3.Operations):
         if inode in self._inodes.disks:
             fuse_attributes.set_on_disk(await self._disk(inode), attr, fields)
             return await self.getattr(inode, ctx)
-        if fields.update_size:
+        if fields.update_size or fields.update_uid or fields.update_gid or fields.update_mode:
             raise pyfuse3.FUSEError(errno.EROFS)
-        if fields.update_uid or fields.update_gid or fields.update_mode:
-            raise pyfuse3.FUSEError(errno.EPERM)
         opening = self._inodes.opening(inode)
         if fields.update_mtime and opening is not None:
             self._images.touch(opening.image_id, attr.st_mtime_ns)
         return await self.getattr(inode, ctx)
+
+    async def _refuse_change(self, *_: object) -> NoReturn:
+        """Refuse to change a folder: names come and go with images and disks only."""
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    create = mknod = mkdir = symlink = link = _refuse_change  # type: ignore[assignment]
+    rename = unlink = rmdir = _refuse_change  # type: ignore[assignment]
 
     @_answers_errors
     async def open(

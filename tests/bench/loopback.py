@@ -217,11 +217,12 @@ def settle(agent: agents.Agent) -> None:
         time.sleep(0.02)
 
 
-def peers_share(agent: agents.Agent, image_bytes: int, least: float) -> float:
+def peers_share(agent: agents.Agent, image_bytes: int, least: float = 0.0) -> float:
     """Return how much of an image came from other hosts.
 
-    The rest is of chunks that the reader itself is the home of, and of those that it asked the
-    source for beside a peer that was slow.
+    The rest is of chunks that the reader itself is the home of, of those that it asked the source
+    for beside a peer that was slow, and of those that it asked the source for first, since peers
+    were slower.
 
     :raises harness.CannotRun: less than ``least`` did; then the figures say nothing of peers
     """

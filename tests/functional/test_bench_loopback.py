@@ -21,8 +21,7 @@ SOON_S = 1.0
 
 
 @pytest.mark.parametrize("peers", [1, 2])
-def test_host_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(p15_one_host, "PEERS_SHARE", 0.5)  # where much else runs sources help
+def test_host_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_path):
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     play = p15_one_host.Play(tmp_path / "play", images, image_id, peers, "insecure")
     turns = play.turns(1)

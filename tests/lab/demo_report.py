@@ -8,7 +8,9 @@ named wherever seconds are shown.
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import prettytable
@@ -19,6 +21,7 @@ from tests.lab import demo_remap
 from tests.lab import ways
 
 MB = 1_000_000
+NONE: Mapping[str, str] = MappingProxyType({})
 EMULATION = {
     "tcg": "software emulation (TCG): the guests' boots are bound by the processor",
     "kvm": "hardware virtualization (KVM)",
@@ -121,9 +124,15 @@ def remap(result: demo_remap.RemapResult) -> str:
     return f"{words}\n{table.get_string()}"
 
 
-def text(setting: Setting, results: Sequence[ways.WayResult]) -> str:
-    """Return the whole report for a terminal."""
+def text(
+    setting: Setting, results: Sequence[ways.WayResult], failed: Mapping[str, str] = NONE
+) -> str:
+    """Return the whole report for a terminal.
+
+    :param failed: the labels of ways that failed, with the reason
+    """
     tables = [per_host(results), totals(results)]
+    tables += [f"{label}: failed: {why}" for label, why in failed.items()]
     for result in results:
         tables += [prepared(result.boot_image)] if result.boot_image else []
         tables += [origins(result)] if result.hosts[0].read_origins else []
@@ -132,8 +141,10 @@ def text(setting: Setting, results: Sequence[ways.WayResult]) -> str:
     return "\n".join([setting.words, *tables])
 
 
-def as_json(setting: Setting, results: Sequence[ways.WayResult]) -> dict[str, Any]:
-    """Return all figures as JSON's types."""
+def as_json(
+    setting: Setting, results: Sequence[ways.WayResult], failed: Mapping[str, str] = NONE
+) -> dict[str, Any]:
+    """Return all figures, and why ways failed, as JSON's types."""
     plain = [
         {
             **dataclasses.asdict(result),
@@ -142,16 +153,24 @@ def as_json(setting: Setting, results: Sequence[ways.WayResult]) -> dict[str, An
         }
         for result in results
     ]
-    return {"version": 1, "setting": dataclasses.asdict(setting), "ways": plain}
+    return {
+        "version": 1,
+        "setting": dataclasses.asdict(setting),
+        "ways": plain,
+        "failed": dict(failed),
+    }
 
 
 def save(
-    setting: Setting, results: Sequence[ways.WayResult], folder: pathlib.Path
+    setting: Setting,
+    results: Sequence[ways.WayResult],
+    folder: pathlib.Path,
+    failed: Mapping[str, str] = NONE,
 ) -> list[pathlib.Path]:
     """Write ``demo.json``, ``demo.png`` and ``remap.png`` into ``folder``; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     figures, picture = folder / "demo.json", folder / "demo.png"
-    figures.write_text(json.dumps(as_json(setting, results), indent=1) + "\n")
+    figures.write_text(json.dumps(as_json(setting, results, failed), indent=1) + "\n")
     demo_picture.draw(setting.words, results, picture)
     if result := results[-1].remap:
         demo_picture.draw_remap(setting.words, result, folder / "remap.png")

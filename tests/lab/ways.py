@@ -179,6 +179,8 @@ WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
     "acstor": ("acstor", with_acstor),
 }
 WITH_AGENTS = ("raw", "acstor")
+BASELINES = ("copy", "demand")
+"""Ways without acstor, which are shown for comparison only."""
 ACSTOR = "acstor"
 """As acstor is meant: with a boot image; and the second act is played with its agents."""
 

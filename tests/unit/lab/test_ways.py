@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -97,6 +98,32 @@ def test_report_shows_who_gave_whom_and_what_the_remap_did(tmp_path: pathlib.Pat
     assert told["exchange"]["h2"] == {"h1": 7_250_000}
     assert told["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_baseline_that_fails_is_reported_and_the_rest_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(way: str, *_: object) -> ways.WayResult:
+        if way in failing:
+            raise errors.Unusable("guest on h1", "no login prompt after 240 s\nQEMU: \nits console")
+        return dataclasses.replace(RESULTS[1], way=way, label=ways.WAYS[way][0])
+
+    image = types.SimpleNamespace(info={}, compressed=tmp_path / "image")
+    image.compressed.write_bytes(b"qcow2")
+    monkeypatch.setattr(ways, "play", play)
+    monkeypatch.setattr(demo.guest_image, "ensure", lambda _: image)
+    monkeypatch.setattr(demo.guest, "accelerator", lambda: "tcg")
+    failing = {"demand"}
+    argv = ["--compare", "--results", str(tmp_path / "results")]
+    assert demo.main(argv) == 0
+    shown = capsys.readouterr()
+    assert "on demand: failed: guest on h1: no login prompt after 240 s\n" in shown.out
+    assert "full copy, then boot" in shown.out and "its console" in shown.err
+    figures = json.loads((tmp_path / "results/demo.json").read_text())
+    assert [way["way"] for way in figures["ways"]] == ["copy", "raw", "acstor"]
+    assert list(figures["failed"]) == ["qcow2 over HTTP on demand"]
+    failing = {"acstor"}
+    assert demo.main(argv) == demo.EXIT_FAILED
 
 
 def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
