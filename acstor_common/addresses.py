@@ -3,6 +3,13 @@
 
 import ipaddress
 import re
+from collections.abc import Iterable
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""RFC 6052."""
 
 
 def parse(text: str) -> tuple[str, int]:
@@ -55,7 +62,36 @@ def fault_of(ip: str) -> str:
     return ""
 
 
-def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address, without the IPv6 around one of IPv4."""
-    found = ipaddress.ip_address(ip)
-    return getattr(found, "ipv4_mapped", None) or found
+def is_public(ip: str) -> bool:
+    """Say whether an address belongs to the public Internet.
+
+    >>> is_public("1.1.1.1"), is_public("10.0.0.1"), is_public("64:ff9b::10.0.0.1")
+    (True, False, False)
+    """
+    found = _plain(ip)
+    if isinstance(found, ipaddress.IPv6Address) and (found.is_site_local or found.is_reserved):
+        return False
+    return found.is_global and not found.is_multicast
+
+
+def is_within(ip: str, networks: Iterable[Network]) -> bool:
+    """Say whether one of ``networks`` contains an address.
+
+    >>> is_within("::ffff:10.0.0.1", [ipaddress.ip_network("10.0.0.0/8")])
+    True
+    """
+    found = _plain(ip)
+    return any(found in network for network in networks)
+
+
+def _plain(ip: str) -> Address:
+    """Return an address; of one that leads to an IPv4 host, the IPv4 address.
+
+    That are IPv4-mapped addresses, NAT64 with its well-known prefix, and 6to4.
+    """
+    found = ipaddress.ip_address(ip.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return found
+    if found in _NAT64:
+        return ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.ipv4_mapped or found.sixtofour or found

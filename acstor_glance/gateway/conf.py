@@ -50,6 +50,13 @@ OPTS: list[cfg.Opt] = [
         help="For how long Glance is not asked again whether the same token may download the same "
         "image, and where its bytes are. So long may go on reading who has just lost the right to.",
     ),
+    cfg.ListOpt(
+        "web_networks",
+        default=[],
+        help="Internal networks, as 10.1.0.0/16, whose web servers the gateway reads for images of "
+        "the store http. It refuses all other addresses that are not public, and its own host's: "
+        "whoever may set a location of an image would read them through the gateway.",
+    ),
     cfg.IntOpt(
         "compositions",
         default=4,

@@ -5,9 +5,11 @@ Which store a location is in says Glance.  What is not read is refused with the
 store's name and why, and said in the log once at the start.
 """
 
+import ipaddress
 import logging
 import re
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from glance_store import driver as store_driver
 from glance_store import location as store_location
 from oslo_config import cfg
 
+from acstor_common import addresses
 from acstor_common import errors
 from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
@@ -187,7 +190,18 @@ def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
 def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import web
 
-    return web.WebReader(name, options, own.timeout_s)
+    return web.WebReader(name, options, own.timeout_s, _networks(name, own.web_networks))
+
+
+def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:
+    """Return the networks that the option names.
+
+    :raises errors.Unusable: one of them is none
+    """
+    try:
+        return [ipaddress.ip_network(one) for one in told]
+    except ValueError as error:
+        raise errors.Unusable(name, f"[acstor_gateway] web_networks: {error}") from error
 
 
 _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {

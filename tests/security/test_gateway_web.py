@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Web servers that tenants name as places of their images: what they can make the gateway do.
 
-Real sockets: each read has to end in its time, and with nothing of any other server.
+Real sockets: each read has to end in its time, with nothing of any other server, and connects to no
+internal address that the operator does not allow.
 """
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
@@ -24,6 +26,8 @@ DATA = bytes(range(256)) * 64
 OPTIONS = types.SimpleNamespace(
     https_ca_certificates_file=None, https_insecure=True, http_proxy_information={}
 )
+NETWORKS = [ipaddress.ip_network("127.0.0.1/32")]
+"""Allowed, for the servers of these tests."""
 ASKED = byte_range.ByteRange(1000, 5000)
 
 
@@ -38,7 +42,7 @@ class Url:
 
 
 def read(url, asked=ASKED, reader=None):
-    return (reader or web.WebReader("web", OPTIONS, TIMEOUT_S)).read(Url(url), asked)
+    return (reader or web.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)).read(Url(url), asked)
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def server():
 
 @pytest.fixture
 def reader():
-    return web.WebReader("web", OPTIONS, TIMEOUT_S)
+    return web.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)
 
 
 @contextlib.contextmanager
@@ -140,41 +144,116 @@ def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatc
 # Places
 
 
+REFUSED = "web_networks does not allow its internal address"
+
+
 @pytest.mark.parametrize(
-    "address",
-    ["169.254.169.254", "[fe80::1%251]", "[::ffff:169.254.169.254]", "0.0.0.0", "224.0.0.1"],
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "0x7f000001",
+        "2130706433",
+        "localhost",
+        "0.0.0.0",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::127.0.0.1]",
+        "169.254.169.254",
+        "[::ffff:169.254.169.254]",
+        "10.0.0.1",
+        "[fd00::1]",
+        "224.0.0.1",
+    ],
 )
-def test_metadata_service_of_a_cloud_is_not_asked(address):
-    with ended_in_time("NewConnectionError|ConnectionError|InvalidURL|LocationParseError"):
-        read(f"http://{address}:1/latest/meta-data")
+def test_internal_servers_are_not_connected_to(server, host):
+    port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    reader = web.WebReader("web", OPTIONS, TIMEOUT_S)
+    with pytest.raises(base.NotRead, match=REFUSED):
+        read(f"http://{host}:{port}/image", reader=reader)
+    assert server.connections == 0
 
 
 @pytest.mark.parametrize(
     ("address", "is_allowed"),
     [
-        ("192.0.2.1", True),
-        ("2001:db8::1", True),
-        ("127.0.0.1", True),
+        ("1.1.1.1", True),
+        ("2606:4700:4700::1111", True),
+        ("::ffff:1.1.1.1", True),
+        ("64:ff9b::1.1.1.1", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.0.1", False),
+        ("100.64.0.1", False),
+        ("192.0.2.1", False),
+        ("198.18.0.1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
         ("169.254.169.254", False),
         ("::ffff:169.254.169.254", False),
+        ("::ffff:10.0.0.1", False),
+        ("::127.0.0.1", False),
+        ("64:ff9b::169.254.169.254", False),
+        ("64:ff9b:1::1.1.1.1", False),
+        ("2002:7f00:1::1", False),
+        ("2002:a00:1::", False),
+        ("2001:0:1:2:3:4:5:6", False),
+        ("2001:db8::1", False),
+        ("fd00:ec2::254", False),
+        ("fec0::1", False),
         ("fe80::a9fe:a9fe%1", False),
+        ("::1", False),
         ("::", False),
         ("ff02::1", False),
+        ("ff0e::1", False),
     ],
 )
-def test_addresses_that_mean_this_link_alone_are_not_asked(address, is_allowed):
+def test_only_public_addresses_are_connected_to(address, is_allowed):
     assert web_link.is_allowed(address) == is_allowed
+    everywhere = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
+    assert web_link.is_allowed(address, everywhere)
 
 
-def test_name_that_comes_to_mean_the_metadata_service_is_not_asked(monkeypatch, server):
-    host, port = "127.0.0.1", int(server.url.rsplit(":", 1)[1].rstrip("/"))
-    bad = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))
-    good = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [bad, good])
+def test_public_addresses_of_this_host_are_internal(monkeypatch):
+    monkeypatch.setattr(web_link.addresses, "is_public", lambda _: True)
+    assert web_link.is_allowed("192.0.2.1")
+    assert not web_link.is_allowed("127.0.0.1")
+    assert web_link.is_allowed("127.0.0.1", NETWORKS)
+
+
+def resolved(*found):
+    """Return what getaddrinfo says of a name with these addresses."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in found]
+
+
+def test_name_is_resolved_once_and_only_its_allowed_addresses_are_used(monkeypatch, server):
+    port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    answers = [resolved(("169.254.169.254", 80), ("127.0.0.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.pop())
     assert read("http://rebound.example/image").data == DATA[1000:6000]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [bad])
-    with ended_in_time("ConnectionError"):
+    answers.append(resolved(("169.254.169.254", 80)))
+    with pytest.raises(base.NotRead, match=REFUSED):
         read("http://rebound.example/image")
+
+
+def test_name_that_leads_inside_after_a_redirect_is_refused(monkeypatch, server):
+    port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    with socket.create_server(("127.0.0.2", port)) as inside:
+        inside.setblocking(False)
+        answers = [resolved(("127.0.0.2", port)), resolved(("127.0.0.1", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.pop())
+        there = {"Location": "/secret", "Connection": "close"}
+        server.behaviours = [http_server.status(302, there)]
+        with pytest.raises(base.NotRead, match=REFUSED):
+            read("http://rebound.example/image")
+        assert not answers
+        with pytest.raises(BlockingIOError):
+            inside.accept()
 
 
 def test_redirect_to_another_server_is_not_followed(server):

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store ``http``: GET with a range, from whatever web server a location names.
 
-Tenants name them, where Glance's policies let them, and may run them.  A read ends in its time
-(web_link.py), takes in no more than was asked for, keeps nothing of the server's, and is not sent
-on to another server: Glance has looked at the URL that it was given and at no other.
+Tenants name them, where Glance's policies let them, and may run them.  A read ends in its time and
+connects to no internal address (web_link.py).  It takes in no more than was asked for, keeps
+nothing of the server's, and follows no redirect to another server.
 """
 
 import http
 import http.cookiejar
 import threading
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 import requests
 import urllib3.exceptions
 
+from acstor_common import addresses
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 from acstor_glance.gateway.readers import web_link
@@ -26,17 +28,25 @@ class WebReader(base.Reader):
     """Reads what lies on web servers, with the certificates and proxies of the store's options.
 
     :param timeout_s: how long a read may take
+    :param networks: the internal networks whose web servers are read
     """
 
-    def __init__(self, name: str, options: Any, timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: Any,
+        timeout_s: float,
+        networks: Sequence[addresses.Network] = (),
+    ) -> None:
         super().__init__(name)
+        self._networks = networks
         self._options, self._timeout_s = options, timeout_s
         self._own = threading.local()
         self._late = f"it took longer than {timeout_s:g} s"
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
         """Read a part of an object; see :meth:`base.Reader.read`."""
-        with web_link.Deadline(self._timeout_s) as deadline:
+        with web_link.Bounds(self._timeout_s, self._networks) as bounds:
             try:
                 with self._ask(location.get_uri(), asked) as answer:
                     status = answer.status_code
@@ -46,15 +56,18 @@ class WebReader(base.Reader):
                         raise self.of_status(status, f"the web server answers {status}")
                     data = answer.raw.read(asked.length + 1)
                     content_range = answer.headers.get("Content-Range", "")
+            except web_link.InternalAddress as error:
+                why = "[acstor_gateway] web_networks does not allow its internal address"
+                raise base.NotRead(self.name, why) from error
             except (
                 requests.exceptions.RequestException,
                 urllib3.exceptions.HTTPError,
                 OSError,
                 ValueError,  # of a URL, or of a redirect to what is none
             ) as error:
-                why = self._late if deadline.is_over else type(error).__name__
+                why = self._late if bounds.is_over else type(error).__name__
                 raise base.StoreUnreachable(self.name, why) from error
-        if deadline.is_over:  # what was cut off may look like the end of a head, or of a body
+        if bounds.is_over:  # what was cut off may look like the end of a head, or of a body
             raise base.StoreUnreachable(self.name, self._late)
         return self.of_answer(asked, content_range, data)
 

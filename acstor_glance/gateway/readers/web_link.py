@@ -4,16 +4,19 @@
 Time-outs of sockets begin anew with each byte, so a server that gives one now and then would keep
 a read, and its place among those of the store, for days.  When the time of a read is over its
 connection is shut, wherever the read is: at one of many addresses, in TLS, in the head or in the
-body.  And no connection goes to a link-local address, where clouds have their metadata, whatever
-name resolves to it.
+body.
+
+A connection goes to a public address, or to one of the networks that the operator allows: a name is
+resolved once, and the address that was checked is the one that is connected to.  Proxies are the
+operator's and are not checked; a proxy resolves the names itself.
 """
 
 import contextlib
-import ipaddress
 import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
@@ -22,16 +25,24 @@ import urllib3.connection
 import urllib3.connectionpool
 import urllib3.exceptions
 
+from acstor_common import addresses
+
 LEAST_S = 0.001
 
 
-class Deadline:
-    """Context manager: the time of a read of this thread.
+class InternalAddress(Exception):
+    """A server has no address but internal ones, to which the gateway does not connect."""
+
+
+class Bounds:
+    """Context manager: how long a read of this thread may take, and where it may connect to.
 
     :param timeout_s: how long it may take
+    :param networks: the internal networks that it may connect to
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, networks: Sequence[addresses.Network] = ()) -> None:
+        self.networks = networks
         self._until_s = time.monotonic() + timeout_s
         self._timer = threading.Timer(timeout_s, self._shut)
         self._timer.daemon = True
@@ -40,13 +51,13 @@ class Deadline:
         self.is_over = False
 
     def __enter__(self) -> Self:
-        _own.deadline = self
+        _own.bounds = self
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        _own.deadline = None
+        _own.bounds = None
         with self._lock:
             for copy in self._sockets:
                 copy.close()
@@ -82,52 +93,68 @@ class Deadline:
 _own = threading.local()
 
 
-def _deadline() -> Deadline:
-    found: Deadline = _own.deadline
+def _bounds() -> Bounds:
+    found: Bounds = _own.bounds
     return found
 
 
-def is_allowed(address: str) -> bool:
+def is_allowed(address: str, networks: Sequence[addresses.Network] = ()) -> bool:
     """Say whether a connection may go to an address."""
-    found: Any = ipaddress.ip_address(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return not (found.is_link_local or found.is_multicast or found.is_unspecified)
+    if addresses.is_within(address, networks):
+        return True
+    return addresses.is_public(address) and not is_own(address)
+
+
+def is_own(address: str) -> bool:
+    """Say whether an address is one of this host's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # chooses a source address and sends nothing
+        except OSError:  # there is no route
+            return False
+        return bool(probe.getsockname()[0] == address)
 
 
 class _Ended:
     """What a connection of urllib3 does differently."""
 
     def _new_conn(self: Any) -> socket.socket:
-        """Connect to one of the server's addresses (urllib3.contrib.socks has such a method)."""
-        deadline = _deadline()
-        failed: Exception = PermissionError("it has no address that may be asked")
+        """Connect to one of the server's addresses (urllib3.contrib.socks has such a method).
+
+        :raises InternalAddress: none of them may be connected to
+        """
+        bounds = _bounds()
+        failed: Exception | None = None
         try:
             found = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise urllib3.exceptions.NewConnectionError(self, "no such name") from error
         for family, kind, protocol, _, address in found:
-            if not is_allowed(str(address[0])):
+            if not self.proxy and not is_allowed(str(address[0]), bounds.networks):
                 continue
             connection = socket.socket(family, kind, protocol)
             try:
-                deadline.covers(connection)
-                connection.settimeout(max(LEAST_S, deadline.left_s))
+                bounds.covers(connection)
+                connection.settimeout(max(LEAST_S, bounds.left_s))
                 connection.connect(address)
             except OSError as error:
                 failed = error
                 connection.close()
-                if deadline.is_over:
+                if bounds.is_over:
                     break
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(self.timeout)
                 return connection
+        if failed is None:
+            raise InternalAddress
         raise urllib3.exceptions.NewConnectionError(self, type(failed).__name__) from failed
 
     def request(self: Any, *arguments: Any, **more: Any) -> None:
         """Send a request; a connection that was kept has a new deadline now."""
         if self.sock is not None:
-            _deadline().covers(self.sock)
+            _bounds().covers(self.sock)
         super().request(*arguments, **more)  # type: ignore[misc]
 
 
@@ -151,7 +178,7 @@ _POOLS = {"http": _Pool, "https": _TlsPool}
 
 
 class Adapter(requests.adapters.HTTPAdapter):
-    """Lets requests connect as this module does; it is used inside of a :class:`Deadline`."""
+    """Lets requests connect as this module does; it is used inside of a :class:`Bounds`."""
 
     def init_poolmanager(self, *arguments: Any, **more: Any) -> None:
         """Make what has the connections."""
