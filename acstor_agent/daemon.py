@@ -27,7 +27,6 @@ from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import optional
 from acstor_agent.control import status
-from acstor_agent.core.exchange import content_index
 from acstor_agent.core.mount import inodes
 from acstor_agent.core.transfers import transfers
 from acstor_agent.core.transfers.giving import rights
@@ -393,12 +392,16 @@ class Agent:
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
-        keys = self._named.keys(image_map)
-        index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         boots = self._boots.booting(image_map)
         limit, rule = settings.unmatched_limit(own), settings.prefetch_rule(own)
         ahead = prefetching.Prefetching(
-            image_map, index, self._chunks, self._nursery, limit, boots.covers, rule
+            image_map,
+            self._named.index(image_map),
+            self._chunks,
+            self._nursery,
+            limit,
+            boots.covers,
+            rule,
         )
         if not self._is_for_others(image_map.image_id):
             ahead.advertised(self._chunks.known())

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunk map: which content (CID) each chunk of one image has.
 
-A map is a header, one CID a chunk, the image's layout unless it is raw (layout.py),
-and a trailer that hashes all of it; the bytes are described in
-``doc/source/format/chunk_map.rst``.  A map is believed only after
-:meth:`ChunkMap.parse` has checked it, and it is never unpacked: a map of 1 TiB is
-512 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
+A map is a header, a directory of pages, blocks of CIDs, an index of the contents, the
+layout of an image that is not raw (layout.py), and a trailer that hashes all of it;
+``doc/source/format/chunk_map.rst`` describes the bytes.  Pages with equal CIDs share a
+block, so a map of 2 TiB of zeros takes 520 KiB.  A map is believed only after
+:meth:`ChunkMap.parse` has checked it, and it is never unpacked: a dense map of 1 TiB is
+576 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
 CID or an extent is cut out when it is asked for.  map_builder.py writes maps.
 
 A map with scope keys is a secret: who has it can find out who else in the scope has
@@ -14,6 +15,8 @@ which chunks (:mod:`acstor_common.ids`).
 
 import re
 import struct
+from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import blake3
@@ -24,30 +27,42 @@ from acstor_common import ids
 from acstor_common import layout
 
 MAGIC = b"\x89acmap\r\n"
-VERSION = 3
+VERSION = 4
 ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
 MAX_SCOPE_KEYS = 8
 
 # Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image id, name and value of the
 # image's hash, length of that value, number of scope keys; disk format and length of the stored
-# file, entries of its layout; reserved and zero; the keys.
+# file, entries of its layout; blocks and contents; the keys.
 _KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
-_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHHH2xQQ8x{_KEYS_BYTES}s")
+_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s")
 _DIGEST_BYTES = 32
 HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 TRAILER_BYTES = _DIGEST_BYTES
 
+PAGE_CHUNKS = layout.PAGE_CHUNKS
+"""Chunks whose CIDs are one block, which is never short: zeros follow the last chunk."""
+BLOCK_BYTES = PAGE_CHUNKS * ids.CID_BYTES
+NUMBER_BYTES = 4
+"""Length of an entry of the directory and of the index."""
+MAX_CHUNKS = (1 << 32) - 1
+
 # Where the header's fields begin, for messages.
 _AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES = 8, 10, 12
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
-_AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES, _AT_KEYS = 130, 132, 136, 160
+_AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
+_AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
+
+_PIECE_BYTES = 1 << 16
+"""A check takes at most so many bytes between two rests: some 0.5 ms."""
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
 _EVEN_BYTES = bytes(range(0, 256, 2))
 
 _read_cid = struct.Struct(f"{ids.CID_BYTES}s").unpack_from
+_read_number = struct.Struct("<I").unpack_from
 
 _Fault = errors.ChunkMapFormatError
 Buffer = bytes | memoryview
@@ -78,6 +93,17 @@ class Subject(NamedTuple):
     stored: layout.Stored
 
 
+class Tables(NamedTuple):
+    """How long the tables of a map are.
+
+    :param blocks: distinct blocks of CIDs; at most one a page
+    :param contents: distinct CIDs, but for that of zeros: the entries of the index
+    """
+
+    blocks: int
+    contents: int
+
+
 class _Header(NamedTuple):
     """The fields of _HEADER, in its order."""
 
@@ -95,30 +121,48 @@ class _Header(NamedTuple):
     disk_format: int
     stored_bytes: int
     entries: int
+    blocks: int
+    contents: int
     keys: bytes
 
 
-def entries_at(cut: geometry.Geometry) -> int:
-    """Return where the entries of the layout begin in the map of an image that is cut like this."""
-    return HEADER_BYTES + cut.chunk_count * ids.CID_BYTES
+class Sections(NamedTuple):
+    """Where the parts of a map begin; the directory follows the header.
 
-
-def length_bytes(cut: geometry.Geometry, stored: layout.Stored) -> int:
-    """Return how long the map of an image that is cut and stored like this is.
-
-    >>> length_bytes(geometry.Geometry(1 << 40, 65536), layout.raw(1 << 40)) >> 20
-    512
+    :param blocks_at: the blocks of CIDs
+    :param index_at: the index of the contents
+    :param entries_at: the entries of the layout
+    :param stop: the length of the map
     """
-    return entries_at(cut) + layout.table_bytes(cut, stored) + TRAILER_BYTES
+
+    blocks_at: int
+    index_at: int
+    entries_at: int
+    stop: int
 
 
-def header_bytes(subject: Subject) -> bytes:
+def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> Sections:
+    """Return where the parts of the map of an image that is cut and stored like this begin.
+
+    >>> cut = geometry.Geometry(1 << 40, 65536)
+    >>> sections(cut, layout.raw(1 << 40), Tables(1 << 16, 1 << 24)).stop >> 20
+    576
+    """
+    blocks_at = HEADER_BYTES + layout.page_count(cut) * NUMBER_BYTES
+    index_at = blocks_at + tables.blocks * BLOCK_BYTES
+    entries_at = index_at + tables.contents * NUMBER_BYTES
+    stop = entries_at + layout.table_bytes(cut, stored) + TRAILER_BYTES
+    return Sections(blocks_at, index_at, entries_at, stop)
+
+
+def header_bytes(subject: Subject, tables: Tables) -> bytes:
     """Return the header of a map.
 
     :raises ValueError: a field does not fit into a header
     """
     image_id, cut, os_hash, scope_keys, stored = subject
     why = fault_of_os_hash(os_hash) or _fault_of_keys(scope_keys) or _fault_of_stored(stored, cut)
+    why = why or _fault_of_count(cut.chunk_count)
     if why:
         raise ValueError(why)
     fields = _HEADER.pack(
@@ -134,6 +178,7 @@ def header_bytes(subject: Subject) -> bytes:
         len(os_hash.value),
         len(scope_keys),
         *stored,
+        *tables,
         b"".join(scope_keys),
     )
     return fields + blake3.blake3(fields).digest()
@@ -143,22 +188,24 @@ class ChunkMap:
     """One image's CIDs, read in place from the bytes of its map.
 
     ``image_id``, ``geometry``, ``os_hash_algo`` and ``os_hash_value`` say which image it is of,
-    ``scope_keys`` what its keyed CIDs are checked with, ``layout`` where its bytes are.
+    ``scope_keys`` what its keyed CIDs are checked with, ``layout`` where its bytes are,
+    ``tables`` how many blocks and contents it has.
     The buffer must stay as it is, and open, while the map is used.
     """
 
     __slots__ = (
-        *("_buffer", "_count", "geometry", "image_id", "layout"),
-        *("os_hash_algo", "os_hash_value", "scope_keys", "subject"),
+        *("_blocks_at", "_buffer", "_count", "_index_at", "geometry", "image_id", "layout"),
+        *("os_hash_algo", "os_hash_value", "scope_keys", "subject", "tables"),
     )
 
-    def __init__(self, buffer: Buffer, subject: Subject) -> None:
-        self._buffer, self.subject = buffer, subject
+    def __init__(self, buffer: Buffer, subject: Subject, tables: Tables) -> None:
+        self._buffer, self.subject, self.tables = buffer, subject, tables
         self.image_id, self.geometry, os_hash, self.scope_keys, stored = subject
         self.os_hash_algo, self.os_hash_value = os_hash
         self._count = self.geometry.chunk_count
-        at = entries_at(self.geometry)
-        self.layout = layout.Layout(buffer, at, self.geometry, stored)
+        of = sections(self.geometry, stored, tables)
+        self._blocks_at, self._index_at = of.blocks_at, of.index_at
+        self.layout = layout.Layout(buffer, of.entries_at, self.geometry, stored)
 
     @classmethod
     def parse(
@@ -169,24 +216,30 @@ class ChunkMap:
         expected_image_id: ids.ImageId | None = None,
         expected_stored_bytes: int | None = None,
         check_trailer: bool = True,
+        rest: Callable[[], None] = lambda: None,
     ) -> "ChunkMap":
         """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
 
         :param what: the map as its owner knows it (a path, an image id), for errors
         :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID and
             each entry of the layout; leave it out only for bytes that this host has checked before
+        :param rest: called between pieces of the check that take some 0.5 ms each; a thread
+            sleeps in it, so that it leaves the interpreter to others
         :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
             of another image than expected
         """
         with memoryview(buffer) as view:
-            subject = _parse_header(view, what)
+            subject, tables = _parse_header(view, what)
             _check_expected(subject, expected_image_id, expected_stored_bytes, what)
-            _check_length(view, subject, what)
+            of = sections(subject.geometry, subject.stored, tables)
+            _check_length(view, of, what)
             if check_trailer:
                 _check_trailer(view, what)
-                _check_cids(view, subject, what)
-                _check_layout(view, subject, what)
-        return cls(buffer, subject)
+            _check_numbers(view, subject, tables, what, rest)
+            if check_trailer:
+                _check_cids(view, subject, of, what, rest)
+                _check_layout(view, subject, of, what, rest)
+        return cls(buffer, subject, tables)
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -199,8 +252,22 @@ class ChunkMap:
         """
         if not 0 <= chunk_no < self._count:
             raise IndexError(f"image {self.image_id} has no chunk {chunk_no}")
-        cid: ids.Cid = _read_cid(self._buffer, HEADER_BYTES + chunk_no * ids.CID_BYTES)[0]
+        page, number = divmod(chunk_no, PAGE_CHUNKS)
+        block: int = _read_number(self._buffer, HEADER_BYTES + page * NUMBER_BYTES)[0]
+        at = self._blocks_at + block * BLOCK_BYTES + number * ids.CID_BYTES
+        cid: ids.Cid = _read_cid(self._buffer, at)[0]
         return cid
+
+    def first_chunk(self, content_no: int) -> int:
+        """Return a chunk that has a content: the first one, if the index is right.
+
+        :param content_no: below ``tables.contents``; contents are in the order of their CIDs
+
+        The index is a hint: who looks a CID up compares it with that of the chunk.
+        """
+        at = self._index_at + content_no * NUMBER_BYTES
+        chunk_no: int = _read_number(self._buffer, at)[0]
+        return chunk_no
 
     @property
     def checksum(self) -> bytes:
@@ -221,29 +288,50 @@ class ChunkMap:
     def zeros(self) -> bytes:
         """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.
 
-        Takes about 2 ms for each 10,000 chunks.
+        Takes about 1 ms for each 10,000 chunks in distinct blocks.
         """
-        bits = bytearray(-(-self._count // 8))
-        for chunk_no in range(self._count):
-            if self.is_zero(chunk_no):
-                bits[chunk_no // 8] |= 1 << chunk_no % 8
+        of_block: dict[int, bytes] = {}
+        bits = bytearray()
+        for (block,) in struct.iter_unpack("<I", self._buffer[HEADER_BYTES : self._blocks_at]):
+            if block not in of_block:
+                of_block[block] = self._zeros_of(block)
+            bits += of_block[block]
+        del bits[-(-self._count // 8) :]
+        if self._count % 8:  # what follows the last chunk in its block is none
+            bits[-1] &= (1 << self._count % 8) - 1
         return bytes(bits)
+
+    def _zeros_of(self, block: int) -> bytes:
+        at = self._blocks_at + block * BLOCK_BYTES
+        cids = bytes(self._buffer[at : at + BLOCK_BYTES])
+        if cids.find(ids.ZERO_CID) < 0:
+            return bytes(PAGE_CHUNKS // 8)
+        bits = 0
+        for number in range(PAGE_CHUNKS):
+            bits |= cids.startswith(ids.ZERO_CID, number * ids.CID_BYTES) << number
+        return bits.to_bytes(PAGE_CHUNKS // 8, "little")
+
+
+def parse_head(head: Buffer, what: str, expected_image_id: ids.ImageId) -> tuple[Subject, Tables]:
+    """Check the header in the first HEADER_BYTES of a map; return its image and its tables.
+
+    :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
+    """
+    with memoryview(head) as view:
+        subject, tables = _parse_header(view, what)
+    _check_expected(subject, expected_image_id, None, what)
+    return subject, tables
 
 
 def subject_of(head: Buffer, what: str, expected_image_id: ids.ImageId) -> Subject:
     """Check the header in the first HEADER_BYTES of a map, and say which image it is of.
 
-    The CIDs follow it, one after the other: for who needs few of them, one by one.
-
     :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
     """
-    with memoryview(head) as view:
-        subject = _parse_header(view, what)
-    _check_expected(subject, expected_image_id, None, what)
-    return subject
+    return parse_head(head, what, expected_image_id)[0]
 
 
-def _parse_header(view: memoryview, what: str) -> Subject:
+def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
     """Check the header by itself: what it is first, then its checksum, then each field."""
     header = _unpack_header(view, what)
     if header.algorithm != ALGORITHM_BLAKE3_256:
@@ -254,9 +342,12 @@ def _parse_header(view: memoryview, what: str) -> Subject:
     if header.chunk_count != cut.chunk_count:
         why = f"{header.chunk_count} chunks do not fit an image of {cut.size_bytes} bytes"
         raise _Fault(what, _AT_CHUNK_COUNT, why)
+    if why := _fault_of_count(cut.chunk_count):
+        raise _Fault(what, _AT_CHUNK_COUNT, why)
     image_id = ids.image_id_from_bytes(header.image_id)
     os_hash, keys = _parse_os_hash(header, what), _parse_keys(header, what)
-    return Subject(image_id, cut, os_hash, keys, _parse_stored(header, cut, what))
+    subject = Subject(image_id, cut, os_hash, keys, _parse_stored(header, cut, what))
+    return subject, _parse_tables(header, cut, what)
 
 
 def _unpack_header(view: memoryview, what: str) -> _Header:
@@ -311,6 +402,21 @@ def _parse_stored(header: _Header, cut: geometry.Geometry, what: str) -> layout.
     return stored
 
 
+def _parse_tables(header: _Header, cut: geometry.Geometry, what: str) -> Tables:
+    pages = layout.page_count(cut)
+    if not bool(pages) <= header.blocks <= pages:
+        raise _Fault(what, _AT_BLOCKS, f"{header.blocks} blocks do not fit {pages} pages")
+    if header.contents > cut.chunk_count:
+        why = f"{header.contents} contents do not fit {cut.chunk_count} chunks"
+        raise _Fault(what, _AT_CONTENTS, why)
+    return Tables(header.blocks, header.contents)
+
+
+def _fault_of_count(chunk_count: int) -> str:
+    """Say why an image cannot have so many chunks; empty if it can."""
+    return f"{chunk_count} chunks are too many" if chunk_count > MAX_CHUNKS else ""
+
+
 def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
     """Say why an image cannot be stored like this; empty if it can."""
     if stored.is_identity and stored != layout.raw(cut.size_bytes):
@@ -355,8 +461,8 @@ def _check_expected(
         raise _Fault(what, AT_STORED_BYTES, why)
 
 
-def _check_length(view: memoryview, subject: Subject, what: str) -> None:
-    expected_bytes = length_bytes(subject.geometry, subject.stored)
+def _check_length(view: memoryview, of: Sections, what: str) -> None:
+    expected_bytes = of.stop
     if view.nbytes < expected_bytes:
         raise _Fault(what, view.nbytes, f"truncated: {view.nbytes} of {expected_bytes} bytes")
     if view.nbytes > expected_bytes:
@@ -370,26 +476,54 @@ def _check_trailer(view: memoryview, what: str) -> None:
         raise _Fault(what, body_bytes, "the map's checksum does not match")
 
 
-def _check_cids(view: memoryview, subject: Subject, what: str) -> None:
+def _check_numbers(
+    view: memoryview, subject: Subject, tables: Tables, what: str, rest: Callable[[], None]
+) -> None:
+    """Refuse a directory or an index that leads out of the map: 10 ms for 2 TiB of zeros."""
+    of = sections(subject.geometry, subject.stored, tables)
+    for start, stop, limit, name in (
+        (HEADER_BYTES, of.blocks_at, tables.blocks, "block"),
+        (of.index_at, of.entries_at, subject.geometry.chunk_count, "chunk"),
+    ):
+        for at, piece in _pieces(view, start, stop, rest):
+            numbers = struct.unpack(f"<{len(piece) // NUMBER_BYTES}I", piece)
+            if max(numbers) >= limit:
+                where = next(n for n, number in enumerate(numbers) if number >= limit)
+                why = f"there is no {name} {numbers[where]}"
+                raise _Fault(what, at + where * NUMBER_BYTES, why)
+
+
+def _check_cids(
+    view: memoryview, subject: Subject, of: Sections, what: str, rest: Callable[[], None]
+) -> None:
     """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
     if subject.scope_keys:
         return
-    last_bytes = slice(
-        HEADER_BYTES + ids.CID_BYTES - 1, entries_at(subject.geometry), ids.CID_BYTES
-    )
-    ends = bytes(view[last_bytes])
-    if odd := ends.translate(None, _EVEN_BYTES):
-        offset = HEADER_BYTES + ends.index(odd[0]) * ids.CID_BYTES
-        raise _Fault(what, offset, "a keyed CID, and the map has no scope key")
+    for at, piece in _pieces(view, of.blocks_at, of.index_at, rest):
+        ends = bytes(piece[ids.CID_BYTES - 1 :: ids.CID_BYTES])
+        if odd := ends.translate(None, _EVEN_BYTES):
+            offset = at + ends.index(odd[0]) * ids.CID_BYTES
+            raise _Fault(what, offset, "a keyed CID, and the map has no scope key")
 
 
-def _check_layout(view: memoryview, subject: Subject, what: str) -> None:
+def _pieces(
+    view: memoryview, start: int, stop: int, rest: Callable[[], None]
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield a part of a map in pieces, and where each begins."""
+    for at in range(start, stop, _PIECE_BYTES):
+        yield at, view[at : min(at + _PIECE_BYTES, stop)]
+        rest()
+
+
+def _check_layout(
+    view: memoryview, subject: Subject, of: Sections, what: str, rest: Callable[[], None]
+) -> None:
     """Refuse extents that no image has."""
     cut, stored = subject.geometry, subject.stored
     if stored.is_identity:
         return
-    at = entries_at(cut)
+    at = of.entries_at
     index_at = at + stored.entries * layout.ENTRY_BYTES
     slots = view[index_at:-TRAILER_BYTES]
-    if fault := layout.fault_of_table(view[at:index_at], slots, cut, stored):
+    if fault := layout.fault_of_table(view[at:index_at], slots, cut, stored, rest=rest):
         raise _Fault(what, at + fault[0], fault[1])

@@ -357,22 +357,18 @@ def _write_map(
     log: progress_log.ProgressLog,
 ) -> int:
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
-    zero_chunks = 0
     whole_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
     mode = 0o600 if subject.scope_keys else 0o644
-    builder = map_builder.MapBuilder(*subject)
+    cids = (record.cids for record in log.records())
+    entries = (record.entries for record in log.records()) if subject.stored.entries else ()
     with image_file.named(path), whole_file.written(path, mode) as file:
-        file.write(builder.header)
-        for record in log.records():
-            zero_chunks += _count_zeros(record.cids)
-            file.write(builder.feed(record.cids))
-        for record in log.records() if subject.stored.entries else ():
-            file.write(builder.feed_entries(record.entries))
-        file.write(builder.end())
-    return zero_chunks
+        file.writelines(map_builder.parts(subject, cids, entries, path.parent))
+        return sum(_count_zeros(record.cids) for record in log.records())
 
 
 def _count_zeros(cids: bytes) -> int:
+    if not any(cids):
+        return len(cids) // ids.CID_BYTES
     starts = range(0, len(cids), ids.CID_BYTES)
     return sum(cids.startswith(ids.ZERO_CID, start) for start in starts)
 

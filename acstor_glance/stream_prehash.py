@@ -69,7 +69,16 @@ def write_map(
             is_hashed = bytes_hash is not None
             write_map_of_file(image, copied, work, file, chunk_bytes, progress, naming, is_hashed)
     else:
-        _write_on_the_way(image, pieces, chunk_bytes, file, progress, naming)
+        size_bytes = image_record.size_bytes_of(image)
+        subject = chunk_map.Subject(
+            image_record.image_id_of(image),
+            geometry.Geometry(size_bytes, chunk_bytes),
+            image_record.os_hash_of(image),
+            naming.scope_keys,
+            layout.raw(size_bytes),
+        )
+        cids = _cids_on_the_way(image, subject, pieces, progress, naming)
+        file.writelines(map_builder.parts(subject, cids, folder=folder))
 
 
 def _format_of(image: image_record.Record) -> layout.DiskFormat:
@@ -159,21 +168,17 @@ def copy(
         raise _wrong_bytes(name, bytes_hash)
 
 
-def _write_on_the_way(
+def _cids_on_the_way(
     image: image_record.Record,
+    subject: chunk_map.Subject,
     pieces: Iterator[bytes],
-    chunk_bytes: int,
-    file: IO[bytes],
     progress: Callable[[int], None],
     naming: scope.Naming,
-) -> None:
-    os_hash = image_record.os_hash_of(image)
-    cut = geometry.Geometry(image_record.size_bytes_of(image), chunk_bytes)
-    image_id = image_record.image_id_of(image)
-    builder = map_builder.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
+) -> Iterator[bytes]:
+    """Yield the CIDs of a raw image while its bytes come, and check its hash at the end."""
+    os_hash, cut = subject.os_hash, subject.geometry
     name = f"image {image['id']}"
     hasher = _hasher(name, os_hash.algo)
-    file.write(builder.header)
     done_bytes = 0
     for buffer, length in _buffers(pieces):
         if done_bytes == 0:
@@ -182,16 +187,15 @@ def _write_on_the_way(
             raise _differs(name, f"more than {cut.size_bytes}")
         hasher.update(memoryview(buffer)[:length])
         cids = bytearray()
-        chunk_no = done_bytes // chunk_bytes
-        chunk_hashing.append_cids(buffer, length, chunk_bytes, cids, naming, chunk_no)
-        file.write(builder.feed(bytes(cids)))
+        chunk_no = done_bytes // cut.chunk_bytes
+        chunk_hashing.append_cids(buffer, length, cut.chunk_bytes, cids, naming, chunk_no)
+        yield bytes(cids)
         done_bytes += length
         progress(done_bytes)
     if done_bytes < cut.size_bytes:
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:
         raise _wrong_bytes(name, os_hash)
-    file.write(builder.end())
 
 
 def _buffers(pieces: Iterator[bytes]) -> Iterator[tuple[bytearray, int]]:

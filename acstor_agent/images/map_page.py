@@ -6,7 +6,10 @@ checked as those of a whole map are.
 """
 
 import functools
+import struct
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
@@ -68,23 +71,24 @@ class PagedLayout:
         return found
 
 
-async def read(source: base.Source, subject: chunk_map.Subject, number: int) -> Page:
+async def read(
+    source: base.Source, subject: chunk_map.Subject, tables: chunk_map.Tables, number: int
+) -> Page:
     """Read a page of an image's map.
 
-    :raises errors.ChunkMapFormatError: its extents are none
+    :param subject: of the map's header, as ``tables``
+    :raises errors.ChunkMapFormatError: its extents are none, or its directory leads nowhere
     :raises errors.ChunkUnavailable: the source does not give it
     """
     cut, stored = subject.geometry, subject.stored
     blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
-    first = number * PAGE_CIDS
-    count = min(PAGE_CIDS, cut.chunk_count - first)
-    at = chunk_map.HEADER_BYTES + first * ids.CID_BYTES
-    cids = await source.read(blob, at, count * ids.CID_BYTES)
+    of = chunk_map.sections(cut, stored, tables)
+    cids = await _read_cids(source, blob, subject, tables, number)
     if stored.is_identity:
         return Page(cids)
     first_page = number * _LAYOUT_PAGES
     slots_count = min(_LAYOUT_PAGES, layout.page_count(cut) - first_page) + 1
-    entries_at = chunk_map.entries_at(cut)
+    entries_at = of.entries_at
     index_at = entries_at + stored.entries * layout.ENTRY_BYTES
     slots = await source.read(
         blob, index_at + first_page * layout.SLOT_BYTES, slots_count * layout.SLOT_BYTES
@@ -100,3 +104,48 @@ async def read(source: base.Source, subject: chunk_map.Subject, number: int) -> 
     if fault := await trio.to_thread.run_sync(check):
         raise errors.ChunkMapFormatError(what, entries_at + fault[0], fault[1])
     return Page(cids, entries)
+
+
+async def _read_cids(
+    source: base.Source,
+    blob: base.Blob,
+    subject: chunk_map.Subject,
+    tables: chunk_map.Tables,
+    number: int,
+) -> bytes:
+    """Read the blocks that the directory names; those that follow each other at once."""
+    cut = subject.geometry
+    first_page = number * _LAYOUT_PAGES
+    count = min(_LAYOUT_PAGES, layout.page_count(cut) - first_page)
+    at = chunk_map.HEADER_BYTES + first_page * chunk_map.NUMBER_BYTES
+    blocks = struct.unpack(
+        f"<{count}I", await source.read(blob, at, count * chunk_map.NUMBER_BYTES)
+    )
+    if max(blocks) >= tables.blocks:
+        what = f"{blob.name} from {source.where}"
+        raise errors.ChunkMapFormatError(what, at, f"there is no block {max(blocks)}")
+    blocks_at = chunk_map.sections(cut, subject.stored, tables).blocks_at
+    found: dict[int, bytes] = {}
+    for start, stop in _runs(sorted(set(blocks))):
+        offset = blocks_at + start * chunk_map.BLOCK_BYTES
+        raw = await source.read(blob, offset, (stop - start) * chunk_map.BLOCK_BYTES)
+        for block in range(start, stop):
+            at = (block - start) * chunk_map.BLOCK_BYTES
+            found[block] = raw[at : at + chunk_map.BLOCK_BYTES]
+    cids = b"".join(found[block] for block in blocks)
+    return cids[: (cut.chunk_count - number * PAGE_CIDS) * ids.CID_BYTES]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first number of each run of numbers that follow each other, and its end.
+
+    >>> list(_runs([3, 4, 7]))
+    [(3, 5), (7, 8)]
+    """
+    start = stop = numbers[0]
+    for number in numbers:
+        if number != stop:
+            yield start, stop
+            start = number
+        stop = number + 1
+    yield start, stop

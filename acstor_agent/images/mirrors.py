@@ -8,6 +8,7 @@ of an image that is in use, and here it is remembered.
 """
 
 import contextlib
+import functools
 import hashlib
 import logging
 import mmap
@@ -36,6 +37,9 @@ LOG = logging.getLogger(__name__)
 MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
 """A source that offers a longer map is wrong: it would be of an image of 8 TiB."""
+
+
+_REST_S = 0.0005
 
 
 class Mirrors:
@@ -327,10 +331,15 @@ def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> Non
 
 
 def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
-    """Map the file into memory and check all of it."""
+    """Map the file into memory and check all of it.
+
+    For a thread: it leaves the interpreter to others after each 0.5 ms of work.
+    """
     what = what or str(path)
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise errors.ChunkMapFormatError(what, 0, "is empty")
         buffer = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id)
+    return chunk_map.ChunkMap.parse(
+        buffer, what, expected_image_id=image_id, rest=functools.partial(time.sleep, _REST_S)
+    )

@@ -43,7 +43,7 @@ class Prefetching:
     def __init__(
         self,
         image_map: chunk_map.ChunkMap,
-        index: content_index.ContentIndex,
+        index: content_index.Index,
         chunks: exchange.Exchange,
         nursery: trio.Nursery,
         limit: int | None,

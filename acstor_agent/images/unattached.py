@@ -74,6 +74,7 @@ class _Image:
     """What is known of one image; ``stamp`` is that of the map whose pages are remembered."""
 
     subject: chunk_map.Subject
+    tables: chunk_map.Tables
     stamp: str
     look_again_s: float
 
@@ -305,7 +306,10 @@ class UnattachedImages:
             # First: what is read after it is as new at least, or the next look finds it changed.
             stamp = (await self._source.look(base.Blob(image_id, base.BlobKind.CHUNK_MAP))).stamp
             is_same = image is not None and image.stamp == stamp
-            subject = image.subject if image and is_same else await self._read_subject(image_id)
+            if image is not None and is_same:
+                subject, tables = image.subject, image.tables
+            else:
+                subject, tables = await self._read_head(image_id)
             blob = base.stored_blob(image_id, subject.stored.disk_format)
             size_bytes = (await self._source.look(blob)).size_bytes
             if size_bytes != subject.stored.size_bytes:
@@ -326,14 +330,14 @@ class UnattachedImages:
         if not is_same:
             self._forget(image_id)  # pages of the map that was there before
         self._boots.pop(image_id, None)  # another one may have taken its place
-        known = _Image(subject, stamp, self._clock() + LOOK_AGAIN_S)
+        known = _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
         for other in _put(self._images, image_id, known, IMAGES):
             self._forget(other)
 
-    async def _read_subject(self, image_id: ids.ImageId) -> chunk_map.Subject:
+    async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         head = await self._source.read(blob, 0, chunk_map.HEADER_BYTES)
-        return chunk_map.subject_of(head, f"{blob.name} from {self._source.where}", image_id)
+        return chunk_map.parse_head(head, f"{blob.name} from {self._source.where}", image_id)
 
     async def _load(self, image: _Image, page: int) -> None:
         subject = image.subject
@@ -343,7 +347,7 @@ class UnattachedImages:
             return
         if (subject.image_id, page) in self._pages:
             return  # it came while this waited for its turn
-        data = await map_page.read(self._source, subject, page)
+        data = await map_page.read(self._source, subject, image.tables, page)
         now = self._images.get(subject.image_id)
         is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
         if not is_wanted or (subject.image_id, page) in self._pages:

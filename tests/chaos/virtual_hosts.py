@@ -27,7 +27,6 @@ from acstor_agent.chunks import giving
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import links
-from acstor_agent.core.exchange import content_index
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.images import readahead
@@ -296,7 +295,7 @@ class Host:
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.booting(image_map)
-        index = content_index.ContentIndex(self._named.keys(image_map))
+        index = self._named.index(image_map)
         limit = self._settings.unmatched_limit
         ahead = prefetching.Prefetching(
             image_map, index, self.chunks, self._nursery, limit, boots.covers

@@ -31,7 +31,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
-from acstor_common import map_builder
+from tests.fakes import chunk_maps
 from tests.fakes import fake_glance
 from tests.fakes import http_server
 from tests.fakes import rangeless
@@ -137,12 +137,13 @@ def over_qcow2(folder, nursery):
             qcow2 = layout.DiskFormat.QCOW2
             (folder / base.stored_blob(blob.image_id, qcow2).name).write_bytes(stored)
             cut = geometry.Geometry(len(data), CHUNK)
-            image_map = map_builder.MapBuilder(
-                blob.image_id, cut, stored=layout.Stored(qcow2, len(stored), len(found))
+            raw = chunk_maps.made(
+                blob.image_id,
+                cut,
+                [bytes(cut.chunk_count * ids.CID_BYTES)],
+                stored=layout.Stored(qcow2, len(stored), len(found)),
+                entries=map(layout.pack, reversed(found)),
             )
-            cids = image_map.feed(bytes(cut.chunk_count * ids.CID_BYTES))
-            entries = image_map.feed_entries(b"".join(map(layout.pack, reversed(found))))
-            raw = image_map.header + cids + entries + image_map.end()
             layouts[blob.image_id] = chunk_map.ChunkMap.parse(raw, blob.name).layout
     yield layout_source.LayoutSource(
         file.FileSource(str(folder)),

@@ -36,8 +36,8 @@ from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import map_builder
 from acstor_common import ring
+from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
 CHUNK = 16 * geometry.KIB
@@ -60,13 +60,9 @@ def map_of(
 ) -> bytes:
     """Return the chunk map of an image."""
     cut = geometry.Geometry(len(data), chunk_bytes)
-    builder = map_builder.MapBuilder(image_id, cut, os_hash)
-    raw = builder.header
-    for chunk_no in range(cut.chunk_count):
-        start = cut.chunk_offset(chunk_no)
-        chunk = data[start : start + cut.chunk_length(chunk_no)]
-        raw += builder.feed(ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID)
-    return raw + builder.end()
+    chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
+    cids = (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks)
+    return chunk_maps.made(image_id, cut, cids, os_hash)
 
 
 def boot_image_of(
@@ -153,7 +149,7 @@ class OneHost:
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.booting(image_map)
-        index = content_index.ContentIndex(map(image_map.cid, range(len(image_map))))
+        index = content_index.ContentIndex(image_map)
         return mirror.Mirror(
             image_map,
             cache=self.cache,

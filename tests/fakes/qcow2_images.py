@@ -11,11 +11,10 @@ import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
-from acstor_common import map_builder
+from tests.fakes import chunk_maps
 from tests.lab import local
 from tests.lab import runs
 
@@ -80,13 +79,9 @@ def map_of(stored: bytes, data: bytes, image_id: ids.ImageId, chunk_bytes: int) 
     cut = geometry.Geometry(len(data), chunk_bytes)
     entries = [layout.pack(extent) for extent in layout.joined(extents_of(stored), cut)]
     of = layout.Stored(layout.DiskFormat.QCOW2, len(stored), len(entries))
-    builder = map_builder.MapBuilder(image_id, cut, chunk_map.UNKNOWN_OS_HASH, stored=of)
-    parts = [builder.header]
-    for at in range(0, len(data), chunk_bytes):
-        chunk = data[at : at + chunk_bytes]
-        parts.append(builder.feed(ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID))
-    parts += [builder.feed_entries(entry) for entry in entries]
-    return b"".join([*parts, builder.end()])
+    chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
+    cids = (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks)
+    return chunk_maps.made(image_id, cut, cids, stored=of, entries=entries)
 
 
 def extents_of(stored: bytes) -> Iterator[layout.Extent]:

@@ -26,7 +26,7 @@ COMMAND = [
     "-c",
     "from acstor_glance.cmd import prehash as p; raise SystemExit(p.main())",
 ]
-GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "chunk_map-v3.acmap"
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "chunk_map-v4.acmap"
 HUGE_BYTES = 1 << 40
 
 

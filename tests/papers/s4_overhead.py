@@ -7,10 +7,10 @@ import time
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import map_builder
 from acstor_simulator import figures
 from acstor_simulator import run
 from tests.bench import harness
+from tests.fakes import chunk_maps
 from tests.papers import experiment
 from tests.papers import s4_simulated as simulated
 
@@ -26,9 +26,7 @@ TABLE = "table of a 4 GiB image"
 
 def _table(say: harness.Say) -> experiment.Outcome:
     """Look up the content of each chunk of a 4 GiB image, as a mirror does for a guest."""
-    builder = map_builder.MapBuilder(IMAGE, CUT)
-    cids = builder.feed(b"".join(ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count)))
-    raw = builder.header + cids + builder.end()
+    raw = chunk_maps.made(IMAGE, CUT, (ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count)))
     began_s = time.perf_counter()
     image_map = chunk_map.ChunkMap.parse(raw, "4 GiB")
     loaded_s = time.perf_counter() - began_s

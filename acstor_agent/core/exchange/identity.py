@@ -13,11 +13,12 @@ CID, and this host's cache holds each content once.
 """
 
 import abc
+import functools
 from collections.abc import Iterable
-from collections.abc import Iterator
 
 import blake3
 
+from acstor_agent.core.exchange import content_index
 from acstor_common import chunk_map
 from acstor_common import ids
 
@@ -57,8 +58,8 @@ class Identity(abc.ABC):
         """Note that a chunk has left the cache; return the names that it had."""
 
     @abc.abstractmethod
-    def keys(self, image_map: chunk_map.ChunkMap) -> Iterator[ids.Cid]:
-        """Yield for each chunk of an image what its parent is found by; its OID comes first."""
+    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+        """Return what finds the chunks of an image by their names."""
 
 
 class ByContent(Identity):
@@ -90,9 +91,9 @@ class ByContent(Identity):
         """Return the one name."""
         return self.names(cid)
 
-    def keys(self, image_map: chunk_map.ChunkMap) -> Iterator[ids.Cid]:
-        """Yield the CIDs."""
-        return map(image_map.cid, range(len(image_map)))
+    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+        """Return the index of its contents."""
+        return content_index.ContentIndex(image_map)
 
 
 class ByPlace(Identity):
@@ -109,9 +110,8 @@ class ByPlace(Identity):
         self._of_before: set[ids.Cid] = set()
 
     def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
-        """Return 64 bits of the BLAKE3 of the image's id, which tenants choose, and the offset."""
-        place = ids.image_id_bytes(image_id) + offset.to_bytes(8, "big")
-        return ids.Oid(int.from_bytes(blake3.blake3(place).digest(length=8), "big") or 1)
+        """Return the offset, mixed with keys that are made from the image's id."""
+        return _mixer(image_id).oid(offset)
 
     def note(self, cid: ids.Cid, oid: ids.Oid) -> None:
         """Remember the name."""
@@ -140,16 +140,9 @@ class ByPlace(Identity):
         self._of_before.discard(cid)
         return self._names.pop(cid, ())
 
-    def keys(self, image_map: chunk_map.ChunkMap) -> Iterator[ids.Cid]:
-        """Yield what no two chunks of an image share, but those of zeros."""
-        cut = image_map.geometry
-        for chunk_no in range(len(image_map)):
-            cid = image_map.cid(chunk_no)
-            if cid == ids.ZERO_CID:
-                yield cid
-                continue
-            oid = self.oid(image_map.image_id, cut.chunk_offset(chunk_no), cid)
-            yield ids.Cid(oid.to_bytes(8, "big") + chunk_no.to_bytes(24, "big"))
+    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+        """Return what inverts the names."""
+        return _PlaceIndex(image_map)
 
 
 class ByOid(ByPlace):
@@ -167,3 +160,68 @@ class ByOid(ByPlace):
 
     def found(self, cids: Iterable[ids.Cid]) -> None:
         """Do nothing: they may be given under any name."""
+
+
+_MASK = (1 << 64) - 1
+# The finalizer of MurmurHash3 (A. Appleby, fmix64), which is a bijection, and what undoes it.
+_SHIFT = 33
+_FACTORS = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
+_INVERSES = tuple(pow(factor, -1, 1 << 64) for factor in _FACTORS)
+_ROUNDS = 2
+
+
+class _Mixer:
+    """A bijection from the offsets of one image to OIDs, which spread like random numbers.
+
+    Tenants choose images' ids, so the keys of the rounds are the BLAKE3 of one.
+    """
+
+    def __init__(self, image_id: ids.ImageId) -> None:
+        raw = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8 * _ROUNDS)
+        self._keys = [int.from_bytes(raw[at : at + 8], "big") for at in range(0, len(raw), 8)]
+
+    def oid(self, offset: int) -> ids.Oid:
+        """Return the OID of an offset."""
+        value = offset
+        for key in self._keys:
+            value ^= key
+            for factor in _FACTORS:
+                value = (value ^ value >> _SHIFT) * factor & _MASK
+            value ^= value >> _SHIFT
+        return ids.Oid(value)
+
+    def offset(self, oid: ids.Oid) -> int:
+        """Return the offset that has an OID; far behind the image's end, mostly, for others."""
+        value = int(oid)
+        for key in reversed(self._keys):
+            value ^= value >> _SHIFT
+            for inverse in reversed(_INVERSES):
+                value = value * inverse & _MASK
+                value ^= value >> _SHIFT
+            value ^= key
+        return value
+
+
+class _PlaceIndex(content_index.Index):
+    """Chunks of one image by place: each is its own parent."""
+
+    def __init__(self, image_map: chunk_map.ChunkMap) -> None:
+        self._map, self._mixer = image_map, _mixer(image_map.image_id)
+
+    def find(self, oid: ids.Oid) -> int | None:
+        """Return the chunk at the offset that has the OID."""
+        chunk_no, within = divmod(self._mixer.offset(oid), self._map.geometry.chunk_bytes)
+        if within or chunk_no >= len(self._map) or self._map.is_zero(chunk_no):
+            return None
+        return chunk_no
+
+    def parent(self, chunk_no: int) -> int:
+        """Return the chunk itself."""
+        if not 0 <= chunk_no < len(self._map):
+            raise IndexError(f"image {self._map.image_id} has no chunk {chunk_no}")
+        return chunk_no
+
+
+@functools.lru_cache(maxsize=256)
+def _mixer(image_id: ids.ImageId) -> _Mixer:
+    return _Mixer(image_id)

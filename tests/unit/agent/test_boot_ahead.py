@@ -19,7 +19,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import map_builder
+from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -78,11 +78,9 @@ class Parts:
     def name_by(self, image_id, key):
         """Let an image be a project's own."""
         cut = geometry.Geometry(len(DATA), CHUNK)
-        builder = map_builder.MapBuilder(image_id, cut, scope_keys=(key,))
-        raw = builder.header
-        for at in range(0, len(DATA), CHUNK):
-            raw += builder.feed(ids.cid_of(DATA[at : at + CHUNK], key))
-        self.host.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = raw + builder.end()
+        cids = (ids.cid_of(DATA[at : at + CHUNK], key) for at in range(0, len(DATA), CHUNK))
+        raw = chunk_maps.made(image_id, cut, cids, scope_keys=(key,))
+        self.host.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = raw
         writer = boot_image.Writer(boot_image.Binding(image_id, cut), 1, 2 * CHUNK, key=key)
         for chunk_no in TRACE:
             writer.add(chunk_no, DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK])

@@ -927,7 +927,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     cloud.is_heard = False
     cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise((oids[0],)))
     cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(tuple(oids[1:])))
-    index = content_index.ContentIndex(map(image_map.cid, range(len(image_map))))
+    index = content_index.ContentIndex(image_map)
     ahead = prefetching.Prefetching(
         *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
     )

@@ -12,7 +12,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
-from acstor_common import map_builder
+from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -36,16 +36,14 @@ def extents() -> list[layout.Extent]:
 def map_of(found: list[layout.Extent], disk_format=layout.DiskFormat.QCOW2) -> bytes:
     size_bytes = CUT.size_bytes if disk_format is layout.DiskFormat.RAW else STORED_BYTES
     stored = layout.Stored(disk_format, size_bytes, len(found))
-    builder = map_builder.MapBuilder(IMAGE_ID, CUT, stored=stored)
-    cids = b"".join(ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count))
-    body = builder.feed(cids) + builder.feed_entries(b"".join(map(layout.pack, found)))
-    return builder.header + body + builder.end()
+    cids = (ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count))
+    return chunk_maps.made(IMAGE_ID, CUT, cids, stored=stored, entries=map(layout.pack, found))
 
 
 async def read_all(raw: bytes) -> list[map_page.Page]:
     source = faulty_source.MemorySource({MAP: raw})
-    subject = chunk_map.subject_of(raw, "the map", IMAGE_ID)
-    return [await map_page.read(source, subject, number) for number in range(3)]
+    head = chunk_map.parse_head(raw, "the map", IMAGE_ID)
+    return [await map_page.read(source, *head, number) for number in range(3)]
 
 
 async def test_pages_say_what_the_whole_map_says():
@@ -75,7 +73,8 @@ async def test_layout_of_a_page_that_made_room_is_nobodys_fault():
         found.find(0, CHUNK)
 
 
-AT_ENTRIES = chunk_map.entries_at(CUT)
+TABLES = chunk_map.Tables(-(-CUT.chunk_count // chunk_map.PAGE_CHUNKS), CUT.chunk_count)
+AT_ENTRIES = chunk_map.sections(CUT, layout.raw(CUT.size_bytes), TABLES).entries_at
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_agent_has_written_down_what_is_needed(tmp_path):
     )
     (tmp_path / "maps").mkdir()
     path = tmp_path / "maps" / f"{IMAGE}.acmap"
-    path.write_bytes(chunk_map.header_bytes(subject) + bytes(9))
+    path.write_bytes(chunk_map.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
     assert files.image(IMAGE) == subject
     path.write_bytes(bytes(2000))
     with pytest.raises(errors.Unusable, match="chunk map is not here"):

@@ -10,7 +10,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
-from acstor_common import map_builder
+from tests.fakes import chunk_maps
 from tests.fakes import glance_records as records
 
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
@@ -132,11 +132,8 @@ def test_kind_of_a_later_version_is_not_known() -> None:
 
 def map_of(image: dict, chunk_bytes: int = 65536) -> bytes:
     cut = geometry.Geometry(len(records.BYTES), chunk_bytes)
-    builder = map_builder.MapBuilder(
-        image_record.image_id_of(image), cut, image_record.os_hash_of(image)
-    )
-    cids = builder.feed(ids.cid_of(records.BYTES))
-    return builder.header + cids + builder.end()
+    image_id, os_hash = image_record.image_id_of(image), image_record.os_hash_of(image)
+    return chunk_maps.made(image_id, cut, [ids.cid_of(records.BYTES)], os_hash)
 
 
 def test_chunk_map_is_bound_to_the_images_hash_inside_too() -> None:

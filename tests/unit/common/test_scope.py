@@ -8,8 +8,8 @@ import pytest
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import map_builder
 from acstor_common import scope
+from tests.fakes import chunk_maps
 from tests.fakes import glance_records as records
 
 SECRET = b"s" * 32
@@ -24,9 +24,8 @@ def chunk(number: int) -> bytes:
 
 def map_of(chunks: list[bytes], naming: scope.Naming) -> chunk_map.ChunkMap:
     cut = geometry.Geometry(len(chunks) * CHUNK, CHUNK)
-    builder = map_builder.MapBuilder(IMAGE_ID, cut, scope_keys=naming.scope_keys)
     cids = [naming.name(number, data) for number, data in enumerate(chunks)]
-    raw = builder.header + builder.feed(b"".join(cids)) + builder.end()
+    raw = chunk_maps.made(IMAGE_ID, cut, cids, scope_keys=naming.scope_keys)
     return chunk_map.ChunkMap.parse(raw, "m")
 
 

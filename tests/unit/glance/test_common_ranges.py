@@ -9,8 +9,8 @@ from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
-from acstor_common import map_builder
 from acstor_glance import common_ranges
+from tests.fakes import chunk_maps
 
 CHUNK = geometry.MIN_CHUNK_BYTES
 STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
@@ -35,11 +35,9 @@ def made(
     if extents is not None:
         stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 40, len(entries))
     image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    builder = map_builder.MapBuilder(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), stored)
-    names = (ids.cid_of(one) if any(one) else ids.ZERO_CID for one in data)
-    raw = builder.header + builder.feed(b"".join(names))
-    raw += builder.feed_entries(b"".join(entries)) if entries else b""
-    return chunk_map.ChunkMap.parse(raw + builder.end(), "test")
+    cids = (ids.cid_of(one) if any(one) else ids.ZERO_CID for one in data)
+    raw = chunk_maps.made(image_id, cut, cids, stored=stored, entries=entries)
+    return chunk_map.ChunkMap.parse(raw, "test")
 
 
 def plain(at: int, count: int, offset: int) -> Extent:
@@ -120,8 +118,7 @@ def test_images_that_are_cut_otherwise_have_nothing_in_common():
     image = made("ab")
     cut = geometry.Geometry(2 * CHUNK, 2 * CHUNK)
     subject = image.subject._replace(geometry=cut, stored=layout.raw(2 * CHUNK))
-    builder = map_builder.MapBuilder(*subject)
-    raw = builder.header + builder.feed(ids.cid_of(b"".join(chunks("ab")))) + builder.end()
+    raw = chunk_maps.made(*subject[:2], [ids.cid_of(b"".join(chunks("ab")))])
     base = chunk_map.ChunkMap.parse(raw, "test")
     assert found(image, base) == []
     assert common_ranges.own_bytes(image, base) == 2 * CHUNK

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-import pytest
+import itertools
 
-from acstor_agent.core.exchange import content_index
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from acstor_agent.core.exchange import identity
 from acstor_common import chunk_map
 from acstor_common import ids
@@ -45,11 +48,25 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     """Chunks 0 and 2 have the same content, chunk 1 is zeros."""
     data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(data), "a map")
-    index = content_index.ContentIndex(named.keys(image_map))
+    index = named.index(image_map)
     assert index.parent(2) == parent
     oid = named.oid(image_map.image_id, 2 * one_host.CHUNK, image_map.cid(2))
     assert index.find(oid) == parent
     assert index.find(0) is None
+
+
+@given(st.uuids(), st.integers(0, (1 << 64) - 1))
+def test_by_place_a_name_leads_back_to_its_offset(image, offset):
+    image_id = ids.parse_image_id(str(image))
+    oid = identity.ByPlace().oid(image_id, offset, CID)
+    assert identity._Mixer(image_id).offset(oid) == offset
+
+
+def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
+    oids = sorted(by_place.oid(OTHER, n * one_host.CHUNK, CID) for n in range(4096))
+    gaps = [after - before for before, after in itertools.pairwise(oids)]
+    assert max(gaps) < 20 * (1 << 64) // 4096  # of random numbers: some 8 times the mean
+    assert sum(oid >> 63 for oid in oids) == pytest.approx(2048, abs=160)
 
 
 def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
