@@ -47,6 +47,18 @@ class Belonging:
             return f"it is not in v-node table {table.epoch}"
         return ""
 
+    def hosts_at(self, ip: str) -> int:
+        """Return how many hosts of the table stand at an IP address.
+
+        It waits for no table, but for the first one.
+        """
+        if self._table is None:
+            with self._lock:
+                if self._clock() - self._looked_s >= LOOK_EVERY_S:
+                    self._look()
+        table = self._table
+        return 0 if table is None else table.hosts_at(ip)
+
     def _look(self) -> None:
         self._looked_s = self._clock()
         try:

@@ -7,6 +7,7 @@ Without a place to listen there is no vault, and nothing of it is made.
 import contextlib
 import pathlib
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 
 from oslo_config import cfg
@@ -59,10 +60,12 @@ def served(
     own: Options,
     proof: credentials_.Credentials,
     fault: vault_server.Fault = lambda _certificate: "",
+    hosts_at: Callable[[str], int] = lambda ip: 0,
 ) -> Iterator[vault_.Vault | None]:
     """Serve the vault of this host as long as the block lasts; None if it keeps nothing.
 
     :param proof: see :func:`credentials`
+    :param fault: see :class:`vault_server.VaultServer`, as for ``hosts_at``
     :raises errors.Unusable: the options make no sense, or the folder or the address cannot be used
     """
     if not own.vault_listen:
@@ -79,7 +82,7 @@ def served(
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
         stack.callback(vault.close)
-        server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
+        server = _server(own.vault_listen, vault_api.Api(vault), proof, fault, hosts_at)
         ended = threading.Event()
         scrubbing = scrubbing_.Scrubbing(vault, ended)
         for name, loop, end in (
@@ -93,10 +96,14 @@ def served(
 
 
 def _server(
-    listen: str, api: vault_api.Api, proof: credentials_.Credentials, fault: vault_server.Fault
+    listen: str,
+    api: vault_api.Api,
+    proof: credentials_.Credentials,
+    fault: vault_server.Fault,
+    hosts_at: Callable[[str], int],
 ) -> vault_server.VaultServer:
     try:
         sock = vault_server.listen(*addresses.parse(listen))
     except (OSError, ValueError) as e:
         raise errors.Unusable("[acstor_checkpoint] vault_listen", f"{listen}: {e}") from e
-    return vault_server.VaultServer(sock, api, proof, fault)
+    return vault_server.VaultServer(sock, api, proof, fault, hosts_at)

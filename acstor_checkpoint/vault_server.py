@@ -4,10 +4,10 @@
 The one rule: nothing is answered to who has not shown which host he is, and whether he is
 still believed is looked at again before each request.
 
-Everything has a bound: who is not known yet (places.py), how long a handshake, a silence and a
-body take, how long a connection has nothing to say.  A thread shakes hands by itself, so who is
-silent then holds up nobody: the reason for not taking a WSGI server, of which cheroot (10
-and 11) shakes hands in the one thread that accepts.
+Everything has a bound: connections that are not authenticated yet (places.py), handshakes a second
+of an address, how long a handshake, a silence and a body take, how long a connection has nothing to
+say.  A thread shakes hands by itself, so who is silent then holds up nobody: the reason for not
+taking a WSGI server, of which cheroot (10 and 11) shakes hands in the one thread that accepts.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from acstor_checkpoint import vault_api
 from acstor_common import certificates
 from acstor_common import credentials as credentials_
 from acstor_common import errors
+from acstor_common import handshakes
 from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ LINGER_S: Final = 2.0
 """How long more is taken from who was refused, so that he can read why."""
 _BACKLOG: Final = 128
 _LOOK_S: Final = 1.0
+_SAY_AGAIN_S: Final = 10.0
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
 Fault = Callable[[certificates.HostCertificate], str]
@@ -62,6 +64,7 @@ class VaultServer:
     :param sock: see :func:`listen`; it is closed with the server
     :param credentials: for ``channel.PROTOCOL``
     :param fault: revoked hosts, hosts that are not of this cloud any more
+    :param hosts_at: returns how many hosts of the v-node table stand at an address
     """
 
     def __init__(
@@ -70,10 +73,13 @@ class VaultServer:
         api: vault_api.Api,
         credentials: credentials_.Credentials,
         fault: Fault = lambda _certificate: "",
+        hosts_at: Callable[[str], int] = lambda ip: 0,
     ) -> None:
         self._sock, self._api = sock, api
         self._credentials, self._fault = credentials, fault
-        self._places = places_.Places()
+        self._places = places_.Places(hosts_at)
+        self._handshakes = handshakes.Handshakes(hosts_at)
+        self._said_s = self._told_s = -_SAY_AGAIN_S
         self._open: set[socket.socket] = set()
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
@@ -107,33 +113,53 @@ class VaultServer:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _take(self, sock: socket.socket, ip: str) -> None:
-        if not self._places.unauthenticated(ip):
-            sock.close()
-            return
-        try:
-            supervised.start_once("vault connection", lambda: self._meet(sock, ip))
-        except RuntimeError as e:  # no more threads
-            LOG.warning("a connection of %s cannot be served: %s", ip, e)
-            self._places.unauthenticated_left(ip)
-            sock.close()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(sock)
+            if not self._may_begin(ip, time.monotonic()):
+                return
+            try:
+                handle = stack.enter_context(sock.dup())  # TLS takes the socket itself over
+                stack.callback(self._places.remove, handle, ip)
+                self._places.add(handle, ip)
+                supervised.start_once("vault connection", lambda: self._meet(sock, handle, ip))
+            except (OSError, RuntimeError) as e:  # no more descriptors, or threads
+                LOG.warning("a connection of %s cannot be served: %s", ip, e)
+                return
+            stack.pop_all()
 
-    def _meet(self, sock: socket.socket, ip: str) -> None:
+    def _may_begin(self, ip: str, now_s: float) -> bool:
+        may = self._handshakes.may_begin(ip, now_s)
+        if not may and now_s - self._said_s >= _SAY_AGAIN_S:
+            LOG.warning(
+                "Handshakes come too quickly: one from %s is refused (and %d before it)",
+                ip,
+                self._handshakes.refused - 1,
+            )
+            self._said_s = now_s
+        return may
+
+    def _say(self, ip: str, error: Exception) -> None:
+        """Log why a connection ended, once a second at most: strangers decide how many end."""
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _LOOK_S:
+            LOG.info("connection of %s: %s", ip, error)
+            self._told_s = now_s
+
+    def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
         """Find out who it is, and answer him."""
-        is_unauthenticated = True
         try:
-            with self._shaken(sock) as tls, self._closable(tls):
-                certificate = self._known(tls)
-                self._places.unauthenticated_left(ip)
-                is_unauthenticated = False
-                with self._places.host(certificate.host) as has_place:
-                    if has_place:
-                        self._converse(tls, certificate)
+            with contextlib.ExitStack() as unauthenticated:
+                unauthenticated.enter_context(sock)
+                unauthenticated.enter_context(handle)
+                unauthenticated.callback(self._places.remove, handle, ip)
+                with self._shaken(sock) as tls, self._closable(tls):
+                    certificate = self._known(tls)
+                    unauthenticated.close()
+                    with self._places.host(certificate.host) as has_place:
+                        if has_place:
+                            self._converse(tls, certificate)
         except (OSError, ValueError, errors.NotAuthentic, channel_.Broken) as e:
-            LOG.info("connection of %s: %s", ip, e)
-        finally:
-            if is_unauthenticated:
-                self._places.unauthenticated_left(ip)
-            sock.close()
+            self._say(ip, e)
 
     @contextlib.contextmanager
     def _closable(self, sock: socket.socket) -> Iterator[None]:

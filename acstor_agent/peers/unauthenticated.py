@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import trio
 
 from acstor_agent.core import log_limit
-from acstor_agent.core.exchange import handshakes
+from acstor_common import handshakes
 
 LOG = logging.getLogger(__name__)
 

@@ -69,7 +69,8 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
         belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
-        vault = stack.enter_context(keeping.served(own, proof, belonging.fault))
+        served = keeping.served(own, proof, belonging.fault, belonging.hosts_at)
+        vault = stack.enter_context(served)
         shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
         if register is not None:
             from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not

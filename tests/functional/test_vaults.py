@@ -15,7 +15,6 @@ import pytest
 
 from acstor_checkpoint import belonging
 from acstor_checkpoint import names
-from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
 from acstor_common import certificates
 from acstor_common import checkpoint_sealing
@@ -227,35 +226,6 @@ def test_an_altered_chunk_is_not_given_and_can_be_put_again(start: Start) -> Non
         assert client.manifests(of(h1)) == []
         client.put(of(h1), CHUNKS[7:8])
         assert client.chunk(of(h1), NAMES[7]) == CHUNKS[7].data
-
-
-def test_silent_strangers_hold_up_nobody(start: Start) -> None:
-    h1, h2 = start("h1"), start("h2")
-    with contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(_from("127.0.0.2", h2.port))
-            for _ in range(places.UNAUTHENTICATED_OF_ADDRESS + 4)
-        ]
-        began = time.monotonic()
-        with h1.client(h2) as client:
-            client.put(of(h1), CHUNKS)
-        assert time.monotonic() - began < 5
-        ended = [sock for sock in silent if _has_ended(sock)]
-        assert len(ended) >= 4  # for them there was no place
-
-
-def _from(address: str, port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), 5, source_address=(address, 0))
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    sock.settimeout(0.5)
-    try:
-        return sock.recv(1) == b""
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
 
 
 def _tls(h1: vaults.Vault, h2: vaults.Vault) -> ssl.SSLSocket:

@@ -72,13 +72,16 @@ class Vault:
         config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))
         command = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd"]
         with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen([*command, "--config-file", config], stderr=log)
+            self.process = subprocess.Popen(
+                [*command, "--config-file", config], stdout=log, stderr=log
+            )
         runs.wait_for(self._answers, START_S, f"the vault of {self.name}", self.log)
 
     def write_table(self, *hosts: str) -> None:
         """Let the v-node table that it reads have these hosts."""
         listed = (
-            ring.RingHost(ids.HostId(host), f"10.0.0.{n}:7201", 8) for n, host in enumerate(hosts)
+            ring.RingHost(ids.HostId(host), f"127.0.0.1:{7201 + n}", 8)
+            for n, host in enumerate(hosts)
         )
         (self._folder / "ring.json").write_bytes(ring.encode(ring.Ring(1, tuple(listed))))
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent.core.exchange import handshakes
 from acstor_agent.core.transfers import peer_book
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_common import geometry
+from acstor_common import handshakes
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import hosts

@@ -5,6 +5,6 @@
 * who holds what, told without being asked: ``neighbours``, ``listening``, ``content_index``,
   ``prefetch``, ``unmatched_prefetch``;
 * who is busy or slow: ``uplink_places``, ``hedge``;
-* what the unauthenticated and askers may use up: ``handshakes``, ``budget``;
+* what askers may use up: ``budget``;
 * what nobody has: ``denials``, ``absences``.
 """

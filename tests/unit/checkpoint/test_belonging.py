@@ -71,3 +71,20 @@ def test_without_a_table_nobody_may() -> None:
         raise errors.Unusable("ring_file", "it is not there")
 
     assert "not there" in belonging.Belonging(none).fault(certificate_of("h1"))
+
+
+def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
+    tables: list[ring_.Ring] = []
+
+    def ring() -> ring_.Ring:
+        if not tables:
+            raise errors.Unusable("ring_file", "it is not there")
+        return tables[0]
+
+    clock = Clock()
+    here, ip = belonging.Belonging(ring, clock), "10.0.0.1"
+    assert here.hosts_at(ip) == 0
+    tables.append(ring_of("h1"))
+    assert here.hosts_at(ip) == 0  # it is looked for every ten seconds
+    clock.now_s += belonging.LOOK_EVERY_S
+    assert here.hosts_at(ip) == tables[0].hosts_at(ip) == 1

@@ -2,8 +2,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import rates
-from acstor_agent.core.exchange import handshakes
+from acstor_common import handshakes
+from acstor_common import rates
 
 NOBODY = {}.get
 

@@ -11,7 +11,7 @@ with their number.
 
 from collections.abc import Callable
 
-from acstor_agent.core import rates
+from acstor_common import rates
 
 OF_HOST = rates.Rate(per_s=4.0, burst=32.0)
 """A host has four connections, and opens them anew after a restart or when they were idle."""
