@@ -24,7 +24,8 @@ class HttpSource(driver.Driver):
 
     def __init__(self, url: str, limits: http_link.Limits | None = None) -> None:
         self._base_url, auth = _parsed(url)
-        self._link = http_link.Link(GROUP, limits or http_link.Limits(), auth)
+        limits = limits or http_link.Limits()
+        self._link = http_link.Link(GROUP, limits, auth, follows_redirects=True)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:

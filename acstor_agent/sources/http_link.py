@@ -5,7 +5,8 @@ What the answers mean is in http_range.py, the bytes of a connection are in http
 are requests and answers.  h11 says what a head is, whether a body is chunked, and what is no HTTP
 at all.  A body that has just the length that was asked for goes from the socket into the buffers
 where it stays; of any other nothing is taken in beyond that length and one network read.
-Redirects are not followed; proxies and credentials are not taken from the environment.
+Redirects are followed where the source says so, without credentials on any other server; proxies
+and credentials are not taken from the environment.
 """
 
 import base64
@@ -43,6 +44,7 @@ EVENTS_PER_TURN = 64
 the server makes them."""
 MOST_HINTS = 8
 """Answers with a status of 1xx before the answer itself: there is one, if any (RFC 8297)."""
+_HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
 _NOTHING: Mapping[str, str] = {}
 
 Take = Callable[[bytes], Awaitable[None]]
@@ -99,6 +101,7 @@ class Link:
     :param what: the option group, for errors
     :param context: what a connection by TLS is begun with, where that is not what ``limits`` say;
         raises OSError if there is nothing to begin it with
+    :param follows_redirects: as :func:`http_range.redirected` allows; other links refuse them
     :raises errors.Unusable: the file of the authority cannot be used
     """
 
@@ -108,6 +111,8 @@ class Link:
         limits: Limits,
         auth: tuple[str, str] | None = None,
         context: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        follows_redirects: bool = False,
     ) -> None:
         self.connections = limits.connections
         self._limits = limits
@@ -117,10 +122,11 @@ class Link:
             context = itertools.repeat(http_stream.tls_context(what, limits.ca_file)).__next__
         self._context = context
         self._dialler = http_dial.Dialler(f"[{what}]")
-        self._headers = [("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity")]
+        self._follows_redirects = follows_redirects
+        self._credentials: dict[str, str] = {}
         if auth is not None:
             pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
-            self._headers.append(("Authorization", f"Basic {pair}"))
+            self._credentials["Authorization"] = f"Basic {pair}"
         self._turns = trio.CapacityLimiter(limits.connections)
         # With since when they are idle, the newest last.
         self._idle: list[tuple[http_place.Server, http_stream.Stream, float]] = []
@@ -200,28 +206,30 @@ class Link:
         """
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
-        try:
-            server, target = http_place.place_of(asked.where)
-        except ValueError as error:
-            raise asked.unreachable(str(error)) from error
-        try:
-            head = ("Host", server.authority), *self._headers, *headers.items()
-            request = _request(target, head)
-        except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
-            why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
-            raise asked.unreachable(f"no request can be made of it: {why}") from None
-        stream, is_clean = None, False
+        url, credentials = asked.where, {**self._credentials, **headers}
+        server, request = _request_of(asked, url, credentials)
+        stream, is_clean, followed = None, False, 0
         await self._take_turn()
         try:
-            stream = self._idle_to(server) or await self._connect(server)
-            answer = Answer(asked, stream)
-            await answer.begin(request)
-            if pause_s := http_range.pause_s(answer.headers):
-                self._not_before = trio.current_time() + pause_s
+            while True:
+                stream = self._idle_to(server) or await self._connect(server)
+                answer = Answer(asked, stream)
+                await answer.begin(request)
+                if pause_s := http_range.pause_s(answer.headers):
+                    self._not_before = trio.current_time() + pause_s
+                if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
+                    break
+                url = http_range.redirected(asked, url, answer.headers, followed)
+                followed += 1
+                await answer.skip()
+                self._put_back(server, stream, answer.is_over)
+                stream = None
+                server, request = _request_of(asked, url, credentials)
             yield answer
             is_clean = answer.is_over
         except (OSError, h11.ProtocolError) as error:
-            raise asked.unreachable(_reason(error)) from error
+            via = f", after a redirect to {server.authority}" if followed else ""
+            raise asked.unreachable(_reason(error) + via) from error
         finally:
             if stream is not None:
                 self._put_back(server, stream, is_clean)
@@ -353,6 +361,11 @@ class Answer:
         self.is_over = self._is_kept and not self._http.trailing_data[0]
         return count_bytes
 
+    async def skip(self) -> None:
+        """Read a body that is of no use, if it is short, so that the connection can be used."""
+        if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
+            await self.body(HEAD_BYTES)
+
     async def _exactly(self, length: int) -> bytes:
         body = await self.body(length)
         if len(body) < length:
@@ -372,6 +385,27 @@ class Answer:
             self._http.receive_data(bytes(memoryview(part)[:got]))
         assert isinstance(event, h11.Event)
         return event
+
+
+def _request_of(
+    asked: http_range.Asked, url: str, credentials: Mapping[str, str]
+) -> tuple[http_place.Server, h11.Request]:
+    """Return whom a URL is asked of, and the head of the request, but for its range.
+
+    :param credentials: headers for the server that was asked first, and for no other
+    :raises errors.SourceUnreachable: there can be none
+    """
+    try:
+        server, target = http_place.place_of(url)
+        is_first = server == http_place.place_of(asked.where)[0]
+    except ValueError as error:
+        raise asked.unreachable(str(error)) from error
+    head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
+    try:
+        return server, _request(target, head)
+    except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
+        why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
+        raise asked.unreachable(f"no request can be made of it: {why}") from None
 
 
 @functools.lru_cache(http_place.URLS_REMEMBERED)

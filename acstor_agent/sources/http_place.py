@@ -28,10 +28,10 @@ class Server(NamedTuple):
 
 @functools.lru_cache(URLS_REMEMBERED)
 def place_of(url: str) -> tuple[Server, str]:
-    """Return whom a URL without credentials is asked of, and what it is called there.
+    """Return whom a URL is asked of, and what it is called there; credentials in it are ignored.
 
-    >>> place_of("http://images.example.org:8080/a b/c")
-    (Server(is_tls=False, host='images.example.org', port=8080), '/a%20b/c')
+    >>> place_of("http://images.example.org:8080/a b/c?d=e")
+    (Server(is_tls=False, host='images.example.org', port=8080), '/a%20b/c?d=e')
 
     :raises ValueError: it is no http:// or https:// URL
     """
@@ -43,4 +43,6 @@ def place_of(url: str) -> tuple[Server, str]:
     if not host.isascii():
         host = host.encode("idna").decode("ascii")
     port = parsed.port or (443 if is_tls else 80)
-    return Server(is_tls, host, port), urllib.parse.quote(parsed.path or "/", safe=_SAFE)
+    target = urllib.parse.quote(parsed.path or "/", safe=_SAFE)
+    query = urllib.parse.quote(parsed.query, safe=_SAFE + "?")
+    return Server(is_tls, host, port), f"{target}?{query}" if query else target

@@ -10,6 +10,7 @@ same.  No I/O here.
 import dataclasses
 import email.utils
 import re
+import urllib.parse
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from acstor_common import errors
 
 RETRY_AFTER_LIMIT_S = 5.0
 """The longest pause that a server can impose with Retry-After."""
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MOST_REDIRECTS = 5
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
@@ -144,6 +147,35 @@ def check_whole(asked: Asked, status: int, headers: Named, size_bytes: int) -> N
     if announced != str(size_bytes):
         why = f"the blob is of {size_bytes} bytes, and the server announces {announced[:40]!r}"
         raise errors.ChunkRefused(asked.what, asked.where, why)
+
+
+def redirected(asked: Asked, url: str, headers: Named, followed: int) -> str:
+    """Return the URL that a redirect leads to.
+
+    >>> asked = Asked("a blob", "http://h/a", 0, 1)
+    >>> redirected(asked, "http://h/a", {"Location": "//other/b?c"}, 0)
+    'http://other/b?c'
+
+    :param url: of the request that was answered so
+    :param followed: redirects before this one
+    :raises errors.ChunkRefused: it is not followed
+    """
+    location = headers.get("Location", "")
+    if not location:
+        why = "it says not where to"
+    elif followed >= MOST_REDIRECTS:
+        why = f"{MOST_REDIRECTS} others led to it"
+    else:
+        try:
+            target = urllib.parse.urljoin(url, location)
+            if urllib.parse.urlsplit(target).scheme == urllib.parse.urlsplit(url).scheme:
+                return target
+            why = "it leads to a URL of another scheme"
+        except ValueError:
+            why = "it leads to what is no URL"
+    shown = location.partition("?")[0][:200]  # what follows may be a signature
+    why = f"the server redirects to {shown!r}, which is not followed: {why}"
+    raise errors.ChunkRefused(asked.what, asked.where, why)
 
 
 def is_of_empty_blob(status: int, headers: Named) -> bool:

@@ -166,6 +166,11 @@ def status(code: int, headers: dict[str, str] | None = None) -> Behaviour:
     return lambda handler, asked: answer(handler, code, b"no", headers)
 
 
+def redirect(location: str) -> Behaviour:
+    """Answer that it is elsewhere."""
+    return status(302, {"Location": location})
+
+
 def half_a_body(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Hang up in the middle of the body."""
     half = asked.part[: len(asked.part) // 2]

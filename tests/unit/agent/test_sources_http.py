@@ -73,7 +73,11 @@ async def test_connections_are_bounded(server):
     [
         (http_server.status(404), "no such blob"),
         (http_server.status(403), "refuses access"),
-        (http_server.status(302, {"Location": "http://127.0.0.1:1/"}), "302"),
+        (http_server.status(302), "says not where to"),
+        (http_server.redirect("https://127.0.0.1:1/"), "another scheme"),
+        (http_server.redirect("file:///etc/passwd"), "another scheme"),
+        (http_server.redirect("http://["), "no URL"),
+        (http_server.status(304), "304"),
         (http_server.gzipped, "gzip"),
         (http_server.content_range(f"bytes 0-9/{10}"), "the blob ends at byte 10"),
         (http_server.shorter_blob(10), "the blob ends at byte 10"),
@@ -136,6 +140,46 @@ async def test_answer_that_is_right_in_another_way_is_read(source, server, behav
         server.behaviours = [behaviour]
         assert await source.read(BLOB, 5, 4096) == DATA[5:4101]
         assert await source.read(BLOB, 0, 100) == DATA[:100]
+
+
+async def test_redirect_is_followed_with_the_range_and_its_query(source, server):
+    server.files["b/c?d=e%2F"] = DATA[::-1]
+    for _ in range(2):
+        server.behaviours = [http_server.redirect("../b/c?d=e%2F")]
+        assert await source.read(BLOB, 5, 4096) == DATA[::-1][5:4101]
+    assert server.asked[-1]["range"] == "bytes=5-4100"
+    assert server.connections == 1
+
+
+async def test_five_redirects_are_followed_and_no_sixth(source, server):
+    again = http_server.redirect(f"/{BLOB.name}")
+    server.behaviours = [again] * 5
+    assert await source.size_bytes(BLOB) == len(DATA)
+    server.behaviours = [again] * 6
+    with pytest.raises(errors.ChunkRefused, match="5 others led to it"):
+        await source.size_bytes(BLOB)
+    assert len(server.asked) == 12
+
+
+async def test_credentials_stay_at_the_server_they_are_for(server):
+    source = http.HttpSource(server.url.replace("://", "://user:password@"))
+    with http_server.serve({BLOB.name: DATA}) as other:
+        other.always = http_server.redirect(server.url + BLOB.name)
+        server.behaviours = [http_server.redirect(other.url.replace("://", "://a:b@") + BLOB.name)]
+        assert await source.read(BLOB, 1, 10) == DATA[1:11]
+    await source.aclose()
+    assert ["authorization" in asked for asked in server.asked] == [True, True]
+    assert "authorization" not in other.asked[0]
+
+
+async def test_server_that_a_redirect_leads_to_is_named_when_it_does_not_answer(source, server):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        server.behaviours = [http_server.redirect(f"http://{place}/a?signature=1234")]
+        with pytest.raises(errors.SourceUnreachable, match=f"after a redirect to {place}") as no:
+            await source.read(BLOB, 0, 1)
+    assert "1234" not in str(no.value)
 
 
 async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
