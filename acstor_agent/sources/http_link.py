@@ -141,7 +141,8 @@ class Link:
     ) -> int:
         """Return the blob's size that the answer to a range of one byte tells.
 
-        That, and not HEAD, because it shows as well whether the server does ranges.
+        That, and not HEAD, because it shows as well whether the server does ranges.  A server that
+        does not say the size there is asked for it by HEAD.
 
         :raises errors.ChunkUnavailable: it does not, or the size cannot be had
         """
@@ -151,9 +152,13 @@ class Link:
             size = http_range.check_answer(asked, answer.status, answer.headers)
             if len(await answer.body(1)) < 1:
                 raise asked.unreachable("the body ended after 0 of 1 bytes")
-        if size is None:
-            raise asked.missing("the server does not say how long the blob is")
-        return size
+        return await self._size_by_head(asked, headers) if size is None else size
+
+    async def _size_by_head(self, asked: http_range.Asked, headers: Mapping[str, str]) -> int:
+        asked = dataclasses.replace(asked, length=0)
+        async with self.answer(asked, headers, "HEAD") as answer:
+            await answer.body(0)
+            return http_range.check_head(asked, answer.status, answer.headers)
 
     async def fill(
         self, run: driver.Run, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING
@@ -198,7 +203,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def answer(
-        self, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING
+        self, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING, method: str = "GET"
     ) -> AsyncIterator["Answer"]:
         """Send the request; its answer's body is not read yet, and if nobody does, never is.
 
@@ -207,7 +212,7 @@ class Link:
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
         url, credentials = asked.where, {**self._credentials, **headers}
-        server, request = _request_of(asked, url, credentials)
+        server, request = _request_of(asked, method, url, credentials)
         stream, is_clean, followed = None, False, 0
         await self._take_turn()
         try:
@@ -224,7 +229,7 @@ class Link:
                 await answer.skip()
                 self._put_back(server, stream, answer.is_over)
                 stream = None
-                server, request = _request_of(asked, url, credentials)
+                server, request = _request_of(asked, method, url, credentials)
             yield answer
             is_clean = answer.is_over
         except (OSError, h11.ProtocolError) as error:
@@ -388,7 +393,7 @@ class Answer:
 
 
 def _request_of(
-    asked: http_range.Asked, url: str, credentials: Mapping[str, str]
+    asked: http_range.Asked, method: str, url: str, credentials: Mapping[str, str]
 ) -> tuple[http_place.Server, h11.Request]:
     """Return whom a URL is asked of, and the head of the request, but for its range.
 
@@ -402,20 +407,20 @@ def _request_of(
         raise asked.unreachable(str(error)) from error
     head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
     try:
-        return server, _request(target, head)
+        return server, _request(method, target, head)
     except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
         why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
         raise asked.unreachable(f"no request can be made of it: {why}") from None
 
 
 @functools.lru_cache(http_place.URLS_REMEMBERED)
-def _request(target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
+def _request(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
     """Return the head of a request, but for its range.
 
     :raises h11.LocalProtocolError: there can be none
     :raises UnicodeEncodeError: there can be none, as when Keystone's token is no text for a header
     """
-    return h11.Request(method="GET", target=target, headers=list(headers))
+    return h11.Request(method=method, target=target, headers=list(headers))
 
 
 def _reason(error: Exception) -> str:

@@ -22,6 +22,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MOST_REDIRECTS = 5
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _CERTAIN = frozenset({404, 410, 416})
@@ -176,6 +177,24 @@ def redirected(asked: Asked, url: str, headers: Named, followed: int) -> str:
     shown = location.partition("?")[0][:200]  # what follows may be a signature
     why = f"the server redirects to {shown!r}, which is not followed: {why}"
     raise errors.ChunkRefused(asked.what, asked.where, why)
+
+
+def check_head(asked: Asked, status: int, headers: Named) -> int:
+    """Return the blob's size in bytes that the answer to a HEAD request tells.
+
+    >>> check_head(Asked("a blob", "http://h/a", 0, 0), 200, {"Content-Length": "10"})
+    10
+
+    :raises errors.ChunkUnavailable: it tells none
+    """
+    if status != 200:
+        raise refusal(asked, status)
+    _check_encoding(asked, headers)
+    announced = headers.get("Content-Length", "")
+    if not _LENGTH.fullmatch(announced):
+        why = "the server says how long the blob is neither in Content-Range nor to HEAD"
+        raise errors.ChunkRefused(asked.what, asked.where, why)
+    return int(announced)
 
 
 def is_of_empty_blob(status: int, headers: Named) -> bool:

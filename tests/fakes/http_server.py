@@ -52,6 +52,7 @@ class LocalServer:
         self.files = files
         self.behaviours: list[Behaviour] = []
         self.always: Behaviour = fine
+        self.head: dict[str, str] | None = None  # headers of answers to HEAD, not the right ones
         self.asked: list[dict[str, str]] = []
         self.connections = 0
         self.links: list[socket.socket] = []
@@ -120,7 +121,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         body = self.server.local.files.get(self.path.lstrip("/"))
         self.send_response(404 if body is None else 200)
-        self.send_header("Content-Length", str(len(body or b"")))
+        told = self.server.local.head
+        for name, value in (
+            {"Content-Length": str(len(body or b""))} if told is None else told
+        ).items():
+            self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:

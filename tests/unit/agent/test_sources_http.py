@@ -443,9 +443,20 @@ async def test_retry_after_holds_back_the_next_request(source, server):
     assert 0.8 < time.monotonic() - started < http_range.RETRY_AFTER_LIMIT_S
 
 
-async def test_size_that_is_not_told_is_missing(source, server):
+async def test_size_that_the_range_does_not_tell_is_asked_for_by_head(source, server):
     server.behaviours = [http_server.content_range("bytes 0-0/*")]
-    with pytest.raises(errors.ChunkMissing, match="does not say how long"):
+    assert await source.size_bytes(BLOB) == len(DATA)
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert server.connections == 1
+
+
+async def test_size_that_is_told_nowhere_is_refused(source, server):
+    server.behaviours, server.head = [http_server.content_range("bytes 0-0/*")], {}
+    with pytest.raises(errors.ChunkRefused, match="neither in Content-Range nor to HEAD"):
+        await source.size_bytes(BLOB)
+    server.behaviours = [http_server.content_range("bytes 0-0/*")]
+    server.head = {"Content-Encoding": "gzip", "Content-Length": "10"}
+    with pytest.raises(errors.ChunkRefused, match="encodes the blob"):
         await source.size_bytes(BLOB)
 
 
