@@ -85,6 +85,10 @@ class ChunkRefused(ChunkMissing):
     """The place does not give it, though it may have it: somebody has to mend something first."""
 
 
+class SourceRefused(ChunkRefused):
+    """The source gives this to nobody here until an operator changes it, or how it is asked."""
+
+
 class ChunkNotShared(ChunkMissing):
     """The host keeps it to itself, as it is configured: who asks does nothing wrong."""
 

@@ -377,6 +377,8 @@ class MirrorOperations(pyfuse3.Operations):
             raise errors.DeadlineExceeded(
                 f"the chunk map of image {image_id}", self._attach_deadline_s
             ) from e
+        except errors.ChunkRefused:
+            raise  # it may be there: that is no "no such file"
         except errors.ChunkMissing as e:
             LOG.info("%s", e)
             raise pyfuse3.FUSEError(errno.ENOENT) from e

@@ -26,9 +26,11 @@ from oslo_log import log
 from acstor_agent.core import troubles
 from acstor_agent.core.exchange import hedge as hedge_
 from acstor_agent.core.sources import circuit_breaker
+from acstor_agent.core.sources import refusals
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import ids
 
 T = TypeVar("T")
 LOG = log.getLogger(__name__)
@@ -40,13 +42,18 @@ SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 TICK_S = 0.25
 """How often one who may not hedge looks whether he may."""
 
-_MOST_USEFUL_FIRST = (errors.SourceUnreachable, errors.ChunkInvalid, errors.ChunkRefused)
+_MOST_USEFUL_FIRST = (
+    errors.SourceUnreachable,
+    errors.ChunkInvalid,
+    errors.SourceRefused,
+    errors.ChunkRefused,
+)
 
 
 class PlaceState(NamedTuple):
     """How one source does.
 
-    :param trouble: why it counts as down, and since when; None if it does not
+    :param trouble: why it counts as down, or what it refuses, and since when; None: nothing
     """
 
     where: str
@@ -61,6 +68,7 @@ class _Place:
         self.source = source
         self.breaker = circuit_breaker.CircuitBreaker(down_s)
         self.trouble: troubles.Trouble | None = None
+        self.refusals = refusals.Refusals()
         self.is_hedged = False
         """One who waits for it has asked the next source though there was no budget for it."""
 
@@ -84,11 +92,11 @@ class FailoverSource(base.Source):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size that the first source with the blob gives."""
-        return await self._first(lambda place: place.source.size_bytes(blob))
+        return await self._first(blob, lambda place: place.source.size_bytes(blob))
 
     async def look(self, blob: base.Blob) -> base.Seen:
         """Return what the first source with the blob has."""
-        return await self._first(lambda place: place.source.look(blob))
+        return await self._first(blob, lambda place: place.source.look(blob))
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
@@ -97,7 +105,7 @@ class FailoverSource(base.Source):
         if not pieces:
             return
         question = _Question(self, blob, pieces, told)
-        hedge = self._hedge(question.ask, question.is_answered)
+        hedge = self._hedge(blob, question.ask, question.is_answered)
         question.when_answered = hedge.won
         await hedge.run()
         question.give_up()
@@ -125,23 +133,28 @@ class FailoverSource(base.Source):
     def places(self) -> list[PlaceState]:
         """Return how each source does; may be called from any thread."""
         return [
-            PlaceState(place.source.where, place.trouble, place.source.health())
+            PlaceState(
+                place.source.where,
+                place.trouble or place.refusals.trouble(self._clock()),
+                place.source.health(),
+            )
             for place in self._places
         ]
 
-    async def _first(self, ask: Callable[[_Place], Awaitable[T]]) -> T:
-        hedge = self._hedge(ask)
+    async def _first(self, blob: base.Blob, ask: Callable[[_Place], Awaitable[T]]) -> T:
+        hedge = self._hedge(blob, ask)
         await hedge.run()
         return hedge.answer()
 
     def _hedge(
         self,
+        blob: base.Blob,
         ask: Callable[[_Place], Awaitable[T]],
         is_answered: Callable[[], bool] = lambda: False,
     ) -> "_Hedge[T]":
         now_s = trio.current_time()
         in_order = sorted(self._places, key=lambda place: not place.breaker.may_be_first(now_s))
-        return _Hedge(self, in_order, ask, is_answered)
+        return _Hedge(self, blob, in_order, ask, is_answered)
 
     # What hedges tell
 
@@ -151,6 +164,13 @@ class FailoverSource(base.Source):
         if place.trouble is not None:
             place.trouble = None
             LOG.info("Source %s answers again", place.source.where)
+
+    def note_refused(
+        self, place: _Place, image_id: ids.ImageId, failure: errors.SourceRefused
+    ) -> None:
+        """Note that a source refuses what it is to give."""
+        if place.refusals.note(image_id, failure.why, self._clock()):
+            LOG.warning("Source %s refuses %s: %s", place.source.where, failure.what, failure.why)
 
     def note_down(self, place: _Place, why: str) -> None:
         """Note that a source does not answer."""
@@ -170,12 +190,13 @@ class _Hedge(Generic[T]):
     def __init__(
         self,
         source: FailoverSource,
+        blob: base.Blob,
         in_order: Sequence[_Place],
         ask: Callable[[_Place], Awaitable[T]],
         is_answered: Callable[[], bool],
     ) -> None:
         self._source, self._ask, self._is_answered = source, ask, is_answered
-        self._left = list(in_order)
+        self._image_id, self._left = blob.image_id, list(in_order)
         self._under_way: dict[_Place, float] = {}  # since when
         self._hedged: list[_Place] = []
         self._changed = trio.Event()
@@ -271,6 +292,7 @@ class _Hedge(Generic[T]):
             self._fault = fault
         else:
             self._answers.append(answer)
+            place.refusals.given(self._image_id)
             if self._winner is None:
                 self.won(place)
             elif self._winner is not place:
@@ -285,6 +307,8 @@ class _Hedge(Generic[T]):
             self._source.note_down(place, failure.why)
         elif not isinstance(failure, errors.SourceCrowded):
             self._source.note_answer(place)
+            if isinstance(failure, errors.SourceRefused):
+                self._source.note_refused(place, self._image_id, failure)
 
     def _note_losers(self, winner: _Place) -> None:
         """Take those for down that were asked before and have answered nobody since then."""

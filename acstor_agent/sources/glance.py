@@ -401,8 +401,8 @@ class GlanceSource(driver.Driver):
             why = f"Keystone does not sign us in: {error}"
             raise errors.SourceUnreachable(what, self._where, why) from error
         except exceptions.ClientException as error:
-            why = f"Keystone refuses to sign us in: {error}"
-            raise errors.ChunkRefused(what, self._where, why) from error
+            why = f"Keystone refuses to sign us in: {error}. See [{self.group_name}]"
+            raise errors.SourceRefused(what, self._where, why) from error
         self._where = ticket.endpoint
         return ticket
 

@@ -28,9 +28,10 @@ _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _CERTAIN = frozenset({404, 410, 416})
 """These say that the blob, or that part of it, is not there; other refusals say who must act."""
 _REASONS = {
-    200: "the server does not do range requests (it answered 200 instead of 206)",
-    401: "the server refuses our credentials (401)",
-    403: "the server refuses access (403)",
+    200: "the server does not do range requests (it answered 200 instead of 206). Use a server "
+    "that does",
+    401: "the server refuses our credentials (401). Correct them in the section of this source",
+    403: "the server refuses access (403). Let the user of this source read the file",
     404: "there is no such blob (404)",
     410: "the blob is gone (410)",
     416: "the blob is shorter than asked (416)",
@@ -71,13 +72,13 @@ class Refused(errors.ChunkMissing):
     """
 
     def __init__(self, asked: Asked, status: int) -> None:
-        why = _REASONS.get(status, f"the server answered {status}")
+        why = _REASONS.get(status, f"the server answered {status}. Look into its log")
         super().__init__(asked.what, asked.where, why)
         self.args = (asked, status)  # what it is made of: each of those who asked gets a copy
         self.asked, self.status = asked, status
 
 
-class Withheld(Refused, errors.ChunkRefused):
+class Withheld(Refused, errors.SourceRefused):
     """A clear no which does not say that the blob is not there."""
 
 
@@ -159,7 +160,7 @@ def redirected(asked: Asked, url: str, headers: Named, followed: int) -> str:
 
     :param url: of the request that was answered so
     :param followed: redirects before this one
-    :raises errors.ChunkRefused: it is not followed
+    :raises errors.SourceRefused: it is not followed
     """
     location = headers.get("Location", "")
     if not location:
@@ -175,8 +176,11 @@ def redirected(asked: Asked, url: str, headers: Named, followed: int) -> str:
         except ValueError:
             why = "it leads to what is no URL"
     shown = location.partition("?")[0][:200]  # what follows may be a signature
-    why = f"the server redirects to {shown!r}, which is not followed: {why}"
-    raise errors.ChunkRefused(asked.what, asked.where, why)
+    why = (
+        f"the server redirects to {shown!r}, which is not followed: {why}. Set the url of this "
+        "source to where the files are"
+    )
+    raise errors.SourceRefused(asked.what, asked.where, why)
 
 
 def check_head(asked: Asked, status: int, headers: Named) -> int:
@@ -192,8 +196,11 @@ def check_head(asked: Asked, status: int, headers: Named) -> int:
     _check_encoding(asked, headers)
     announced = headers.get("Content-Length", "")
     if not _LENGTH.fullmatch(announced):
-        why = "the server says how long the blob is neither in Content-Range nor to HEAD"
-        raise errors.ChunkRefused(asked.what, asked.where, why)
+        why = (
+            "the server says how long the blob is neither in Content-Range nor to HEAD. Use a "
+            "server that does"
+        )
+        raise errors.SourceRefused(asked.what, asked.where, why)
     return int(announced)
 
 
@@ -239,8 +246,11 @@ def refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
 def _check_encoding(asked: Asked, headers: Named) -> None:
     coding = headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
-        why = f"the server encodes the blob ({coding[:40]!r}) though asked not to"
-        raise errors.ChunkRefused(asked.what, asked.where, why)
+        why = (
+            f"the server encodes the blob ({coding[:40]!r}) though asked not to. Switch that off "
+            "for these files"
+        )
+        raise errors.SourceRefused(asked.what, asked.where, why)
 
 
 def _check_content_range(asked: Asked, text: str, announced: str) -> int | None:

@@ -162,6 +162,8 @@ def test_image_deleted_in_use_keeps_what_is_cached_and_cannot_be_attached_anew(i
         os.posix_fadvise(guest.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(guest.fileno(), len(data), 0) == data
     agent.ctl("drop", IMAGE)
+    assert errno_of(open, agent.image_path(IMAGE)) == errno.EIO  # an empty folder: not mounted?
+    images.add(data, OTHER)
     assert errno_of(open, agent.image_path(IMAGE)) == errno.ENOENT
 
 

@@ -104,9 +104,36 @@ def test_source_that_does_ranges_for_nobody_is_named_at_once(web, start):
     server.always = http_server.whole_file
     agent = begin(start, server, read_deadline_s=20)
     began = time.monotonic()
-    assert errno_of(os.stat, agent.image_path(image_id)) in (errno.EIO, errno.ENOENT)
+    assert errno_of(os.stat, agent.image_path(image_id)) == errno.EIO
     assert time.monotonic() - began < 5
     assert "the server does not do range requests" in agent.log()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "remedy"),
+    [
+        (http_server.redirect("https://127.0.0.1:1/"), "Set the url of this source to where"),
+        (http_server.gzipped, "Switch that off for these files"),
+        (http_server.status(403), "Let the user of this source read the file"),
+    ],
+)
+def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
+    web, start, behaviour, remedy
+):
+    server, image_id = web
+    server.always = behaviour
+    agent = begin(start, server)
+    for _ in range(2):
+        assert errno_of(os.stat, agent.image_path(image_id)) == errno.EIO
+    told = agent.status()["troubles"][f"source {server.url}"]
+    assert remedy in told["why"]
+    warned = [line for line in agent.log().splitlines() if "Source " in line and remedy in line]
+    assert [" WARNING " in line for line in warned] == [True]
+    server.always = http_server.status(404)
+    assert errno_of(os.stat, agent.image_path(image_id)) == errno.ENOENT
+    server.always = http_server.fine
+    assert agent.image_path(image_id).read_bytes() == DATA
+    assert agent.status()["troubles"] == {}
 
 
 @contextlib.contextmanager

@@ -339,6 +339,7 @@ async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp
     await source.aclose()
 
 
+@pytest.mark.expect_log("Source .* refuses the size .* 409")
 async def test_store_that_the_gateway_refuses_is_read_whole(server, store, tmp_path, nursery):
     path = artefact_path(server).lstrip("/")
     server.files[path.replace("v2/", "v1/")] = MAP
