@@ -20,6 +20,7 @@ from acstor_agent.process import stores
 from acstor_agent.process import supervisor
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common import signals
 
 LOG = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
     :raises errors.Unusable: it cannot start with what it was given
     """
+    signals.install(conf.mutate_config_files)
     os.umask(0o077)  # what the agent keeps is nobody else's
     own = conf.acstor_agent
     settings.check(own)
@@ -64,6 +66,7 @@ def run(conf: cfg.ConfigOpts) -> int:
             service_manager.notify_ready,
             store_of(state_dir),
             supervisor.WithGuests(own.stop_with_guests),
+            reload=lambda: signals.reload(conf.mutate_config_files),
         ).run()
 
 

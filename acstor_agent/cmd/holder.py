@@ -10,6 +10,7 @@ import sys
 from acstor_agent.process import holder
 from acstor_common import arguments
 from acstor_common import errors
+from acstor_common import signals
 
 
 def main() -> int:
@@ -23,6 +24,7 @@ def main() -> int:
     if given.check:
         return check(given.state_dir)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    signals.install()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:

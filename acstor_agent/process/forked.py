@@ -13,10 +13,11 @@ from typing import NoReturn
 
 from acstor_agent.mount import fuse_connection
 from acstor_common import errors
+from acstor_common import signals
 
 LOG = logging.getLogger(__name__)
 
-NOW_KEPT = signal.SIGUSR1
+NOW_KEPT = signal.SIGRTMIN
 """Tells a worker that somebody keeps the mount by now, so that it ends with its supervisor."""
 EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
@@ -36,7 +37,8 @@ def be_worker(
     hear_that_it_is_kept(supervisor)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signals.ignore(signal.SIGALRM)
+    signal.siginterrupt(signal.SIGHUP, False)  # see hear_that_it_is_kept
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held_back)
     status = 1
     try:

@@ -28,6 +28,7 @@ import contextlib
 import dataclasses
 import enum
 import logging
+import math
 import os
 import pathlib
 import select
@@ -52,6 +53,8 @@ STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 HELD_BACK = STOPS | {signal.SIGALRM}
 """What waits while there is no worker: its handlers speak to one."""
 STOP_WAIT_S = 10.0
+ALARM_EARLY_S = 0.1
+"""By so much our clock may be behind that of a timer."""
 LOOK_AGAIN_S = 2.0
 """How often an agent that is to stop, and may not, looks whether guests have gone."""
 RESTART_STEP_S = 0.2
@@ -90,6 +93,7 @@ class Supervisor:
     :param is_ready: called once, when the first worker serves
     :param store: who keeps the connection while no supervisor runs
     :param with_guests: what a signal to stop does while guests use the mount
+    :param reload: what SIGHUP does here, and then in the worker
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Supervisor:
         is_ready: Callable[[], None],
         store: stores.Store | None = None,
         with_guests: WithGuests = WithGuests.REFUSE,
+        reload: Callable[[], None] = lambda: None,
     ) -> None:
         self._mount_point = mount_point
         self._store = store or stores.NoStore()
@@ -110,6 +115,8 @@ class Supervisor:
         self._with_guests = with_guests
         self._work = work
         self._is_ready = is_ready
+        self._reload = reload
+        self._alarm_s = math.inf
         self._worker_pid = 0
         self._stopping = False
         self._is_asking = False
@@ -129,7 +136,8 @@ class Supervisor:
             self._relay = relay.Relay(connection)
         for number in STOPS:
             signal.signal(number, self._asked_to_stop)
-        signal.signal(signal.SIGALRM, self._look_again)
+        signal.signal(signal.SIGALRM, self._alarmed)
+        signal.signal(signal.SIGHUP, self._asked_to_reload)
         try:
             return self._keep_worker(connection)
         finally:
@@ -243,7 +251,7 @@ class Supervisor:
         users = openers.describe(openers.users_of(point))
         if why is stores.Stopping.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
-            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
+            self._set_alarm(LOOK_AGAIN_S)
             if users == self._told:
                 return
             LOG.error("%s is in use, the agent stops when it is not any more: %s", point, users)
@@ -251,20 +259,35 @@ class Supervisor:
             LOG.error("%s is in use, the agent does not stop: %s", point, users)
         self._told = users
 
-    def _look_again(self, number: int, frame: object) -> None:
-        """Stop if what kept us from it is gone; the manager still waits."""
-        self._asked_to_stop(number, frame)
+    def _set_alarm(self, after_s: float) -> None:
+        self._alarm_s = time.monotonic() + after_s
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+
+    def _is_alarm_over(self) -> bool:
+        """Say whether a timer of ours is over: SIGALRM from anybody else means nothing."""
+        return time.monotonic() >= self._alarm_s - ALARM_EARLY_S
+
+    def _alarmed(self, number: int, frame: object) -> None:
+        """Stop if what kept us from it is gone (the manager still waits), or end the worker."""
+        if not self._is_alarm_over():
+            return
+        self._alarm_s = math.inf
+        if self._stopping:
+            LOG.warning("worker %d does not stop; killing it", self._worker_pid)
+            self._tell_worker(signal.SIGKILL)
+        else:
+            self._asked_to_stop(number, frame)
+
+    def _asked_to_reload(self, number: int, frame: object) -> None:
+        """Reload; a fork inherits this, and has no worker to tell."""
+        self._reload()
+        self._tell_worker(signal.SIGHUP)
 
     def _stop(self) -> None:
         """Pass the word on to the worker."""
         self._stopping = True
         self._tell_worker(signal.SIGTERM)
-        signal.signal(signal.SIGALRM, self._kill)
-        signal.setitimer(signal.ITIMER_REAL, STOP_WAIT_S)
-
-    def _kill(self, number: int, frame: object) -> None:
-        LOG.warning("worker %d does not stop; killing it", self._worker_pid)
-        self._tell_worker(signal.SIGKILL)
+        self._set_alarm(STOP_WAIT_S)
 
     def _keep_worker(self, connection: fuse_connection.Connection) -> int:
         delay_s = 0.0
@@ -286,9 +309,12 @@ class Supervisor:
                 LOG.error("worker %d ended (%s); starting another", pid, how)
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 delay_s = 0.0
-            if signal.sigtimedwait(HELD_BACK, delay_s) is not None and self._may_stop():
+            if self._has_come(signal.sigtimedwait(HELD_BACK, delay_s)) and self._may_stop():
                 return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
+
+    def _has_come(self, found: signal.struct_siginfo | None) -> bool:
+        return found is not None and (found.si_signo in STOPS or self._is_alarm_over())
 
     def _start(self, connection: fuse_connection.Connection) -> tuple[int, int]:
         """Start a worker; return the descriptors of it, and of what it says when it serves.

@@ -25,6 +25,7 @@ from acstor_common import conf as common_conf
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import identity_files
+from acstor_common import signals
 
 PROG = "acstor-checkpointd"
 
@@ -57,6 +58,7 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
         checkpoints are taken, and those of others are kept
     :raises errors.Unusable: it cannot start with what it was given
     """
+    signals.install(conf.mutate_config_files)
     os.umask(0o077)  # what is kept is nobody else's
     ended = threading.Event()
 

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import signals
 from acstor_common import supervised
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
@@ -51,6 +52,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
     :raises errors.Unusable: it cannot start with what it was given
     """
+    signals.install(conf.mutate_config_files)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

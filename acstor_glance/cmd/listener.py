@@ -12,6 +12,7 @@ from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common import signals
 from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_service
@@ -54,6 +55,7 @@ def main() -> int:
     """Run the listener until SIGTERM or SIGINT; return an exit status."""
     try:
         glance_conf.load(cfg.CONF, sys.argv[1:], PROG, common_conf.load)
+        signals.install(cfg.CONF.mutate_config_files)
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
     except (errors.AcstorError, cfg.Error) as exc:
