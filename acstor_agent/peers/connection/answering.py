@@ -31,7 +31,9 @@ Heard = Callable[[ids.HostId, peer_wire.News], None]
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
 MESSAGE_BYTES = 128
-"""What a message that waits takes beside its bytes, and what is allowed for its answer."""
+"""What a message that waits takes beside its bytes."""
+ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
+"""What is set aside for an answer beside its chunk: a refusal and the code behind it fit."""
 
 
 NEWS = rates.Rate(per_s=200.0, burst=400.0)
@@ -123,13 +125,13 @@ class Answering(base.Connection):
         match part:
             case peer_wire.Get(requests):
                 count = len(requests)
-                total = sum([one.length for one in requests]) + count * MESSAGE_BYTES
+                total = sum([one.length for one in requests]) + count * ANSWER_BYTES
                 return (
                     budgets.requests.may_take_in_parts(sharer, count)
                     and budgets.bytes.may_take_in_parts(sharer, total)
                 ) or self._is_over(requests[0])
             case peer_wire.Request():
-                total = part.length + MESSAGE_BYTES
+                total = part.length + ANSWER_BYTES
                 return (
                     budgets.requests.may_take(sharer, 1) and budgets.bytes.may_take(sharer, total)
                 ) or self._is_over(part)
@@ -142,7 +144,8 @@ class Answering(base.Connection):
     def _outbox_changed(self) -> None:
         """Charge the host with what is being read for it and what waits for it."""
         held_bytes = self._answering_bytes + self.outbox_bytes
-        held_bytes += MESSAGE_BYTES * (self._works + len(self._outbox) + len(self._run))
+        held_bytes += MESSAGE_BYTES * (len(self._outbox) + len(self._run))
+        held_bytes += ANSWER_BYTES * self._works
         self._charge(held_bytes)
 
     def _drained(self) -> None:

@@ -123,12 +123,23 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
     net = peer_net.PeerNet(nets.SERVER, limits=limits, may_speak=nets.everybody)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
-        async with deaf(nets.address_of(listeners[0]), "h1", 100_000, 1):
-            [connection] = net._answering
-            held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
-            assert held <= 1 << 18
+        stream = await nets.dial(nets.address_of(listeners[0]))
+        nursery.start_soon(send_until_closed, stream, 50_000)
+        await nets.wait_until(lambda: any(c._is_full for c in net._answering), 60.0)
+        [connection] = net._answering
+        held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
+        assert 1 << 17 < held <= 1 << 18
+        await trio.aclose_forcefully(stream)
         await net.aclose()
+
+
+async def send_until_closed(stream, requests):
+    """Send requests for one byte each, more than the sockets and the other side have room for."""
+    gets = b"".join(nets.get_of(request_id=number, length=1) for number in range(requests))
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await stream.send_all(hello("h1") + gets)
 
 
 # Connections

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -237,24 +238,24 @@ def test_processor_time_of_nobody_is_an_error() -> None:
         harness.cpu_seconds(gone.pid)
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.bench", *arguments],
-        cwd=harness.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_command_without_an_id_lists_ids_and_targets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs in this process: another one would import every benchmark again, for seconds."""
+    assert exit_status_of(monkeypatch) == 0
+    assert any("P9" in line and ">=2" in line for line in capsys.readouterr().out.splitlines())
 
 
-def test_command_without_an_id_lists_ids_and_targets() -> None:
-    done = command()
-    assert done.returncode == 0
-    assert any("P9" in line and ">=2" in line for line in done.stdout.splitlines())
+def test_unknown_id_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status_of(monkeypatch, "P9", "P77") == 2
+    assert "no such benchmark: P77 (there are: " in capsys.readouterr().err
 
 
-def test_unknown_id_is_wrong_usage() -> None:
-    done = command("P9", "P77")
-    assert done.returncode == 2
-    assert "no such benchmark: P77 (there are: " in done.stderr
+def exit_status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str | int | None:
+    """Run ``python -m tests.bench`` with arguments."""
+    monkeypatch.setattr(sys, "argv", ["tests.bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tests.bench", run_name="__main__", alter_sys=False)
+    return ended.value.code
