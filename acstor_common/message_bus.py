@@ -126,10 +126,12 @@ class Complaints:
     """Says that messages are of no use: COMPLAINTS lines a minute, so that nobody fills a log.
 
     :param clock: monotonic, in seconds
+    :param level: of the lines that name a message
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], level: int = logging.WARNING) -> None:
         self._clock, self._since_s = clock, clock()
+        self._level = level
         self._count = 0
 
     def say(self, text: str, *words: object) -> None:
@@ -141,7 +143,7 @@ class Complaints:
             self._since_s, self._count = self._clock(), 0
         self._count += 1
         if self._count <= COMPLAINTS:
-            LOG.warning(text, *words)
+            LOG.log(self._level, text, *words)
 
 
 class Endpoint:

@@ -9,14 +9,13 @@ lock), the service goes on with the rest and waits; agents keep their last table
 
 import collections
 import logging
-import queue
+import threading
 import time
 from collections.abc import Callable
 
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -31,6 +30,8 @@ from acstor_decision import metrics
 from acstor_decision import trust
 from acstor_decision.core import decider
 from acstor_decision.core import members
+from acstor_decision.core import sample_inbox
+from acstor_decision.core import sample_order
 from acstor_decision.core import table
 from acstor_decision.core import threshold
 from acstor_decision.db import database
@@ -42,7 +43,7 @@ HIGHEST_TRUSTED_EPOCH = ring.MAX_EPOCH // 2
 """Agents that claim to have a higher one are not believed: it would leave no epochs."""
 WAITING_SAMPLES = 100_000
 WAITING_OF_A_HOST = 32
-"""Samples of one host that wait for the next round; it sends one for each round."""
+"""Samples of one host that wait for the next round, the newest; it sends one for each round."""
 GIVE_AGAIN_S = 45.0
 """How long a task is given again and again to a host that tells nothing of it; ``openstack acstor``
 waits somewhat longer before it says that a host did not hear of one."""
@@ -60,7 +61,6 @@ _CLAIMS = (members.Refusal.TAKEN_ADDRESS, members.Refusal.UNREACHABLE)
 Publish = Callable[[decision_api.RingTable], bool]
 SendTo = Callable[[str, decision_api.RingTable], bool]
 GiveTo = Callable[[str, decision_api.Signed], bool]
-Heard = tuple[float, certificates.HostCertificate, decision_api.Sample]
 
 
 class Service:
@@ -99,10 +99,14 @@ class Service:
         self._keeper = authority.Keeper(self.own, store, wall)
         self._trust = trust.Trust()
         self._refused_enrolments: dict[str, int] = {}
-        self._inbox: queue.Queue[Heard] = queue.Queue(WAITING_SAMPLES)
-        self._waiting: collections.Counter[str] = collections.Counter()
+        order: sample_order.SampleOrder[sample_inbox.Identity] = sample_order.SampleOrder(
+            members.silent_s(self.members.limits)
+        )
+        self._inbox = sample_inbox.SampleInbox(order, WAITING_SAMPLES, WAITING_OF_A_HOST)
+        self._inbox_lock = threading.Lock()
         self._disbelieved = 0
         self._complaints = message_bus.Complaints(clock)
+        self._stale_ones = message_bus.Complaints(clock, logging.INFO)
         self._fresh: dict[str, decision_api.Sample] = {}
         self._published_s = 0.0
         self._forgets_s = float("-inf")
@@ -133,14 +137,16 @@ class Service:
             raise errors.NotAuthentic(
                 f"a sample of {sample.host}", f"{certificate.host} has signed it"
             )
-        try:
-            if self._waiting[sample.host] >= WAITING_OF_A_HOST:
-                raise queue.Full
-            self._waiting[sample.host] += 1
-            self._inbox.put_nowait((self._clock(), certificate, sample))
-        except queue.Full:
-            waiting = self._inbox.qsize()
-            self._complaints.say("%s: its sample is dropped, %d wait", sample.host, waiting)
+        with self._inbox_lock:
+            before = self._inbox.dropped
+            received = sample_inbox.Received(self._clock(), certificate, sample)
+            refusal = self._inbox.put(received, self._wall())
+            has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
+        if refusal is not None:
+            told = (sample.host, sample.number, refusal.value)
+            self._stale_ones.say("%s: sample %d is refused: %s", *told)
+        elif has_dropped:
+            self._complaints.say("%s: a sample of it is dropped, %d wait", sample.host, waiting)
 
     def trust(self) -> trust.Trust:
         """Return whom the service believes; may be called from any thread."""
@@ -200,12 +206,9 @@ class Service:
         return decision_api.RingTable(epoch, text, signature)
 
     def _take_samples(self) -> None:
-        while True:
-            try:
-                heard_s, certificate, sample = self._inbox.get_nowait()
-            except queue.Empty:
-                self._waiting.clear()
-                return
+        with self._inbox_lock:
+            received = self._inbox.take(self._clock())
+        for heard_s, certificate, sample in received:
             if fault := self._trust.fault(certificate, self._wall()):
                 self._disbelieved += 1
                 told = (sample.host, sample.number, fault)
@@ -383,7 +386,10 @@ class Service:
             hosts=hosts,
             heard=self._heard,
             refused={
-                **{reason.value: times for reason, times in self.members.refused.items()},
+                **{
+                    reason.value: times + self._inbox.refused[reason]
+                    for reason, times in self.members.refused.items()
+                },
                 "disbelieved": self._disbelieved,
             },
             refused_enrolments=self._refused_enrolments,

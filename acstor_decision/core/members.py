@@ -9,7 +9,6 @@ of them stay.
 
 import collections
 import dataclasses
-import enum
 import fnmatch
 import functools
 import statistics
@@ -20,29 +19,15 @@ from acstor_common import addresses
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
+from acstor_decision.core import sample_order
 
-CLOCK_SLACK_S = 30.0
-"""How far the clocks of two hosts may differ."""
 SAMPLES_TO_JOIN = 2
+Refusal = sample_order.Refusal
 
 _cached = functools.lru_cache(2 * ring.MAX_HOSTS)
 _home = _cached(addresses.parse)
 """Where an address leads, however it is spelt: ``:7201`` and ``:07201`` are one port."""
 _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.fault_of)
-
-
-class Refusal(enum.Enum):
-    """Why a sample is not used; the values are names in logs and metrics."""
-
-    NOT_ALLOWED = "not_allowed"  # no host of this name may join
-    FUTURE = "future"  # it was sent, or its agent started, after now
-    LATE = "late"  # it says what was, not what is
-    DOUBLED = "doubled"  # it was here already
-    OUT_OF_ORDER = "out_of_order"  # a later one was here already
-    OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
-    TAKEN_ADDRESS = "taken_address"  # another member lives there
-    UNREACHABLE = "unreachable"  # its address leads nobody else to it
-    FULL = "full"  # no v-node table has room for more hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +92,11 @@ def carried_bytes_s(sample: decision_api.Sample) -> float:
     return (sample.total.received + sample.total.sent) / sample.interval_s
 
 
+def silent_s(limits: Limits) -> float:
+    """Return after how long without a sample a host is gone."""
+    return limits.dead_after * limits.collection_s
+
+
 class Members:
     """All hosts that were heard of."""
 
@@ -115,7 +105,9 @@ class Members:
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
         self._by_address: dict[tuple[str, int], ids.HostId] = {}
-        self._last_sent: dict[ids.HostId, tuple[float, float]] = {}
+        self._order: sample_order.SampleOrder[ids.HostId] = sample_order.SampleOrder(
+            silent_s(limits)
+        )
 
     def __getitem__(self, host: ids.HostId) -> Member:
         return self._members[host]
@@ -164,7 +156,7 @@ class Members:
         self._by_address[_home(sample.address)] = host
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
-        self._last_sent[host] = sample.sent_s, now_s
+        self._order.note(host, sample, now_s)
         return None
 
     def living(self, now_s: float) -> list[ids.HostId]:
@@ -213,21 +205,15 @@ class Members:
         for host in dead:
             del self._members[host]
         self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
-        kept_s = self._longest_s() + CLOCK_SLACK_S
-        self._last_sent = {h: at for h, at in self._last_sent.items() if at[1] >= now_s - kept_s}
+        self._order.forget_late(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
         """Say whether nobody has come to a host's address since it was heard last."""
         address = _home(self._members[host].last.address)
         return self._by_address.get(address) == host
 
-    def _longest_s(self) -> float:
-        """Return for how long a sample may be on its way."""
-        return self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
-
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
-        longest_s = self.limits.dead_after * self.limits.collection_s
-        return now_s - self._members[host].heard_s > longest_s
+        return now_s - self._members[host].heard_s > silent_s(self.limits)
 
     def _count(self, member: Member, sample: decision_api.Sample) -> None:
         """Note a good sample; one that does not follow the last one begins a row anew."""
@@ -247,10 +233,8 @@ class Members:
     def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         if not may_join(sample.host, self.limits):
             return Refusal.NOT_ALLOWED
-        if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
-            return Refusal.FUTURE
-        if sample.sent_s < wall_s - self._longest_s():
-            return Refusal.LATE
+        if stale := self._order.refusal(ids.HostId(sample.host), sample, now_s, wall_s):
+            return stale
         if sample.host not in self._members and len(self._members) >= ring.MAX_HOSTS:
             return Refusal.FULL
         address = _home(sample.address)
@@ -259,22 +243,10 @@ class Members:
         other = self._by_address.get(address, ids.HostId(sample.host))
         if other != sample.host and other in self._members and not self._is_silent(other, now_s):
             return Refusal.TAKEN_ADDRESS
-        return self._misordered(sample, now_s)
+        return None
 
     def _is_its_own(self, host: str, ip: str) -> bool:
         """Say whether an address is on the loopback, and others are not: in a lab all are."""
         return _is_loopback(ip) and any(
             other != host and not _is_loopback(at) for (at, _), other in self._by_address.items()
         )
-
-    def _misordered(self, sample: decision_api.Sample, now_s: float) -> Refusal | None:
-        host = ids.HostId(sample.host)
-        if host not in self._members or self._is_silent(host, now_s):
-            last_s, _ = self._last_sent.get(host, (0.0, 0.0))
-            return Refusal.OUT_OF_ORDER if sample.sent_s <= last_s else None
-        last = self._members[host].last
-        if sample.session != last.session:
-            return None if sample.started_s > last.started_s else Refusal.OLD_SESSION
-        if sample.number == last.number:
-            return Refusal.DOUBLED
-        return Refusal.OUT_OF_ORDER if sample.number < last.number else None

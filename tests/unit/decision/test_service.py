@@ -109,7 +109,12 @@ class Instance:
 
 
 def sample(
-    host: str, number: int, share: float, epoch: int, place: str = ""
+    host: str,
+    number: int,
+    share: float,
+    epoch: int,
+    place: str = "",
+    sent_s: float | None = None,
 ) -> decision_api.Sample:
     return decision_api.Sample(
         host=host,
@@ -117,7 +122,7 @@ def sample(
         session=1,
         started_s=0,
         number=number,
-        sent_s=WALL_S + number * COLLECTION_S,
+        sent_s=WALL_S + number * COLLECTION_S if sent_s is None else sent_s,
         interval_s=COLLECTION_S,
         link_bytes_s=1000,
         ring_epoch=epoch,
@@ -567,13 +572,68 @@ def test_forged_samples_fill_no_log(lone, watched_log):
     assert len(watched_log.messages) == message_bus.COMPLAINTS
 
 
-@pytest.mark.expect_log("h1: its sample is dropped")
-def test_one_host_cannot_fill_the_inbox(lone):
+@pytest.mark.expect_log("h1: a sample of it is dropped")
+def test_one_host_cannot_fill_the_inbox_and_its_newest_samples_stay(lone):
     Cloud(lone).collect(3)
     for number in range(4, 60):
-        lone.hear(sample("h1", number, 0.0, 1))
-    assert lone.service._inbox.qsize() == service.WAITING_OF_A_HOST
+        lone.now_s += 1.0
+        lone.hear(sample("h1", number, 0.0, 1, sent_s=lone.wall()))
+    assert len(lone.service._inbox) == service.WAITING_OF_A_HOST
     lone.hear(sample("h2", 4, 0.0, 1))
+    lone.service.round()
+    assert lone.service.members[ids.HostId("h1")].last.number == 59
+    assert lone.service.members[ids.HostId("h2")].last.number == 4
+
+
+@pytest.mark.allow_log("more messages were of no use")
+def test_samples_that_are_sent_again_keep_no_host_from_being_heard(lone):
+    """Anybody on the broker can record them; 33 copies took all 32 places of a host."""
+    cloud = Cloud(lone)
+    recorded = [lone.enrolled.sealed(sample("h1", n, 0.0, 0)) for n in (1, 2, 3)]
+    cloud.collect(3)
+    for number in range(4, 14):
+        lone.now_s = number * COLLECTION_S
+        for copy in recorded * 11:
+            lone.service.hear(copy)
+        for host in ("h1", "h2", "h3"):
+            lone.hear(sample(host, number, 0.0, 1))
+        recorded.append(lone.enrolled.sealed(sample("h1", number, 0.0, 1)))
+        lone.service.round()
+        assert lone.service.members[ids.HostId("h1")].last.number == number
+    assert lone.epochs() == [1]
+    refused = lone.service.picture.refused
+    assert refused["doubled"] + refused["out_of_order"] + refused["late"] > 10 * 33
+
+
+def test_samples_that_are_sent_again_make_no_silent_host_live(lone):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    recorded = [lone.enrolled.sealed(sample("h3", n, 0.0, 0)) for n in (1, 2, 3)]
+    for number in range(4, 12):
+        lone.now_s = number * COLLECTION_S
+        for copy in recorded:
+            lone.service.hear(copy)
+        for host in ("h1", "h2"):
+            lone.hear(sample(host, number, 0.0, 1))
+        lone.service.round()
+    assert lone.service.members.living(lone.now_s) == ["h1", "h2"]
+
+
+@pytest.mark.expect_log("is refused: its certificate is revoked")
+def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
+    """Who stole the former key signs what is newer than all that the host sends."""
+    Cloud(lone).collect(3)
+    stolen, certificate = lone.enrolled.identity("h1")
+    lone.enrolled.keeper.revoke(ids.HostId("h1"))
+    lone.enrolled.keeper.allow(ids.HostId("h1"))
+    lone.now_s += COLLECTION_S
+    lone.enrolled.enrol("h1")
+    for number in range(2**40, 2**40 + service.WAITING_OF_A_HOST):
+        newer = sample("h1", number, 0.0, 1, sent_s=lone.wall() + 25)
+        lone.service.hear(sealed.seal(newer, signing.SAMPLE, stolen, certificate))
+    lone.hear(sample("h1", 4, 0.0, 1))
+    lone.service.round()
+    assert lone.service.members[ids.HostId("h1")].last.number == 4
 
 
 def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone, monkeypatch):
