@@ -6,11 +6,13 @@ The rule: it runs in the virtualenv of Glance, which has the libraries of the st
 
 import pathlib
 import shutil
+import time
 import urllib.request
 from collections.abc import Mapping
 
 from prometheus_client import parser
 
+from acstor_common import metrics_endpoint
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
@@ -63,7 +65,8 @@ class Gateway(api.Api):
         }
 
     def counted(self, name: str, **labels: str) -> float:
-        """Return one of the numbers that Prometheus gets."""
+        """Return one of the numbers that Prometheus gets, as it is now."""
+        time.sleep(metrics_endpoint.KEPT_S)  # for an answer that is kept to end
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             families = parser.text_string_to_metric_families(answer.read().decode())
             for sample in (sample for family in families for sample in family.samples):

@@ -52,7 +52,8 @@ class Listener(daemon.Daemon):
         **changed: object,
     ) -> None:
         super().__init__(name, folder)
-        self._constants = {tuned.RECONCILE_INTERVAL_S: RECONCILE_S, **(constants or {})}
+        own = {tuned.RECONCILE_INTERVAL_S: RECONCILE_S, tuned.METRICS_KEPT_S: 0.0}
+        self._constants = {**own, **(constants or {})}
         self.port = daemon.port_of(folder, name)
         self.conf_file = folder / f"{name}.conf"
         defaults = {

@@ -14,6 +14,7 @@ from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import metrics_endpoint
 from tests.lab import local
 
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
@@ -35,6 +36,7 @@ def shown(address: str) -> dict[str, float]:
 
 @pytest.mark.expect_log("it is removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
     vault = vault_.Vault(tmp_path, room.Limits(8192, 8192, 9), ids.HostId("h2"))
     address = f"127.0.0.1:{local.unused_port()}"
     stop = metrics.serve(address, metrics.VaultCollector(vault))

@@ -7,9 +7,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent import futures
 
 import prometheus_client
 import pytest
+from prometheus_client import core
+from prometheus_client import registry
 
 from acstor_common import errors
 from acstor_common import metrics_endpoint
@@ -22,9 +25,9 @@ def endpoint(address: str = "127.0.0.1:{port}") -> Iterator[int]:
     """Serve on a port of the loopback that is free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
-    registry = prometheus_client.CollectorRegistry()
-    prometheus_client.Gauge("of_a_test", "A number", registry=registry).set(7)
-    stop = metrics_endpoint.serve(address.format(port=port), registry, "an option")
+    own = prometheus_client.CollectorRegistry()
+    prometheus_client.Gauge("of_a_test", "A number", registry=own).set(7)
+    stop = metrics_endpoint.serve(address.format(port=port), own, "an option")
     try:
         yield port
     finally:
@@ -58,35 +61,73 @@ def test_address_that_is_taken_is_named_with_its_option() -> None:
         )
 
 
-def test_clients_that_say_nothing_take_so_many_threads_and_no_more() -> None:
+def test_clients_that_say_nothing_take_so_many_threads_and_displace_the_oldest() -> None:
     with endpoint() as port, contextlib.ExitStack() as held:
         before = threading.active_count()
         silent = [
             held.enter_context(connect(port)) for _ in range(3 * metrics_endpoint.CONNECTIONS)
         ]
-        refused = 0
-        for one in silent[metrics_endpoint.CONNECTIONS :]:  # they came last, and are closed
+        for one in silent[: 2 * metrics_endpoint.CONNECTIONS]:
             with contextlib.suppress(ConnectionError):
                 assert one.recv(1) == b""
-            refused += 1
-        assert refused == 2 * metrics_endpoint.CONNECTIONS
-        assert threading.active_count() - before <= metrics_endpoint.CONNECTIONS
+        assert threading.active_count() - before <= metrics_endpoint.CONNECTIONS + 1
+        assert "of_a_test 7.0" in scrape(port)
 
 
-def test_client_that_says_nothing_is_closed_after_a_while_and_others_are_answered(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\n"])
+def test_client_that_does_not_end_its_request_is_closed_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(metrics_endpoint._Handler, "timeout", 0.2)
-    with endpoint() as port, contextlib.ExitStack() as held:
-        silent = [held.enter_context(connect(port)) for _ in range(metrics_endpoint.CONNECTIONS)]
-        for one in silent:
-            assert one.recv(1) == b""
-        give_up_s = time.monotonic() + PATIENCE_S
-        while True:  # a place is given back a moment after its connection was closed
-            try:
-                assert "of_a_test 7.0" in scrape(port)
-            except OSError:
-                assert time.monotonic() < give_up_s
-                time.sleep(0.05)
-            else:
-                break
+    monkeypatch.setattr(metrics_endpoint, "DEADLINE_S", 0.2)
+    with endpoint() as port, connect(port) as slow:
+        slow.sendall(said)
+        began_s = time.monotonic()
+        assert slow.recv(1) == b""
+        assert time.monotonic() - began_s < 5.0
+        assert "of_a_test 7.0" in scrape(port)
+
+
+def test_long_request_is_not_read() -> None:
+    with endpoint() as port, connect(port) as long:
+        with contextlib.suppress(ConnectionError):
+            long.sendall(b"GET /" + b"x" * metrics_endpoint.REQUEST_BYTES)
+            assert long.recv(1) == b""
+        with connect(port) as other:
+            other.sendall(b"POST /metrics HTTP/1.0\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.0 405 ")
+        assert "of_a_test 7.0" in scrape(port)
+
+
+class Collected(registry.Collector):
+    """Counts how often it is asked, and is slow."""
+
+    def __init__(self) -> None:
+        self.times, self.at_once, self.most = 0, 0, 0
+
+    def collect(self) -> Iterator[core.Metric]:
+        self.times += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        time.sleep(0.01)
+        self.at_once -= 1
+        yield core.GaugeMetricFamily("times", "How often it was asked", self.times)
+
+
+def test_one_thread_at_a_time_collects_and_its_answer_is_kept_for_a_second() -> None:
+    own, collected, now_s = prometheus_client.CollectorRegistry(), Collected(), [100.0]
+    own.register(collected)
+    answer = metrics_endpoint.Answer(own, lambda: now_s[0])
+    asked = collected.times  # by register
+
+    def shown() -> bytes:
+        return b"".join(answer({"REQUEST_METHOD": "GET"}, lambda status, headers: None))
+
+    with futures.ThreadPoolExecutor(16) as pool:
+        assert len({found.result() for found in [pool.submit(shown) for _ in range(64)]}) == 1
+    assert (collected.times, collected.most) == (asked + 1, 1)
+    now_s[0] += metrics_endpoint.KEPT_S - 0.001
+    shown()
+    assert collected.times == asked + 1
+    now_s[0] += 0.001
+    shown()
+    assert collected.times == asked + 2

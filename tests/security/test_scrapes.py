@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a local user who scrapes the metrics makes a real agent's guests wait."""
+
+import contextlib
+import mmap
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = 64 * 1024
+P99_S = 0.010
+READS = 1000
+ROUNDS = 3
+IMAGES = 100
+SCRAPERS = 16
+SCRAPE = """
+import socket, sys, threading
+
+def scrape() -> None:
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as link:
+                link.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n")
+                while link.recv(1 << 20):
+                    pass
+        except OSError:
+            pass
+
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=scrape, daemon=True).start()
+print("scrapes", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def scraping(port: int) -> Iterator[None]:
+    """Scrape from another process, with SCRAPERS connections at a time."""
+    argv = ["nice", sys.executable, "-c", SCRAPE, str(port), str(SCRAPERS)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"scrapes\n"
+            yield
+        finally:
+            process.kill()
+
+
+def p99_s(path: pathlib.Path, data: bytes) -> float:
+    """Read 4 KiB of a cached image here and there; every byte must be right."""
+    took, buffer = [], mmap.mmap(-1, 4096)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        for number in range(READS):
+            offset = number * 7 * 4096 % len(data)
+            began_s = time.perf_counter()
+            os.preadv(fd, [buffer], offset)
+            took.append(time.perf_counter() - began_s)
+            assert buffer[:] == data[offset : offset + 4096]
+    finally:
+        os.close(fd)
+    return statistics.quantiles(took, n=100)[98]
+
+
+def shown(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def read_all(agent: agents.Agent, images: local.ImageFolder, count: int) -> None:
+    """Have images attached and read once."""
+    for number in range(count):
+        agent.image_path(images.add(local.random_bytes(CHUNK, seed=number + 1))).read_bytes()
+
+
+def test_scrapes_do_not_hold_up_cached_reads(images, start):
+    port = local.unused_port()
+    agent = start(metrics_listen=f"127.0.0.1:{port}")
+    data = local.random_bytes(64 * CHUNK)
+    path = agent.image_path(images.add(data))
+    assert path.read_bytes() == data
+    read_all(agent, images, IMAGES)
+    rest_s = min(p99_s(path, data) for _ in range(ROUNDS))
+    with scraping(port):
+        time.sleep(0.5)
+        beside_s = min(p99_s(path, data) for _ in range(ROUNDS))
+    print(f"p99 of cached reads: {rest_s * 1000:.2f} ms, beside scrapes {beside_s * 1000:.2f} ms")
+    assert beside_s < P99_S
+    assert "acstor_read_bytes_total" in shown(port)
