@@ -242,6 +242,13 @@ OPTS = [
         default="127.0.0.1:9464",
         help="Address and port of the Prometheus endpoint; empty turns it off.",
     ),
+    cfg.BoolOpt(
+        "metrics_by_image",
+        default=False,
+        help="Show metrics of reads for each image, and of disk I/O for each guest, instead of "
+        "their sums. Whoever reaches metrics_listen then learns the ids of images, and a scrape "
+        "costs more with each image.",
+    ),
     cfg.Opt(
         "control_group",
         type=types.String(),

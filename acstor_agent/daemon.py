@@ -351,7 +351,7 @@ class Agent:
             await keep("decision service", optional.begun(self._member.decision.run))
             await keep("tasks", optional.begun(self._tasks.run))
         if address := self._conf.acstor_agent.metrics_listen:
-            await keep("metrics_listen", functools.partial(metrics.show, address, self.picture))
+            await keep("metrics_listen", functools.partial(metrics.show, address, self._numbers))
 
     async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
         listeners = await peer_endpoint.open_at(self._conf.acstor_agent.peer_listen)
@@ -367,10 +367,27 @@ class Agent:
         counted, late = self._chunks.counters, self._rescue.late()
         return {
             **status.of_agent(self._host, self._conf, time.monotonic() - self._started_s),
-            "ring": status.of_ring(self._ring),
-            "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             **status.of_images(self._images, self._uses, self._whole, counted, late),
             "disks": status.of_disks(self._disks, late),
+            **self._of_parts(),
+        }
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return what the metrics show; may be called from any thread."""
+        by_image = self._conf.acstor_agent.metrics_by_image
+        of_images = status.of_images_apart if by_image else status.of_images_together
+        counted, late = self._chunks.counters, self._rescue.late()
+        return {
+            "by_image": by_image,
+            **of_images(self._images, self._whole, counted, late),
+            **self._of_parts(),
+        }
+
+    def _of_parts(self) -> dict[str, Any]:
+        """Return what status and metrics show of each part of the agent."""
+        return {
+            "ring": status.of_ring(self._ring),
+            "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._peers),
             "refused": status.of_refused(
@@ -414,4 +431,5 @@ class Agent:
             prefetch=ahead,
             boots=boots,
             waiting=self._waiting,
+            total=self._images.reads,
         )

@@ -61,6 +61,12 @@ OPTS: list[cfg.Opt] = [
         default="127.0.0.1:9468",
         help="Address and port of the Prometheus endpoint of the vault; empty turns it off.",
     ),
+    cfg.BoolOpt(
+        "metrics_by_server",
+        default=False,
+        help="Show metrics of checkpoints for each server instead of the longest times. Whoever "
+        "reaches metrics_listen then learns the ids of servers.",
+    ),
     cfg.IntOpt(
         "vault_port",
         default=7202,

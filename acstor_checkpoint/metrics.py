@@ -69,10 +69,13 @@ class Takes(Protocol):
 
 
 class TakingCollector(registry.Collector):
-    """Shows how checkpoints go."""
+    """Shows how checkpoints go.
 
-    def __init__(self, daemon: Takes) -> None:
-        self._daemon = daemon
+    :param by_server: for each server, instead of the longest times
+    """
+
+    def __init__(self, daemon: Takes, by_server: bool = False) -> None:
+        self._daemon, self._by_server = daemon, by_server
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield who waits for how long, and what is on."""
@@ -88,9 +91,13 @@ class TakingCollector(registry.Collector):
                 self._daemon.taking_s(),
             ),
         ):
-            family = core.GaugeMetricFamily(f"acstor_checkpoint_{name}", text, labels=["server"])
-            for server, seconds in found.items():
-                family.add_metric([server], seconds)
+            labels = ["server"] if self._by_server else []
+            family = core.GaugeMetricFamily(f"acstor_checkpoint_{name}", text, labels=labels)
+            if self._by_server:
+                for server, seconds in found.items():
+                    family.add_metric([server], seconds)
+            else:
+                family.add_metric([], max(found.values(), default=0.0))
             yield family
 
 

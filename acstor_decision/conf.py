@@ -121,6 +121,12 @@ OPTS = [
         default="127.0.0.1:9465",
         help="Address and port of the Prometheus endpoint; empty turns it off.",
     ),
+    cfg.BoolOpt(
+        "metrics_by_server",
+        default=False,
+        help="Show metrics of checkpoints for each server instead of their sums. Whoever reaches "
+        "metrics_listen then learns the ids of servers.",
+    ),
 ]
 
 

@@ -94,17 +94,18 @@ class Collector(registry.Collector):
     """Turns a picture into metrics.
 
     :param picture: returns it; called from the endpoint's thread
+    :param by_server: checkpoints are shown for each server
     """
 
-    def __init__(self, picture: Callable[[], Picture]) -> None:
-        self._picture = picture
+    def __init__(self, picture: Callable[[], Picture], by_server: bool = False) -> None:
+        self._picture, self._by_server = picture, by_server
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics."""
         picture = self._picture()
         yield from _of_instance(picture)
         yield from _of_hosts(picture.hosts)
-        yield from _of_checkpoints(picture.checkpoints)
+        yield from _of_checkpoints(picture.checkpoints, self._by_server)
         for name, text, label, counts in (
             ("samples_refused", "Samples that were not used", "reason", picture.refused),
             (
@@ -132,13 +133,17 @@ class Collector(registry.Collector):
             yield family
 
 
-def serve(address: str, picture: Callable[[], Picture]) -> Callable[[], None]:
+def serve(
+    address: str, picture: Callable[[], Picture], by_server: bool = False
+) -> Callable[[], None]:
     """Start the endpoint in a thread; return what stops it.
+
+    :param by_server: checkpoints are shown for each server
 
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(picture))
+    own.register(Collector(picture, by_server))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
 
 
@@ -184,17 +189,33 @@ def _of_hosts(hosts: Mapping[str, HostPicture]) -> Iterator[core.Metric]:
     yield from (vnodes, share, overloaded)
 
 
-def _of_checkpoints(checkpoints: Sequence[Checkpoint]) -> Iterator[core.Metric]:
-    taken, interval, changed = (
-        core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text, labels=["server"])
+def _of_checkpoints(checkpoints: Sequence[Checkpoint], by_server: bool) -> Iterator[core.Metric]:
+    labels = ["server"] if by_server else []
+    taken, interval, changed, deadline = (
+        core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text, labels=labels)
         for name, text in (
-            ("timestamp_seconds", "When the newest checkpoint of a server was taken"),
-            ("interval_seconds", "How often one is promised; 0: not at all"),
-            ("changed_bytes", "What of the disk differs from its image in it"),
+            ("timestamp_seconds", "When the newest checkpoint of a server was taken; the oldest"),
+            ("interval_seconds", "How often one is promised, 0: not at all; the longest"),
+            ("changed_bytes", "What of disks differs from their images in the newest"),
+            ("deadline_timestamp_seconds", "When the first is older than two intervals"),
         )
     )
-    for one in checkpoints:
-        taken.add_metric([one.instance_id], one.taken_s)
-        interval.add_metric([one.instance_id], one.interval_s)
-        changed.add_metric([one.instance_id], one.changed_bytes)
-    yield from (taken, interval, changed)
+    promised = [one for one in checkpoints if one.interval_s]
+    if by_server:
+        for one in checkpoints:
+            taken.add_metric([one.instance_id], one.taken_s)
+            interval.add_metric([one.instance_id], one.interval_s)
+            changed.add_metric([one.instance_id], one.changed_bytes)
+        for one in promised:
+            deadline.add_metric([one.instance_id], _deadline_s(one))
+    else:
+        changed.add_metric([], sum(one.changed_bytes for one in checkpoints))
+        if promised:
+            taken.add_metric([], min(one.taken_s for one in promised))
+            interval.add_metric([], max(one.interval_s for one in promised))
+            deadline.add_metric([], min(map(_deadline_s, promised)))
+    yield from (taken, interval, changed, deadline)
+
+
+def _deadline_s(one: Checkpoint) -> float:
+    return one.taken_s + 2 * one.interval_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint: the numbers of ``status``, in Prometheus' words.
+"""The Prometheus endpoint of the agent: the numbers of ``status`` as metrics.
 
 The agent counts in plain integers, because a guest's read must not pay for
 labels and locks; they become metrics when somebody asks.
@@ -19,12 +19,16 @@ from acstor_agent.core import counters
 from acstor_common import metrics_endpoint
 
 Picture = Callable[[], dict[str, Any]]
+Rows = dict[str | None, dict[str, Any]]
+"""Numbers by image, or those of all images by None."""
 
 
 class Collector(registry.Collector):
-    """Turns the agent's status into metrics.
+    """Turns the agent's numbers into metrics.
 
-    :param picture: returns the status; it is called from the endpoint's thread
+    Its cost does not grow with images unless they are shown each for itself, by ``by_image``.
+
+    :param picture: returns the numbers; it is called from the endpoint's thread
     """
 
     def __init__(self, picture: Picture) -> None:
@@ -33,15 +37,16 @@ class Collector(registry.Collector):
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics, as of now."""
         status = self._picture()
-        yield from _of_images(status["images"])
+        by_image = status["by_image"]
+        yield from _of_reads(status["reads"], by_image)
         yield from _of_detached(status["detached"])
-        yield from _of_whole(status["images"])
+        yield from _of_whole(status["whole"], by_image)
         yield from _of_shares(status["shares"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
-        yield from _of_disk_io(status["disk_io"])
+        yield from _of_disk_io(status["disk_io"], by_image)
         turns = core.HistogramMetricFamily(
             "acstor_event_loop_turn_seconds", "How long everything waits for the worker at most"
         )
@@ -49,7 +54,7 @@ class Collector(registry.Collector):
         yield turns
         yield from _of_guests(status["guests"])
         yield from _of_sources(status["sources"])
-        yield from _of_waits({**status["images"], **status["disks"]})
+        yield from _of_late(status["late"], by_image)
         broken = core.GaugeMetricFamily(
             "acstor_trouble_since_seconds",
             "Since when a part does not work, as Unix time; there is none for parts that work",
@@ -123,8 +128,17 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
     )
 
 
-def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
-    by_origin = ["image", "origin"]
+def _key(image_id: str | None) -> list[str]:
+    """Return the values of the labels of _labels."""
+    return [] if image_id is None else [image_id]
+
+
+def _labels(by_image: bool, *others: str) -> list[str]:
+    return [*(["image"] if by_image else []), *others]
+
+
+def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
+    by_origin, labels = _labels(by_image, "origin"), _labels(by_image)
     families = {
         (name, unit): core.CounterMetricFamily(f"acstor_{name}_{unit}", text, labels=by_origin)
         for name, unit, text in (
@@ -135,22 +149,22 @@ def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
         )
     }
     seconds = core.HistogramMetricFamily(
-        "acstor_read_seconds", "How long guests' reads took", labels=["image"]
+        "acstor_read_seconds", "How long guests' reads took", labels=labels
     )
-    in_flight = core.GaugeMetricFamily("acstor_reads_in_flight", "Reads waiting", labels=["image"])
-    failed = core.CounterMetricFamily("acstor_failed_reads", "Reads with EIO", labels=["image"])
+    in_flight = core.GaugeMetricFamily("acstor_reads_in_flight", "Reads waiting", labels=labels)
+    failed = core.CounterMetricFamily("acstor_failed_reads", "Reads with EIO", labels=labels)
     lost = core.CounterMetricFamily(
-        "acstor_lost_reads", "Reads with EIO of bytes that are nowhere any more", labels=["image"]
+        "acstor_lost_reads", "Reads with EIO of bytes that are nowhere any more", labels=labels
     )
-    for image_id, image in images.items():
+    for image_id, row in reads.items():
+        key = _key(image_id)
         for (name, unit), family in families.items():
-            for origin, counts in image[name].items():
-                family.add_metric([image_id, origin], counts[unit])
-        latency = image["latency"]
-        seconds.add_metric([image_id], *_buckets(latency))
-        in_flight.add_metric([image_id], image["reads_in_flight"])
-        failed.add_metric([image_id], image["failed_reads"])
-        lost.add_metric([image_id], image["lost_reads"])
+            for origin, counts in row[name].items():
+                family.add_metric([*key, origin], counts[unit])
+        seconds.add_metric(key, *_buckets(row["latency"]))
+        in_flight.add_metric(key, row["reads_in_flight"])
+        failed.add_metric(key, row["failed_reads"])
+        lost.add_metric(key, row["lost_reads"])
     yield from [*families.values(), seconds, in_flight, failed, lost]
 
 
@@ -166,28 +180,31 @@ def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
         yield core.CounterMetricFamily(f"acstor_{name}", text, count)
 
 
-def _of_whole(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
     families = {
-        name: core.GaugeMetricFamily(f"acstor_whole_{name}", text, labels=["image"])
+        name: core.GaugeMetricFamily(f"acstor_whole_{name}", text, labels=_labels(by_image))
         for name, text in (
-            ("total_bytes", "Bytes of an image that is to be whole here, without zeros"),
-            ("left_bytes", "Bytes of it that are not here yet"),
-            ("lacking_bytes", "Bytes that the cache lacks for it: it does not become whole"),
-            ("bytes_s", "How fast it becomes whole"),
-            ("due_in_s", "Seconds until it is to be whole, as an operator asked; below 0: since"),
-            ("is_late", "1 if it will not be whole then at this speed, or was not"),
+            ("total_bytes", "Bytes of images that are to be whole here, without zeros"),
+            ("left_bytes", "Bytes of them that are not here yet"),
+            ("lacking_bytes", "Bytes that the cache lacks for them: they do not become whole"),
+            ("bytes_s", "How fast they become whole"),
+            ("due_in_s", "Seconds until the first is to be whole, as an operator asked; <0: since"),
+            ("is_late", "How many will not be whole then at this speed, or were not"),
         )
     }
-    state = core.GaugeMetricFamily(
-        "acstor_whole_state", "1 for the state that it is in", labels=["image", "state"]
+    states = core.GaugeMetricFamily(
+        "acstor_whole_state",
+        "Images by the state that they are in",
+        labels=_labels(by_image, "state"),
     )
-    for image_id, image in images.items():
-        if (whole := image["whole"]) is not None:
-            for name, family in families.items():
-                if whole[name] is not None:
-                    family.add_metric([image_id], whole[name])
-            state.add_metric([image_id, whole["state"]], 1)
-    yield from [*families.values(), state]
+    for image_id, row in whole.items():
+        key = _key(image_id)
+        for name, family in families.items():
+            if row[name] is not None:
+                family.add_metric(key, row[name])
+        for state, images in row["states"].items():
+            states.add_metric([*key, state], images)
+    yield from [*families.values(), states]
 
 
 def _of_shares(shares: dict[str, int] | None) -> Iterator[core.Metric]:
@@ -317,21 +334,20 @@ def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
     )
 
 
-def _of_waits(files: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
     waiting = core.GaugeMetricFamily(
         "acstor_reads_waiting",
-        "Requests that have waited for 5 s or more, by image or disk",
-        labels=["image"],
+        "Requests that have waited for 5 s or more",
+        labels=_labels(by_image),
     )
     longest = core.GaugeMetricFamily(
         "acstor_oldest_wait_seconds",
         "How long the oldest of them has waited; 0 if there is none",
-        labels=["image"],
+        labels=_labels(by_image),
     )
-    for file_id, file in files.items():
-        late = file["waiting"] or {"requests": 0, "longest_s": 0.0}
-        waiting.add_metric([file_id], late["requests"])
-        longest.add_metric([file_id], late["longest_s"])
+    for file_id, row in late.items():
+        waiting.add_metric(_key(file_id), row["requests"])
+        longest.add_metric(_key(file_id), row["longest_s"])
     yield from (waiting, longest)
 
 
@@ -352,7 +368,7 @@ def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     yield from [hanging, missed]
 
 
-def _of_disk_io(io: dict[str, Any]) -> Iterator[core.Metric]:
+def _of_disk_io(io: dict[str, Any], by_image: bool) -> Iterator[core.Metric]:
     yield core.InfoMetricFamily(
         "acstor_disk_policy", "What decides about the agent's disk", {"policy": io["policy"]}
     )
@@ -366,7 +382,27 @@ def _of_disk_io(io: dict[str, Any]) -> Iterator[core.Metric]:
     for distance, count in io["seeks"].items():
         seeks.add_metric([distance], count)
     yield seeks
-    yield from _of_streams(io["streams"])
+    streams = io["streams"]
+    yield from _of_streams(streams if by_image else _by_class(streams))
+
+
+def _by_class(streams: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add up the streams of each class: of guests, of peers, of each kind of other work."""
+    found: dict[str, dict[str, Any]] = {}
+    for stream, count in streams.items():
+        klass = stream.partition(":")[0]
+        if (known := found.get(klass)) is None:
+            found[klass] = count
+            continue
+        latency, other = known["latency"], count["latency"]
+        buckets = [a + b for a, b in zip(latency["buckets"], other["buckets"], strict=True)]
+        found[klass] = {
+            **{name: known[name] + count[name] for name in ("requests", "bytes", "slices")},
+            "slice_s": max(known["slice_s"] or 0.0, count["slice_s"] or 0.0),
+            "waits": {end: known["waits"][end] + times for end, times in count["waits"].items()},
+            "latency": {"buckets": buckets, "total_s": latency["total_s"] + other["total_s"]},
+        }
+    return found
 
 
 def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent tells about itself: one picture, shown by ``status`` and by the metrics.
+"""What the agent tells about itself, by ``status`` and by the metrics.
 
 The field names are read by machines: they are never changed.
 """
 
+import collections
 import dataclasses
 import os
 import time
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -101,9 +103,87 @@ def of_images(
         )
         for image_id in images.attached()
     }
-    read = [images.read_before.as_dict(), *(one["read"] for one in shown.values())]
-    came = (tally.as_dict() for tally in (counted.fetched_before, *fetched.values()))
-    return {"images": shown, "read": total(read), "fetched": total(came)}
+    return {
+        "images": shown,
+        "read": images.reads.read.as_dict(),
+        "fetched": counted.fetched_total.as_dict(),
+    }
+
+
+def of_images_together(
+    images: mirrors.Mirrors,
+    whole: wholeness.Wholeness | None,
+    counted: counters.ExchangeCounters,
+    late: Mapping[str, waits.Late],
+) -> dict[str, Any]:
+    """Return the numbers of all images together, each a mapping with the one key None.
+
+    Counters are not added up here: they count for the host when they count for an image.
+    """
+    return {
+        "reads": {None: of_reads(images.reads, counted.fetched_total)},
+        "whole": of_whole_together(whole.telling.all().values() if whole else ()),
+        "late": {
+            None: {
+                "requests": sum(one.count for one in late.values()),
+                "longest_s": max((one.longest_s for one in late.values()), default=0.0),
+            }
+        },
+    }
+
+
+def of_images_apart(
+    images: mirrors.Mirrors,
+    whole: wholeness.Wholeness | None,
+    counted: counters.ExchangeCounters,
+    late: Mapping[str, waits.Late],
+) -> dict[str, Any]:
+    """Return the same numbers for each image; reads that wait for long by image or disk."""
+    fetched, nothing = dict(counted.fetched), counters.Tally()
+    reads = {image.map.image_id: image.counters for image in images.open()}
+    return {
+        "reads": {
+            image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
+            for image_id in images.attached()
+        },
+        "whole": {
+            image_id: {**shown, "states": {shown["state"]: 1}}
+            for image_id, shown in (whole.telling.all() if whole else {}).items()
+        },
+        "late": {
+            file_id: {"requests": one.count, "longest_s": one.longest_s}
+            for file_id, one in late.items()
+        },
+    }
+
+
+def of_whole_together(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
+    """Return how far all images are that are to be whole, by None; {} if none is."""
+    if not shown:
+        return {}
+    numbers = ("total_bytes", "left_bytes", "lacking_bytes", "bytes_s")
+    due_s = [one["due_in_s"] for one in shown if one["due_in_s"] is not None]
+    return {
+        None: {
+            **{name: sum(one[name] or 0 for one in shown) for name in numbers},
+            "due_in_s": min(due_s, default=None),
+            "is_late": sum(bool(one["is_late"]) for one in shown) if due_s else None,
+            "states": collections.Counter(one["state"] for one in shown),
+        }
+    }
+
+
+def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dict[str, Any]:
+    """Return what guests read and what came to this host for it."""
+    read = read or counters.ReadCounters()
+    return {
+        "read": read.read.as_dict(),
+        "fetched": fetched.as_dict(),
+        "reads_in_flight": read.in_flight,
+        "failed_reads": read.failed_reads,
+        "lost_reads": read.lost_reads,
+        "latency": of_latency(read.latency),
+    }
 
 
 def of_shares(
@@ -129,7 +209,6 @@ def of_image(
 
     :param late: its reads that wait for long
     """
-    read = image.counters if image else counters.ReadCounters()
     return {
         "size_bytes": image.size_bytes if image else size_bytes,
         "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
@@ -138,13 +217,8 @@ def of_image(
         "is_used": use.is_used(),
         "is_open": use.is_open,
         "whole": whole,
-        "read": read.read.as_dict(),
-        "fetched": (fetched or counters.Tally()).as_dict(),
-        "reads_in_flight": read.in_flight,
-        "failed_reads": read.failed_reads,
-        "lost_reads": read.lost_reads,
+        **of_reads(image.counters if image else None, fetched or counters.Tally()),
         "waiting": of_late(late),
-        "latency": of_latency(read.latency),
         "boot_image": of_boot_image(image.boots) if image else None,
     }
 
@@ -340,17 +414,3 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "peer_faults": net.faults.count + chunks.faults.count,
         "in_backoff": {host: round(left_s, 1) for host, left_s in chunks.in_backoff().items()},
     }
-
-
-def total(tallies: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up requests and bytes by origin.
-
-    >>> total([counters.Tally().as_dict()])["zero"]
-    {'requests': 0, 'bytes': 0}
-    """
-    result = counters.Tally().as_dict()
-    for tally in tallies:
-        for origin, counts in tally.items():
-            for name, count in counts.items():
-                result[origin][name] += count
-    return result

@@ -49,11 +49,15 @@ class Origin(enum.Enum):
 
 
 class Tally:
-    """Requests and bytes by origin."""
+    """Requests and bytes by origin.
 
-    __slots__ = ("bytes", "requests")
+    :param total: counts the same, with others
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_total", "bytes", "requests")
+
+    def __init__(self, total: "Tally | None" = None) -> None:
+        self._total = total
         self.requests = dict.fromkeys(Origin, 0)
         self.bytes = dict.fromkeys(Origin, 0)
 
@@ -61,12 +65,8 @@ class Tally:
         """Count one request of ``length`` bytes."""
         self.requests[origin] += 1
         self.bytes[origin] += length
-
-    def merge(self, other: "Tally") -> None:
-        """Add what another one has counted."""
-        for origin in Origin:
-            self.requests[origin] += other.requests[origin]
-            self.bytes[origin] += other.bytes[origin]
+        if self._total is not None:
+            self._total.add(origin, length)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return ``{origin: {"requests": …, "bytes": …}}``, every origin included."""
@@ -122,33 +122,55 @@ class Latency:
 
 
 class ReadCounters:
-    """What is counted of the reads of one image.
+    """What is counted of the reads of one image, or of all images of a host.
 
     ``failed_reads`` are those that ended with an error, ``lost_reads`` those of them whose bytes
     are nowhere any more.
+
+    :param total: counts the same, with other images
     """
 
-    __slots__ = ("failed_reads", "in_flight", "latency", "lost_reads", "read")
+    __slots__ = ("_total", "failed_reads", "in_flight", "latency", "lost_reads", "read")
 
-    def __init__(self) -> None:
-        self.read = Tally()
+    def __init__(self, total: "ReadCounters | None" = None) -> None:
+        self._total = total
+        self.read: Tally = Tally(total.read if total else None)
         self.latency = Latency()
         self.in_flight = 0
         self.failed_reads = 0
         self.lost_reads = 0
 
+    def took(self, seconds: float) -> None:
+        """Count a read that was answered."""
+        self.latency.add(seconds)
+        if self._total is not None:
+            self._total.latency.add(seconds)
+
+    def waits(self, change: int) -> None:
+        """Count a read that begins to wait (1), or has ended (-1)."""
+        self.in_flight += change
+        if self._total is not None:
+            self._total.waits(change)
+
+    def failed(self, is_lost: bool) -> None:
+        """Count a read that ended with an error."""
+        self.failed_reads += 1
+        self.lost_reads += is_lost
+        if self._total is not None:
+            self._total.failed(is_lost)
+
 
 class ExchangeCounters:
     """What is counted where chunks enter and leave the host.
 
-    ``fetched`` is by image, ``fetched_before`` of images that were forgotten; ``source_bytes`` are
-    those that this host read from the source, for itself and for peers; guests, here or elsewhere,
-    waited for ``source_timed_bytes`` of them, in ``source_s`` the time of each chunk from the
-    question to its bytes, added up; ``relayed_bytes`` are those that it took from another home
-    instead; ``prefetched_bytes`` what came because neighbours have it, before any guest waited;
-    ``referrals`` answers that named others; ``advertised`` and ``taken_back`` what neighbours
-    were told, once for each; ``copies_told`` what others were asked to let go first,
-    ``demoted`` what their homes asked this host to.
+    ``fetched`` is by image, ``fetched_total`` of all, those included that were forgotten;
+    ``source_bytes`` are those that this host read from the source, for itself and for peers;
+    guests, here or elsewhere, waited for ``source_timed_bytes`` of them, in ``source_s`` the
+    time of each chunk from the question to its bytes, added up; ``relayed_bytes`` are those
+    that it took from another home instead; ``prefetched_bytes`` what came because neighbours
+    have it, before any guest waited; ``referrals`` answers that named others; ``advertised``
+    and ``taken_back`` what neighbours were told, once for each; ``copies_told`` what others
+    were asked to let go first, ``demoted`` what their homes asked this host to.
     """
 
     __slots__ = (
@@ -156,7 +178,7 @@ class ExchangeCounters:
         "copies_told",
         "demoted",
         "fetched",
-        "fetched_before",
+        "fetched_total",
         "prefetched_bytes",
         "referrals",
         "relayed_bytes",
@@ -169,8 +191,10 @@ class ExchangeCounters:
     )
 
     def __init__(self) -> None:
-        self.fetched: collections.defaultdict[ids.ImageId, Tally] = collections.defaultdict(Tally)
-        self.fetched_before = Tally()
+        self.fetched_total = Tally()
+        self.fetched: collections.defaultdict[ids.ImageId, Tally] = collections.defaultdict(
+            lambda: Tally(self.fetched_total)
+        )
         self.served_chunks = 0
         self.served_bytes = 0
         self.source_bytes = 0
@@ -182,12 +206,9 @@ class ExchangeCounters:
         self.copies_told = self.demoted = 0
 
     def forget(self, image_id: ids.ImageId) -> None:
-        """Count an image that is not attached any more together with others like it."""
-        gone = self.fetched.pop(image_id, None)
-        if gone is not None:
-            self.fetched_before.merge(gone)
+        """Count an image that is not attached any more in the total alone."""
+        self.fetched.pop(image_id, None)
 
     def given_by(self, origins: Iterable[Origin]) -> int:
         """Return the bytes that came to this host from these places, of whatever image."""
-        tallies = (self.fetched_before, *self.fetched.values())
-        return sum(tally.bytes[origin] for tally in tallies for origin in origins)
+        return sum(self.fetched_total.bytes[origin] for origin in origins)

@@ -68,6 +68,7 @@ class Mirror:
     :param prefetch: fetches what neighbours advertise
     :param boots: has the boot image in memory while guests boot
     :param waiting: where reads wait for what is not here
+    :param total: counts the reads of all images of this host
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Mirror:
         prefetch: prefetching.Prefetching,
         boots: booting.Booting,
         waiting: waiting_.Waiting,
+        total: counters.ReadCounters | None = None,
     ) -> None:
         self._waiting = waiting
         self.map = image_map
@@ -90,7 +92,7 @@ class Mirror:
         self.timelines: dict[requests.Stream, read_timing.Timing] = {}  # as well
         self.attached_s = (-math.inf, -math.inf)
         """When its chunk map was looked for and when it was there, by the monotonic clock."""
-        self.counters = counters.ReadCounters()
+        self.counters = counters.ReadCounters(total)
         boots.watch(self.counters.read)
         self._cache = cache
         self._chunks = chunks
@@ -148,7 +150,7 @@ class Mirror:
             if data is None:
                 data = await self._read(offset, length, guest, is_here=not _is_missing(steps))
         self.prefetch.read(offset, length)
-        self.counters.latency.add(time.perf_counter() - began_s)
+        self.counters.took(time.perf_counter() - began_s)
         return data
 
     def _plan(self, offset: int, length: int) -> list[_Step]:
@@ -199,7 +201,7 @@ class Mirror:
         self, offset: int, length: int, guest: requests.Stream | None, is_here: bool
     ) -> memoryview:
         """Wait for what is not here, or not in memory."""
-        self.counters.in_flight += 1
+        self.counters.waits(1)
         try:
             if guest is None:
                 return await self._filled(offset, length)
@@ -207,11 +209,10 @@ class Mirror:
         except errors.ReaderGone:
             raise
         except errors.AcstorError as e:
-            self.counters.failed_reads += 1
-            self.counters.lost_reads += isinstance(e, errors.ChunkLost)
+            self.counters.failed(isinstance(e, errors.ChunkLost))
             raise
         finally:
-            self.counters.in_flight -= 1
+            self.counters.waits(-1)
 
     async def _filled(self, offset: int, length: int) -> memoryview:
         if length <= geometry.DEFAULT_CHUNK_BYTES:

@@ -63,8 +63,8 @@ class Mirrors:
         self._claim = claim
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
-        self.read_before = counters.Tally()
-        """What guests have read of images that are not attached any more."""
+        self.reads = counters.ReadCounters()
+        """The reads of all images, those included that are not attached any more."""
         whole_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
         self._found: set[ids.ImageId] = set()
@@ -131,8 +131,8 @@ class Mirrors:
         return list(self._mirrors.values())
 
     def failed_reads(self) -> int:
-        """Return how many reads failed of the images whose maps are open."""
-        return sum(image.counters.failed_reads for image in self._mirrors.values())
+        """Return how many reads failed."""
+        return self.reads.failed_reads
 
     def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
         """Return the mirror if the image is attached and its map is open."""
@@ -220,9 +220,7 @@ class Mirrors:
         self._attached.discard(image_id)
         self._found.discard(image_id)
         self._subjects.pop(image_id, None)
-        gone = self._mirrors.pop(image_id, None)
-        if gone is not None:
-            self.read_before.merge(gone.counters.read)
+        self._mirrors.pop(image_id, None)
         LOG.info("image %s: dropped", image_id)
 
     def touched_ns(self, image_id: ids.ImageId) -> int:

@@ -83,6 +83,11 @@ class WholeTelling:
             return False
         return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
 
+    def all(self) -> dict[ids.ImageId, dict[str, Any]]:
+        """Return how far all images are that are to become whole here."""
+        shown = ((image_id, self.of(image_id)) for image_id in list(self._known))
+        return {image_id: one for image_id, one in shown if one is not None}
+
     def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return how far an image is; None if it need not become whole here."""
         known, promised = self._known.get(image_id), self._promises.get(image_id)

@@ -80,9 +80,13 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
             link = capturing.Link(register)
             running = capturing.running(own, mount_point, host, proof, link)
-            shown.append(metrics.TakingCollector(stack.enter_context(running)))
+            taken: metrics.Takes | None = stack.enter_context(running)
         elif conf.transport_url:
-            shown.append(metrics.TakingCollector(_taken(conf, proof, vault, stack)))
+            taken = _taken(conf, proof, vault, stack)
+        else:
+            taken = None
+        if taken is not None:
+            shown.append(metrics.TakingCollector(taken, own.metrics_by_server))
         if shown and own.metrics_listen:
             stack.callback(metrics.serve(own.metrics_listen, *shown))
         ended.wait()

@@ -101,7 +101,8 @@ def run(conf: cfg.ConfigOpts) -> int:
         )
 
     address = own.metrics_listen
-    stop_metrics = metrics.serve(address, picture) if address else lambda: None
+    by_server = own.metrics_by_server
+    stop_metrics = metrics.serve(address, picture, by_server) if address else lambda: None
     bus.start()
     supervised.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
     LOG.info("%s serves", own.instance)

@@ -310,6 +310,7 @@ class Host:
             prefetch=ahead,
             boots=boots,
             waiting=self.waiting,
+            total=self.images.reads,
         )
 
     async def start(self) -> None:

@@ -161,6 +161,7 @@ class OneHost:
             ),
             boots=boots,
             waiting=self.waiting,
+            total=self.mirrors.reads,
         )
 
     def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:

@@ -187,6 +187,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names -= names_of_a_vault(tmp_path / "vault")
     names.remove("acstor_trouble_since_seconds")  # there is none while all works
     names -= {  # no server has a checkpoint
+        "acstor_decision_checkpoint_deadline_timestamp_seconds",
         "acstor_decision_checkpoint_interval_seconds",
         "acstor_decision_checkpoint_timestamp_seconds",
     }

@@ -81,7 +81,7 @@ class Compute(configured.Configured):
         **options: object,
     ) -> Iterator[agents.Agent]:
         """Run an acstor agent that keeps nothing yet; options are those of [acstor_agent]."""
-        metrics = {"metrics_listen": f"{self.machine.address}:9464"}
+        metrics = {"metrics_listen": f"{self.machine.address}:9464", "metrics_by_image": True}
         running = agents.Agent(
             self.machine.inside, "", ring_file, sections=sections, **{**metrics, **options}
         )

@@ -10,7 +10,8 @@ from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
 from acstor_agent.core import counters
-from acstor_agent.core.images import image_uses
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import waits
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_common import errors
@@ -19,7 +20,6 @@ from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
-USE = image_uses.Use(is_open=True, is_base=False, idle_s=7.0)
 WHOLE = {
     "state": "filling",
     "why": "",
@@ -49,13 +49,21 @@ def exposed(picture):
     return {family.name: family for family in parser.text_string_to_metric_families(text)}
 
 
-async def picture_of(host):
-    fetched = host.chunks.counters.fetched
-    image = host.mirrors.get_nowait(one_host.IMAGE)
+class Whole:
+    """Images that are to be whole."""
+
+    def __init__(self, shown):
+        self.telling = self
+        self.all = lambda: shown
+
+
+async def picture_of(host, by_image=False):
+    of_images = status.of_images_apart if by_image else status.of_images_together
+    late = {one_host.IMAGE: waits.Late(2, 7.5, ""), "a disk": waits.Late(1, 9.5, "")}
+    whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
     return {
-        "images": {
-            one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0, USE, WHOLE)
-        },
+        "by_image": by_image,
+        **of_images(host.mirrors, whole, host.chunks.counters, late),
         "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
         "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
@@ -64,7 +72,6 @@ async def picture_of(host):
         "disk_io": status.of_disk_io(host.io),
         "event_loop": status.of_latency(TURNS),
         "guests": status.of_guests(host.waiting, waiting.Waiting(), 4),
-        "disks": {},
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
@@ -137,7 +144,7 @@ async def test_scheduled_io_is_shown_by_stream(tmp_path):
         nursery.cancel_scope.cancel()
     families = exposed(picture)
     sample = families["acstor_disk_stream_bytes"].samples[0]
-    assert (sample.labels, sample.value) == ({"stream": "background:agent"}, 3 * 4096)
+    assert (sample.labels, sample.value) == ({"stream": "background"}, 3 * 4096)
     assert {s.labels["distance"]: s.value for s in families["acstor_disk_seeks"].samples} == {
         "zero": 2,
         "near": 0,
@@ -153,7 +160,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
         host.add(one_host.image_bytes(4 * CHUNK))
         image = await host.mirrors.attach(one_host.IMAGE)
         for seconds in (0.00001, 0.003, 0.003, 0.7, 100.0):
-            image.counters.latency.add(seconds)
+            image.counters.took(seconds)
         picture = await picture_of(host)
     samples = exposed(picture)["acstor_read_seconds"].samples
     buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
@@ -163,14 +170,51 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
     assert next(s.value for s in samples if s.name.endswith("_sum")) == pytest.approx(100.70601)
 
 
+@pytest.mark.parametrize("by_image", [False, True])
+async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_path, by_image):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(one_host.image_bytes(4 * CHUNK))
+        await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK)
+        for klass, name in (("GUEST", f"{one_host.IMAGE}/8"), ("GUEST", "other/9"), ("PEER", "h2")):
+            stream = requests.Stream(requests.Klass[klass], name)
+            host.io.account.completed(requests.Request(stream, 0, 4096), 0.5)
+        families = exposed(await picture_of(host, by_image))
+
+    def shown(name, **labels):
+        found = [s for family in families.values() for s in family.samples if s.name == name]
+        return sum(s.value for s in found if labels.items() <= s.labels.items())
+
+    own = {"image": one_host.IMAGE} if by_image else {}
+    assert shown("acstor_read_bytes_total", origin="source", **own) == 3 * CHUNK
+    assert shown("acstor_fetched_bytes_total", origin="source", **own) == 3 * CHUNK
+    assert shown("acstor_read_seconds_count", **own) == 1
+    times = 1 if by_image else 2
+    for name, value in (
+        ("total_bytes", 1000 * times),
+        ("left_bytes", 250 * times),
+        ("lacking_bytes", 0),
+        ("bytes_s", 50 * times),
+        ("due_in_s", 3.5),
+        ("is_late", 1),
+    ):
+        assert shown(f"acstor_whole_{name}", **own) == value
+    assert shown("acstor_whole_state", state="filling", **own) == times
+    assert shown("acstor_reads_waiting", **own) == (2 if by_image else 3)
+    assert shown("acstor_oldest_wait_seconds", **own) == (7.5 if by_image else 9.5)
+    stream = f"guest:{one_host.IMAGE}/8" if by_image else "guest"
+    assert shown("acstor_disk_stream_bytes_total", stream=stream) == 4096 * times
+    assert shown("acstor_disk_stream_seconds_count", stream=stream) == times
+    assert (one_host.IMAGE in str(families)) == by_image
+
+
 def test_agent_without_images_has_metrics_too():
-    picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
+    picture = {"by_image": True, "reads": {}, "whole": {}, "late": {}}
+    picture |= {"ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["troubles"] = {}
     picture["sources"] = {}
     picture["detached"] = {"images": 0, "purged_chunks": 0}
     picture["refused"] = {"gets": 0, "connections": 0}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0, "ended": 0}
-    picture["disks"] = {}
     picture["event_loop"] = status.of_latency(counters.Latency())
     picture["shares"] = None
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}

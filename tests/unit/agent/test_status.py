@@ -5,7 +5,6 @@ import msgspec
 import pytest
 
 from acstor_agent.control import status
-from acstor_agent.core import counters
 from acstor_agent.core import troubles
 from acstor_agent.core.images import image_uses
 from acstor_agent.peers import peer_net
@@ -68,17 +67,6 @@ async def test_everything_goes_over_the_control_socket(host):
     exchanged = status.of_exchange(host.chunks, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture
-
-
-def test_total_adds_up_by_origin():
-    one, two = counters.Tally(), counters.Tally()
-    one.add(counters.Origin.PEER, 5)
-    two.add(counters.Origin.PEER, 7)
-    two.add(counters.Origin.HOME, 1)
-    total = status.total([one.as_dict(), two.as_dict()])
-    assert total["peer"] == {"requests": 2, "bytes": 12}
-    assert total["home"] == {"requests": 1, "bytes": 1}
-    assert total["source"] == {"requests": 0, "bytes": 0}
 
 
 def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):

@@ -18,6 +18,7 @@ from acstor_common import metrics_endpoint
 from tests.lab import local
 
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+OTHER = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
 NAME = bytes(range(32))
 
 
@@ -89,16 +90,27 @@ class Taking:
     """Who takes checkpoints of two servers, one of which waits."""
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
-        return {DISK.disk: 70.0}
+        return {DISK.disk: 70.0, OTHER: 3.0}
 
     def taking_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 5.0}
 
 
-def test_who_waits_and_what_is_on_are_shown() -> None:
-    families = {family.name: family for family in metrics.TakingCollector(Taking()).collect()}
-    samples = {name: family.samples for name, family in families.items()}
-    assert {name: [(s.labels, s.value) for s in found] for name, found in samples.items()} == {
-        "acstor_checkpoint_overdue_seconds": [({"server": DISK.disk}, 70.0)],
+def of_taking(by_server: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
+    collected = metrics.TakingCollector(Taking(), by_server).collect()
+    samples = {family.name: family.samples for family in collected}
+    return {name: [(s.labels, s.value) for s in found] for name, found in samples.items()}
+
+
+def test_longest_times_are_shown_and_servers_are_named_where_the_option_says_so() -> None:
+    assert of_taking(by_server=False) == {
+        "acstor_checkpoint_overdue_seconds": [({}, 70.0)],
+        "acstor_checkpoint_taking_seconds": [({}, 5.0)],
+    }
+    assert of_taking(by_server=True) == {
+        "acstor_checkpoint_overdue_seconds": [
+            ({"server": DISK.disk}, 70.0),
+            ({"server": OTHER}, 3.0),
+        ],
         "acstor_checkpoint_taking_seconds": [({"server": DISK.disk}, 5.0)],
     }

@@ -24,7 +24,11 @@ PICTURE = metrics.Picture(
     heard=41,
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
-    checkpoints=[checkpoints.Newest("s1", 12.5, 600, 4096)],
+    checkpoints=[
+        checkpoints.Newest("s1", 25.0, 600, 4096),
+        checkpoints.Newest("s2", 12.5, 3600, 4),
+        checkpoints.Newest("by hand", 1.0, 0, 3),
+    ],
     checkpoints_registered=8,
     checkpoints_refused={"stale": 4},
     published={"overload": 2},
@@ -32,9 +36,9 @@ PICTURE = metrics.Picture(
 )
 
 
-def shown(picture: metrics.Picture) -> dict[tuple[str, str], float]:
+def shown(picture: metrics.Picture, by_server: bool = False) -> dict[tuple[str, str], float]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(metrics.Collector(lambda: picture))
+    registry.register(metrics.Collector(lambda: picture, by_server))
     return values(prometheus_client.generate_latest(registry).decode())
 
 
@@ -68,15 +72,33 @@ def test_every_number_of_a_picture_has_a_metric():
         ("rings_published_total", "overload"): 2,
         ("checkpoints_total", ""): 8,
         ("checkpoints_refused_total", "stale"): 4,
-        ("checkpoint_timestamp_seconds", "s1"): 12.5,
-        ("checkpoint_interval_seconds", "s1"): 600,
-        ("checkpoint_changed_bytes", "s1"): 4096,
+        ("checkpoint_timestamp_seconds", ""): 12.5,
+        ("checkpoint_interval_seconds", ""): 3600,
+        ("checkpoint_changed_bytes", ""): 4103,
+        ("checkpoint_deadline_timestamp_seconds", ""): 1225.0,
         ("host_vnodes", "h1"): 40,
         ("host_vnodes", "h2"): 160,
         ("host_traffic_share", "h1"): 1.5,
         ("host_traffic_share", "h2"): 0,
         ("host_is_overloaded", "h1"): 1,
         ("host_is_overloaded", "h2"): 0,
+    }
+
+
+def test_servers_are_named_where_the_option_says_so():
+    told = shown(PICTURE, by_server=True)
+    assert {key: value for key, value in told.items() if key[0].startswith("checkpoint_")} == {
+        ("checkpoint_timestamp_seconds", "s1"): 25.0,
+        ("checkpoint_timestamp_seconds", "s2"): 12.5,
+        ("checkpoint_timestamp_seconds", "by hand"): 1.0,
+        ("checkpoint_interval_seconds", "s1"): 600,
+        ("checkpoint_interval_seconds", "s2"): 3600,
+        ("checkpoint_interval_seconds", "by hand"): 0,
+        ("checkpoint_changed_bytes", "s1"): 4096,
+        ("checkpoint_changed_bytes", "s2"): 4,
+        ("checkpoint_changed_bytes", "by hand"): 3,
+        ("checkpoint_deadline_timestamp_seconds", "s1"): 1225.0,
+        ("checkpoint_deadline_timestamp_seconds", "s2"): 7212.5,
     }
 
 

@@ -12,6 +12,23 @@ def test_tally_counts_requests_and_bytes_by_origin():
     assert tally.as_dict()["source"] == {"requests": 0, "bytes": 0}
 
 
+def test_what_is_counted_of_an_image_is_counted_in_the_total():
+    total = counters.ReadCounters()
+    one, two = counters.ReadCounters(total), counters.ReadCounters(total)
+    one.read.add(counters.Origin.PEER, 5)
+    two.read.add(counters.Origin.PEER, 7)
+    two.read.add(counters.Origin.HOME, 1)
+    one.took(0.003)
+    two.waits(1)
+    two.failed(is_lost=False)
+    one.failed(is_lost=True)
+    assert total.read.as_dict()["peer"] == {"requests": 2, "bytes": 12}
+    assert total.read.as_dict()["home"] == {"requests": 1, "bytes": 1}
+    assert (total.latency.count, total.in_flight) == (1, 1)
+    assert (total.failed_reads, total.lost_reads) == (2, 1)
+    assert (one.failed_reads, one.lost_reads, one.in_flight) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(("share", "bound"), [(0.5, 0.001), (0.9, 0.001), (0.99, 1.0)])
 def test_quantile_is_the_bound_of_its_bucket(share, bound):
     latency = counters.Latency()
