@@ -285,6 +285,10 @@ class NotRaw(Unusable):
     """The bytes are of another format, whatever the image's record says: it is never served."""
 
 
+class LimitExceeded(Unusable):
+    """To prepare an image takes more than its uploaded bytes allow: it is not tried again."""
+
+
 class WrongBytes(Unusable):
     """The bytes are not those that Glance has a hash of: nothing is published of them."""
 

@@ -10,7 +10,8 @@ zeros, or nothing: then it is the backing file's, or zeros if there is none.  Wi
 an entry has a bitmap too, which says so of each 32nd part.
 
 Tables are read for the range that is asked for, a part of one L2 table at a time, and are
-not kept, so memory does not grow with the disk, and any number of threads may read.
+not kept, so memory does not grow with the disk, and any number of threads may read.  A few decoded
+clusters are kept, because many entries may name one.
 """
 
 import array
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from acstor_common import changes
+from acstor_common import cluster_cache
 from acstor_common import codecs
 from acstor_common import geometry
 from acstor_common import layout
@@ -68,6 +70,7 @@ class Qcow2:
         )
         self.virtual_size, self.cluster_bytes = header.virtual_size, header.cluster_bytes
         self.codec = header.codec
+        self._clusters_read = cluster_cache.ClusterCache()
         self._check_l2_places()
 
     def extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
@@ -120,7 +123,7 @@ class Qcow2:
         :param cut: of the chunk map: ``extents`` of the part are those of its layout
         """
         extents = list(layout.joined(self.extents(start, stop), cut))
-        return Part(self.source, self.cluster_bytes, extents)
+        return Part(self.source, self.cluster_bytes, extents, self._clusters_read)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
         """Yield the extents that are stored, without what lies behind the end of the file."""
@@ -284,26 +287,34 @@ class Qcow2:
 
 
 class Part:
-    """A part of a disk, whose tables have been read."""
+    """A part of a disk, whose tables have been read.
+
+    :param kept: clusters of the disk that were decoded before
+    """
 
     def __init__(
-        self, source: qcow2_header.Source, cluster_bytes: int, extents: list[layout.Extent]
+        self,
+        source: qcow2_header.Source,
+        cluster_bytes: int,
+        extents: list[layout.Extent],
+        kept: cluster_cache.ClusterCache,
     ) -> None:
         self._source, self._cluster_bytes, self.extents = source, cluster_bytes, extents
+        self._kept = kept
 
     @property
     def is_hole(self) -> bool:
         """Whether all of it is zeros and the tables say so."""
         return not self.extents
 
-    def fill(self, view: memoryview, start: int) -> bool:
+    def fill(self, view: memoryview, start: int) -> int:
         """Fill ``view`` with the disk's bytes from ``start`` on, all in this part.
 
-        :return: whether there are any; if not, it is all zeros, and ``view`` is as it was
+        :return: how many bytes are stored; if none is, it is all zeros, and ``view`` is as it was
         :raises Refused: a compressed cluster cannot be read
         :raises errors.Unusable: the file cannot be read
         """
-        stop, done = start + len(view), start
+        stop, done, count = start + len(view), start, 0
         first = bisect.bisect_right(self.extents, start, key=_end_of)
         for extent in itertools.islice(self.extents, first, None):
             if extent.at >= stop:
@@ -311,26 +322,28 @@ class Part:
             low, high = max(extent.at, start), min(_end_of(extent), stop)
             _clear(view[done - start : low - start])
             self._read(view[low - start : high - start], extent, low - extent.at)
-            done = high
-        if done == start:
-            return False
-        _clear(view[done - start :])
-        return True
+            done, count = high, count + high - low
+        if count:
+            _clear(view[done - start :])
+        return count
 
     def _read(self, view: memoryview, extent: layout.Extent, skip: int) -> None:
         """Fill ``view`` with what comes behind the first ``skip`` bytes of an extent."""
         if extent.codec is layout.Codec.STORED:
             self._source.read_into(view, extent.offset + skip)
             return
-        stored = memoryview(bytearray(extent.stored_bytes))
-        self._source.read_into(stored, extent.offset)
         try:
             # All of the cluster, as QEMU does: one that is too short is damaged.
-            decoded = codecs.decode(extent.codec, stored, self._cluster_bytes)
+            decoded = self._kept.get(extent, self._cluster_bytes, lambda: self._decoded(extent))
         except codecs.CodecError as exc:
             why = f"the cluster at {extent.at} of the disk: {exc}"
             raise Refused(self._source.name, Reason.DATA, why) from exc
         view[:] = memoryview(decoded)[skip : skip + len(view)]
+
+    def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
+        stored = memoryview(bytearray(extent.stored_bytes))
+        self._source.read_into(stored, extent.offset)
+        return codecs.decode(extent.codec, stored, self._cluster_bytes)
 
 
 def _is_zeros(extent: layout.Extent) -> bool:

@@ -37,6 +37,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import whole_file
 from acstor_glance import boot_guest
+from acstor_glance import budget as glance_budget
 from acstor_glance import guest_disk
 from acstor_glance import host_cache
 from acstor_glance import recording_export
@@ -106,6 +107,7 @@ def build(
     revision: int = 1,
     held_by: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
     progress: Progress = lambda seconds_s, chunks: None,
+    budget: glance_budget.Budget | None = None,
 ) -> Summary:
     """Boot an image and write its boot image.
 
@@ -113,6 +115,8 @@ def build(
     :param image_map: its chunk map, which says where in the file a guest's bytes are
     :param marker: regular expression of what the console shows when the boot is over
     :param held_by: what keeps QEMU away from this host
+    :param budget: what its clusters may cost; None: no more than slow decoders are refused
+    :raises errors.LimitExceeded: they cost more
     :raises errors.DoesNotBoot: there is nothing to boot in it, by this firmware
     :raises errors.Unusable: QEMU cannot be run or takes too much
     :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
@@ -123,7 +127,7 @@ def build(
         if size_bytes != expected:
             why = f"it has {size_bytes} bytes, its chunk map says {expected}"
             raise errors.Unusable(str(image), why, "Make the chunk map again")
-        disk = guest_disk.GuestDisk(file.fileno(), image_map)
+        disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
         if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
             raise _nothing_by(
                 image, firmware

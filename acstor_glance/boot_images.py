@@ -30,6 +30,7 @@ from acstor_common import whole_file
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import boot_ways
+from acstor_glance import budget as glance_budget
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import families
@@ -142,20 +143,23 @@ class BootImages:
         limits = boot_guest.Limits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
         try:
             _check_machine(image)
-            with self._bytes(image) as path:
+            budget = self._budget(image_map, LONGEST_S)
+            with self._bytes(image, budget) as path:
                 summary = boot_builder.build(
                     path,
                     image_map,
                     output,
                     limits=limits,
+                    budget=budget,
                     firmware=firmware_of(image),
                     revision=revision,
                     held_by=sandbox.Sandbox(self._conf.builder_sandbox),
                 )
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
             state = artefacts.BootState.FAILED
-            if isinstance(exc, errors.DoesNotBoot):
+            if isinstance(exc, (errors.DoesNotBoot, errors.LimitExceeded)):
                 retry = plan.Retry(retry.attempts, None)
+            if isinstance(exc, errors.DoesNotBoot):
                 state = artefacts.BootState.UNBOOTABLE
             LOG.info("image %s has no boot image (attempt and next: %s): %s",
                      image["id"], retry, exc)  # fmt: skip
@@ -172,8 +176,19 @@ class BootImages:
         said = artefacts.boot_properties(state, message, retry)
         self._images.set_properties(image["id"], said)
 
+    def _budget(self, image_map: chunk_map.ChunkMap, longer_s: float = 0.0) -> glance_budget.Budget:
+        """Return what a boot image may cost beside the time in which a guest boots."""
+        return glance_budget.Budget(
+            f"image {image_map.image_id}",
+            image_map.layout.stored.size_bytes,
+            self._conf.max_expansion_ratio,
+            glance_budget.SPARE_S + longer_s,
+        )
+
     @contextlib.contextmanager
-    def _bytes(self, image: image_record.Record) -> Iterator[pathlib.Path]:
+    def _bytes(
+        self, image: image_record.Record, budget: glance_budget.Budget
+    ) -> Iterator[pathlib.Path]:
         """Yield a file with the image's bytes: the store's own, or a sparse copy."""
         read = stored_images.of(self._images, image)
         local = self._images.local_path(read.own_record, self._conf.file_store_dirs)
@@ -182,7 +197,7 @@ class BootImages:
             return
         with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
             with self._images.opened(read.glance_id) as pieces:
-                for piece in pieces:
+                for piece in budget.in_time(pieces):
                     if any(piece):
                         file.write(piece)
                     else:
@@ -246,8 +261,9 @@ class BootImages:
     ) -> bool:
         """Write a boot image of a trace; say whether the image's bytes were what they should be."""
         try:
-            with self._bytes(image) as path, path.open("rb") as file:
-                disk = guest_disk.GuestDisk(file.fileno(), image_map)
+            budget = self._budget(image_map)
+            with self._bytes(image, budget) as path, path.open("rb") as file:
+                disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
                 boot_builder.write(disk, image_map, trace, output, revision)
         except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
             LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
@@ -362,7 +378,7 @@ def _check_machine(image: image_record.Record) -> None:
 
 def _words(exc: Exception) -> str:
     """Return what an error says of an image, without the file in which the builder had it."""
-    if not isinstance(exc, errors.DoesNotBoot):
+    if not isinstance(exc, (errors.DoesNotBoot, errors.LimitExceeded)):
         return str(exc)
     return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why
 

@@ -63,6 +63,16 @@ OPTS = [
         "it was; others are read through Glance's API.",
     ),
     cfg.IntOpt(
+        "max_expansion_ratio",
+        default=64,
+        min=1,
+        max=100_000,
+        help="How many bytes of its disk may be stored in a qcow2 image for each byte of its file, "
+        "by compression or because several clusters name one place; 256 MiB are always allowed. "
+        "The listener and the import plugin refuse an image that holds more, before it costs them "
+        "more time than its upload is worth. Compressed disks of guests have a ratio of 2 to 10.",
+    ),
+    cfg.IntOpt(
         "share_room_mib_s",
         default=8,
         min=0,

@@ -4,30 +4,34 @@
 Nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
 """
 
-import collections
 import os
+import time
 
 from acstor_common import chunk_map
+from acstor_common import cluster_cache
 from acstor_common import codecs
 from acstor_common import errors
 from acstor_common import layout
-
-REMEMBERED_CLUSTERS = 8
-"""Decoded clusters that are kept, of 2 MiB at most each: guests read on where they were."""
+from acstor_glance import budget as glance_budget
 
 
 class GuestDisk:
     """The disk of one image; one thread reads at a time.
 
     :param file: descriptor of the image's file as Glance has it
+    :param budget: what its clusters may cost; None: no more than slow decoders are refused
     """
 
-    def __init__(self, file: int, image_map: chunk_map.ChunkMap) -> None:
+    def __init__(
+        self,
+        file: int,
+        image_map: chunk_map.ChunkMap,
+        budget: glance_budget.Budget | None = None,
+    ) -> None:
         self._file, self._layout = file, image_map.layout
         self._what = f"the file of image {image_map.image_id}"
-        self._decoded: collections.OrderedDict[layout.Extent, codecs.Buffer] = (
-            collections.OrderedDict()
-        )
+        self._budget = budget or glance_budget.Budget(self._what)
+        self._kept = cluster_cache.ClusterCache()  # guests read on where they were
         self.size_bytes = image_map.geometry.size_bytes
         """Bytes that a guest reads."""
 
@@ -35,6 +39,7 @@ class GuestDisk:
         """Return what a guest reads from ``offset`` on; behind the end there are zeros.
 
         :raises errors.Unusable: compressed bytes do not decompress
+        :raises errors.LimitExceeded: to decompress them takes too much
         :raises OSError: the file cannot be read
         """
         data, stop = bytearray(length), min(offset + length, self.size_bytes)
@@ -50,14 +55,14 @@ class GuestDisk:
         return memoryview(self._cluster(extent))[skip : skip + length]
 
     def _cluster(self, extent: layout.Extent) -> codecs.Buffer:
-        found = self._decoded.pop(extent, None)
-        if found is None:
-            stored = os.pread(self._file, extent.stored_bytes, extent.offset)
-            try:
-                found = codecs.decode(extent.codec, stored, extent.length)
-            except codecs.CodecError as exc:
-                raise errors.Unusable(self._what, f"its byte {extent.offset}: {exc}") from exc
-        self._decoded[extent] = found
-        if len(self._decoded) > REMEMBERED_CLUSTERS:
-            self._decoded.popitem(last=False)
-        return found
+        return self._kept.get(extent, extent.length, lambda: self._decoded(extent))
+
+    def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
+        stored = os.pread(self._file, extent.stored_bytes, extent.offset)
+        began_s = time.thread_time()
+        try:
+            decoded = codecs.decode(extent.codec, stored, extent.length)
+        except codecs.CodecError as exc:
+            raise errors.Unusable(self._what, f"its byte {extent.offset}: {exc}") from exc
+        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        return decoded

@@ -63,13 +63,13 @@ class ImageFile:
         """Return what reads a part of a raw image: this, for all parts."""
         return self
 
-    def fill(self, view: memoryview, start: int) -> bool:
-        """Fill ``view`` from ``start`` on if there is anything but a hole; say whether there is."""
+    def fill(self, view: memoryview, start: int) -> int:
+        """Fill ``view`` from ``start`` on unless all is a hole; return how many bytes it filled."""
         stop = start + len(view)
         if self._data_from(start, stop) == stop:
-            return False
+            return 0
         self.read_into(view, start)
-        return True
+        return len(view)
 
     def _data_from(self, offset: int, stop: int) -> int:
         """Return where the next byte that is not in a hole lies, ``stop`` at most."""

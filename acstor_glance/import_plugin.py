@@ -29,8 +29,11 @@ from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import layout
 from acstor_common import scope
+from acstor_glance import budget as glance_budget
 from acstor_glance import conf as glance_conf
+from acstor_glance import image_file
 from acstor_glance import images as glance_images
+from acstor_glance import plan
 from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import raw_format
@@ -94,16 +97,17 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             if disk_format in self._conf.acstor_glance.convert_formats:
                 return  # the listener converts it, when the import is over
             why = image_record.why_format_not_served(said)
-        state, message = artefacts.State.REFUSED, why
+        state, message, retry = artefacts.State.REFUSED, why, ""
         if not why:
-            state, message = self._hash(staged, raw_format.format_named(disk_format), spool)
-        self._say(state, message)
+            found = raw_format.format_named(disk_format)
+            state, message, retry = self._hash(staged, found, spool)
+        self._say(state, message, retry)
         if state is artefacts.State.HASHED:
             Publishing(self._image_id, self._conf).start()
 
-    def _say(self, state: artefacts.State, message: str) -> None:
+    def _say(self, state: artefacts.State, message: str, retry: str) -> None:
         """Write on the image what was done; without that the map is as good."""
-        said = artefacts.state_properties(self._image_id, state, message)
+        said = artefacts.state_properties(self._image_id, state, message, retry)
         try:
             with self._wrapper as action:
                 action.set_image_extra_properties({k: v for k, v in said.items() if v})
@@ -112,9 +116,16 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
     def _hash(
         self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: glance_spool.Spool
-    ) -> tuple[artefacts.State, str]:
-        """Make the map in the spool; return what is to be said on the image."""
+    ) -> tuple[artefacts.State, str, str]:
+        """Make the map in the spool; return what is to be said on the image, and of a next attempt.
+
+        It runs in a thread of Glance's tasks, so it may cost as much as in a listener.
+        """
+        ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
+            with image_file.named(staged):
+                size_bytes = staged.stat().st_size
+            budget = glance_budget.Budget(f"image {self._image_id}", size_bytes, ratio)
             with self._naming() as naming:
                 summary = prehash.prehash(
                     staged,
@@ -125,16 +136,22 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                     workers=prehash.SERVICE_THREADS,
                     max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
                     naming=naming,
+                    budget=budget,
                 )
         except errors.NotRaw as exc:
-            return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}"
+            return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}", ""
+        except errors.LimitExceeded as exc:
+            LOG.warning("image %s: not prepared: %s", self._image_id, exc)
+            spool.remove(self._image_id)
+            why = f"{exc.why}. {exc.remedy}"
+            return artefacts.State.FAILED, why, str(plan.Retry(1, None))
         except errors.AcstorError as exc:
             LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
             spool.remove(self._image_id)
-            return artefacts.State.FAILED, str(exc)
+            return artefacts.State.FAILED, str(exc), ""
         LOG.info("image %s: %d chunks hashed in %.1f s",
                  self._image_id, summary.chunks, summary.seconds_s)  # fmt: skip
-        return artefacts.State.HASHED, ""
+        return artefacts.State.HASHED, "", ""
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[scope.Naming]:

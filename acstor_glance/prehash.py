@@ -52,6 +52,7 @@ from acstor_common import qcow2
 from acstor_common import qcow2_header
 from acstor_common import scope
 from acstor_common import whole_file
+from acstor_glance import budget as glance_budget
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
 from acstor_glance import progress_log
@@ -107,6 +108,7 @@ def prehash(
     progress: Progress | None = None,
     naming: scope.Naming = scope.PLAIN,
     max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
+    budget: glance_budget.Budget | None = None,
 ) -> Summary:
     """Write the chunk map of ``image`` to ``map_path``; go on where a stopped run ended.
 
@@ -120,8 +122,10 @@ def prehash(
         of it that is done of the disk
     :param naming: names the chunks; a map with scope keys is for its owner's eyes only
     :param max_virtual_bytes: a qcow2 image of which a guest reads more is refused
+    :param budget: what it may cost; None: no more than slow decoders are refused
     :raises errors.WrongBytes: the image's bytes do not have ``os_hash``
     :raises errors.NotRaw: the file is of another format, or one that is never served, and why
+    :raises errors.LimitExceeded: it costs more than ``budget`` allows
     :raises errors.Unusable: the image cannot be read or changed meanwhile; the map
         cannot be written; another process makes the same map
     :raises ValueError: a chunk size or a hash that no map can have, or an unknown algorithm
@@ -137,7 +141,7 @@ def prehash(
             guest = qcow2.Qcow2(source, max_virtual_bytes)
         cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
         source.check_apart_from(path, _log_path(path))
-        job = _Job(source, guest, cut, naming)
+        job = _Job(source, guest, cut, naming, budget or glance_budget.Budget(source.name))
         with _open_log(_log_path(path), job) as log:
             resumed_chunks = log.chunk_count
             try:
@@ -147,7 +151,7 @@ def prehash(
                     _hash_rest(job, log, hasher, workers or default_workers(), progress)
                 source.check_unchanged()
                 os_hash = _checked(os_hash, hasher, source.name)
-            except (image_file.Changed, errors.WrongBytes, errors.NotRaw):
+            except (image_file.Changed, errors.WrongBytes, errors.NotRaw, errors.LimitExceeded):
                 log.remove()
                 raise
             stored = _stored(disk_format, source, log)
@@ -176,12 +180,14 @@ def default_workers() -> int:
 
 
 class _Job(NamedTuple):
-    """An image that is hashed, what a guest reads of it, and how its chunks are cut and named."""
+    """An image that is hashed, what a guest reads of it, how its chunks are cut and named, and what
+    that may cost."""
 
     source: image_file.ImageFile
     guest: image_file.ImageFile | qcow2.Qcow2
     cut: geometry.Geometry
     naming: scope.Naming
+    budget: glance_budget.Budget
 
 
 def _hash_rest(
@@ -234,6 +240,7 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
 
 def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
     """Return the CIDs of the chunks from byte ``start`` to ``stop``, and where those bytes are."""
+    job.budget.check_time()
     part = job.guest.part(start, stop, job.cut)
     if part.is_hole:
         return progress_log.Record(_zero_cids(job, stop - start))
@@ -254,7 +261,13 @@ def _hash_piece(
 ) -> bool:
     """Append the CIDs of some chunks; say whether their bytes are in ``buffer`` now, or a hole."""
     chunk_bytes, length = job.cut.chunk_bytes, stop - start
-    if not part.fill(memoryview(buffer)[:length], start):
+    began_s = time.thread_time()
+    count = part.fill(memoryview(buffer)[:length], start)
+    if part is job.source:
+        job.budget.check_time()  # the disk of a raw image is as long as its file
+    else:
+        job.budget.decoded(count, time.thread_time() - began_s)
+    if not count:
         cids += _zero_cids(job, length)
         return False
     chunk_no = start // chunk_bytes

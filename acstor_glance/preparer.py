@@ -24,6 +24,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import scope
+from acstor_glance import budget as glance_budget
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import converting
@@ -155,6 +156,8 @@ class Preparer:
             self._prepare(image, is_forced, progress)
         except errors.NotRaw as exc:
             return self._refuse(image, f"{exc.why}. {exc.remedy}", str(plan.Retry(1, None)))
+        except errors.LimitExceeded as exc:
+            return self._fail(image, f"{exc.why}. {exc.remedy}", plan.Retry(1, None))
         except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
             now = self._images.read_or_none(image_id)  # raises if it is Glance that is away
             if now is None:
@@ -202,9 +205,11 @@ class Preparer:
     ) -> None:
         """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
         counted = self._counting(image, progress)
+        size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
+        budget = glance_budget.Budget(f"image {image['id']}", size_bytes, ratio)
         with self.scopes.naming(image) as naming:
             if image_record.is_convertible(image):
-                self._make_by_converting(image, counted, naming)
+                self._make_by_converting(image, counted, naming, budget)
                 return
             with self.spool.bound(image, naming.scope_keys) as waiting:
                 if waiting is not None and not is_forced:
@@ -212,32 +217,38 @@ class Preparer:
                     return
             path = self._images.local_path(image, self._conf.file_store_dirs)
             if path is not None:
-                self._hash_file(image, path, naming, counted)
+                self._hash_file(image, path, naming, counted, budget)
                 return
             with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
                 chunk_bytes = prehash.SERVICE_CHUNK_BYTES
                 stream_prehash.write_map(
-                    image, pieces, chunk_bytes, file, counted, naming, self.spool.folder
+                    *(image, pieces, chunk_bytes, file, counted, naming, self.spool.folder),
+                    budget=budget,
                 )
                 self._publish(image, file)
 
     def _make_by_converting(
-        self, image: image_record.Record, progress: Progress, naming: scope.Naming
+        self,
+        image: image_record.Record,
+        progress: Progress,
+        naming: scope.Naming,
+        budget: glance_budget.Budget,
     ) -> None:
         """Publish the chunk map of what an image of another format is converted to.
 
         What it was converted to before stays, if it is whole: guests read it.
         """
         with stream_prehash.working(self.spool.folder) as work:
-            if self._is_made_of_conversion(image, work, progress, naming):
+            if self._is_made_of_conversion(image, work, progress, naming, budget):
                 return
             with (work / "image").open("w+b") as copied:
                 with self._images.opened(image["id"]) as pieces:
-                    stream_prehash.copy(image, pieces, copied, image_record.os_hash_of(image))
+                    os_hash = image_record.os_hash_of(image)
+                    stream_prehash.copy(image, budget.in_time(pieces), copied, os_hash)
                 progress(image_record.size_bytes_of(image))
                 held_by = sandbox.Sandbox(self._conf.builder_sandbox)
                 with converting.converted(image, copied, work, held_by) as made:
-                    self._publish_converted(image, made, work, naming)
+                    self._publish_converted(image, made, work, naming, budget)
 
     def _is_made_of_conversion(
         self,
@@ -245,6 +256,7 @@ class Preparer:
         work: pathlib.Path,
         progress: Progress,
         naming: scope.Naming,
+        budget: glance_budget.Budget,
     ) -> bool:
         """Publish a chunk map of what the image was converted to before; say whether that is so."""
         if self._images.artefact_of(image, CONVERTED) is None:
@@ -255,9 +267,11 @@ class Preparer:
                 with self._images.opened(read.glance_id) as pieces:
                     stream_prehash.write_map(
                         *(read.record, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
-                        *(naming, work, read.other_hash),
+                        *(naming, work, read.other_hash, budget),
                     )
                 self._publish(image, file, read.record)
+        except errors.LimitExceeded:
+            raise
         except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
             LOG.warning("image %s: what it was converted to is not whole: %s", image["id"], exc)
             return False
@@ -269,6 +283,7 @@ class Preparer:
         made: IO[bytes],
         work: pathlib.Path,
         naming: scope.Naming,
+        budget: glance_budget.Budget,
     ) -> None:
         """Store what an image was converted to, and point to it and to its chunk map at once."""
         as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
@@ -277,6 +292,7 @@ class Preparer:
                 *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
                 naming=naming,
                 is_hashed=True,
+                budget=budget,
             )
             version = glance_images.FORMAT_VERSIONS[CONVERTED]
             record = artefacts.new_artefact(image, CONVERTED, self._images.project_id, version)
@@ -294,6 +310,7 @@ class Preparer:
         path: pathlib.Path,
         naming: scope.Naming,
         progress: Progress,
+        budget: glance_budget.Budget,
     ) -> None:
         image_id = image_record.image_id_of(image)
         map_path = self.spool.work_path(image_id)
@@ -308,6 +325,7 @@ class Preparer:
             max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
             progress=progress,
             naming=naming,
+            budget=budget,
         )
         with map_path.open("rb") as file:
             self._publish(image, file)
@@ -368,9 +386,14 @@ class Preparer:
         self.spool.remove(image_id)
         return Outcome.REFUSED
 
-    def _fail(self, image: image_record.Record, why: str) -> Outcome:
-        """Say on the image why it could not be prepared, and when that is tried again."""
-        retry = plan.Retry.after(plan.retry_of(image), _now())
+    def _fail(
+        self, image: image_record.Record, why: str, retry: plan.Retry | None = None
+    ) -> Outcome:
+        """Say on the image why it could not be prepared, and when that is tried again.
+
+        :param retry: None: later, after each failure
+        """
+        retry = retry or plan.Retry.after(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image["id"], retry, why)  # fmt: skip
         image_id = image_record.image_id_of(image)

@@ -28,6 +28,7 @@ from acstor_common import image_record
 from acstor_common import layout
 from acstor_common import map_builder
 from acstor_common import scope
+from acstor_glance import budget as glance_budget
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
 from acstor_glance import mapped_file
@@ -50,6 +51,7 @@ def write_map(
     naming: scope.Naming = scope.PLAIN,
     folder: pathlib.Path | None = None,
     bytes_hash: chunk_map.OsHash | None = None,
+    budget: glance_budget.Budget | None = None,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
@@ -59,15 +61,21 @@ def write_map(
     :param folder: where a qcow2 image becomes a file; None: the system's temporary folder
     :param bytes_hash: of what is read instead of the image, as Glance knows it; the map is bound to
         the image's own hash all the same
+    :param budget: what it may cost; None: no more than slow decoders are refused
+    :raises errors.LimitExceeded: it costs more
     :raises errors.NotRaw: the bytes are not of the format that Glance says, or never served
     :raises errors.Unusable: they are not those that Glance has a hash of; there is no room
     :raises errors.ImageServiceUnreachable: more bytes came than Glance says, or fewer
     """
+    if budget is not None:
+        pieces = budget.in_time(pieces)
     if _format_of(image) is layout.DiskFormat.QCOW2:
         with working(folder) as work, tempfile.TemporaryFile(dir=work) as copied:
             copy(image, pieces, copied, bytes_hash)
             is_hashed = bytes_hash is not None
-            write_map_of_file(image, copied, work, file, chunk_bytes, progress, naming, is_hashed)
+            write_map_of_file(
+                *(image, copied, work, file, chunk_bytes, progress, naming, is_hashed, budget)
+            )
     else:
         size_bytes = image_record.size_bytes_of(image)
         subject = chunk_map.Subject(
@@ -105,12 +113,14 @@ def write_map_of_file(
     progress: Callable[[int], None] = lambda done_bytes: None,
     naming: scope.Naming = scope.PLAIN,
     is_hashed: bool = False,
+    budget: glance_budget.Budget | None = None,
 ) -> None:
     """Write the chunk map of an image whose bytes are in the file ``stored`` to ``file``.
 
     :param image: as it is read (:func:`artefacts.as_read`)
     :param work: a folder for what is made on the way
     :param is_hashed: these bytes were looked at, and are not those that Glance's hash is of
+    :param budget: as of :func:`write_map`
     """
     map_path = work / "map"
     prehash.prehash(
@@ -124,6 +134,7 @@ def write_map_of_file(
         max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
         progress=progress,
         naming=naming,
+        budget=budget,
     )
     with map_path.open("rb") as made:
         if not is_hashed:

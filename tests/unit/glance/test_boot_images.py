@@ -12,11 +12,14 @@ from acstor_common import boot_frames
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 from acstor_common import trace_message
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
+from acstor_glance import budget
 from acstor_glance import prehash
 from tests.fakes import glance_options
+from tests.fakes import qcow2_bombs
 
 CHUNK = 64 * geometry.KIB
 DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
@@ -27,6 +30,8 @@ IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 
 class MemoryGlance:
     """The images of a Glance, as far as boot images have to do with them."""
+
+    project_id = "the service's"
 
     def __init__(self, map_bytes: bytes) -> None:
         self.image = {
@@ -203,3 +208,43 @@ def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_p
     assert again.make(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def slow(tmp_path, glance, monkeypatch):
+    """Let the image be one whose clusters decode slowly, of which there is a chunk map."""
+    data = qcow2_bombs.slow(4 << 21)
+    monkeypatch.setattr(budget, "SPARE_CPU_S", 100.0)
+    image = tmp_path / "slow"
+    image.write_bytes(data)
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(data).digest())
+    prehash.prehash(
+        *(image, tmp_path / "map", IMAGE_ID), disk_format=layout.DiskFormat.QCOW2, os_hash=os_hash
+    )
+    glance.bytes = {IMAGE_ID: data, "the map": (tmp_path / "map").read_bytes()}
+    glance.image |= {
+        "disk_format": "qcow2",
+        "size": len(data),
+        "os_hash_value": os_hash.value.hex(),
+        "acstor_state": "ready",
+        "acstor_state_of": IMAGE_ID,
+    }
+    monkeypatch.setattr(budget, "SPARE_CPU_S", 0.0)
+
+
+@pytest.mark.expect_log("its clusters decode too slowly")
+def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(glance, made, slow):
+    made.traced(boot(0, 32, 64, 96, chunks=128))
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+
+
+def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
+    (tmp_path / "state").mkdir()
+    builds = boot_images.BootImages(glance, conf, boot_ways.Ways(builds=True, records=False))
+    assert not builds.make(IMAGE_ID)
+    assert glance.image["acstor_boot_state"] == "failed"
+    assert "decode too slowly" in glance.image["acstor_boot_message"]
+    assert glance.image["acstor_boot_retry"] == "1 never"
+    assert not builds.make(IMAGE_ID)
+    assert glance.image["acstor_boot_retry"] == "1 never"

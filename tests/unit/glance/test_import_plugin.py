@@ -15,6 +15,7 @@ from acstor_glance import import_plugin
 from acstor_glance import prehash
 from tests.fakes import glance_options
 from tests.fakes import glance_records as records
+from tests.fakes import qcow2_bombs
 
 
 class Wrapper:
@@ -124,6 +125,20 @@ def test_empty_and_sparse_files_are_hashed(
         [name] = waiting_maps(tmp_path)
         found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)
         assert found.geometry.size_bytes == size_bytes
+
+
+@pytest.mark.expect_log("not prepared: image")
+def test_image_that_costs_too_much_fails_for_good(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    staged.write_bytes(qcow2_bombs.aliased(1 << 40, stored_bytes=4096))
+    conf.set_override("max_expansion_ratio", 2, "acstor_glance")
+    wrapper = Wrapper(disk_format="qcow2")
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "failed"
+    assert "raise [acstor_glance] max_expansion_ratio (2)" in wrapper.properties["acstor_message"]
+    assert wrapper.properties["acstor_retry"] == "1 never"
+    assert waiting_maps(tmp_path) == []
 
 
 @pytest.mark.expect_log("changed while it was read")

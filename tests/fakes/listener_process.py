@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listener as a process of its own, on images in memory.
+
+Each file of a folder is an image, ``PROJECT.NAME.FORMAT``.  When each is prepared or given up the
+process prints what became of them, and what that has cost.
+"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_common import supervised
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import guard
+from acstor_glance import listener
+from acstor_glance import preparer
+from acstor_glance import reconciler
+from tests.fakes import memory_images
+
+RECONCILE_S = 1.0
+PASSES_AFTER = 2
+"""Reconciles that see each image once all are done with: what is tried again is tried in them."""
+
+
+def run(folder: pathlib.Path, state_dir: pathlib.Path, **options: object) -> dict[str, Any]:
+    """Run a listener until it is done with all images of a folder; return what it prints."""
+    told = json.dumps({"state_dir": str(state_dir), **options})
+    argv = [sys.executable, "-m", "tests.fakes.listener_process", str(folder), told]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _images(folder: pathlib.Path) -> memory_images.MemoryImages:
+    images = memory_images.MemoryImages()
+    for path in sorted(folder.iterdir()):
+        project, name, disk_format = path.name.split(".")
+        images.add(path.read_bytes(), name=name, owner=project, disk_format=disk_format)
+    return images
+
+
+def main(folder: str, told: str) -> None:
+    """Serve until all is done."""
+    conf, said = cfg.CONF, json.loads(told)
+    glance_conf.register_opts(conf)
+    bus = pathlib.Path(said["state_dir"], "bus.conf")
+    bus.write_text("[DEFAULT]\ntransport_url = fake:\n")
+    conf([], default_config_files=[str(bus)], default_config_dirs=[])
+    options = {"trusted_dir": folder, "protect_used_images": False, "dedup_scope": "cloud"}
+    for name, value in {**options, **said}.items():
+        conf.set_override(name, value, "acstor_glance")
+    counters, images = glance_counters.Counters(), _images(pathlib.Path(folder))
+    tenants = list(images.records.values())
+    prepared = preparer.Preparer(images, conf, counters)
+    found = reconciler.Reconciler(images, prepared.wanted, builds=False)
+    guarded = guard.Guard(conf, images, counters)
+    made = listener.Listener(conf, prepared, found, counters, guarded)
+    listener.RECONCILE_INTERVAL_S, began_s = RECONCILE_S, time.monotonic()
+    ended: dict[str, float] = {}
+    stopping = threading.Event()
+    supervised.start("test-listener", made.run, stopping)
+    while len(ended) < len(tenants):
+        time.sleep(0.02)
+        for image in tenants:
+            if image.get("acstor_state") in ("ready", "failed", "refused"):
+                ended.setdefault(image["name"], time.monotonic() - began_s)
+    cpu = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(PASSES_AFTER * RECONCILE_S)
+    print(
+        json.dumps(
+            {
+                "images": {
+                    image["name"]: {
+                        "state": image["acstor_state"],
+                        "message": image.get("acstor_message", ""),
+                        "retry": image.get("acstor_retry", ""),
+                        "s": ended[image["name"]],
+                    }
+                    for image in tenants
+                },
+                "cpu_s": cpu.ru_utime + cpu.ru_stime,
+                "failed": counters.images.labels("failed")._value.get(),
+            }
+        ),
+        flush=True,
+    )
+    stopping.set()
+    made.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small upload that claims much work costs a listener little, and holds up nobody's image.
+
+The listener is a process of its own, with a broker that is none and a Glance in memory.
+"""
+
+import random
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import listener_process
+from tests.fakes import qcow2_bombs
+
+MOST_CPU_S = 20.0
+"""Of the whole process for all hostile images, its start included; measured: 6 to 8 s."""
+DISK_BYTES = 2 << 40
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory):
+    """Return what became of hostile images, and of another project's honest one beside them."""
+    folder, state = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("state")
+    hostile = {
+        # One cluster of 2 MiB, which takes a third of a second to decode, for a disk of 2 TiB.
+        "aliased": qcow2_bombs.aliased(DISK_BYTES),
+        "shared": qcow2_bombs.aliased(DISK_BYTES, stored_bytes=4096),
+        "slow": qcow2_bombs.slow(256 * geometry.MIB),
+    }
+    for name, data in hostile.items():
+        (folder / f"hostile.{name}.qcow2").write_bytes(data)
+    (folder / "other.honest.raw").write_bytes(random.Random(1).randbytes(8 * geometry.MIB))
+    return listener_process.run(folder, state, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("aliased", "decode to more than"),
+        ("shared", "decode to more than"),
+        ("slow", "decode too slowly"),
+    ],
+)
+def test_hostile_image_fails_with_the_reason_and_is_not_tried_again(told, name, why):
+    image = told["images"][name]
+    assert image["state"] == "failed" and why in image["message"]
+    assert "not tried again" in image["message"] and image["retry"] == "1 never"
+    assert told["failed"] == 3  # each once, though each reconcile sees it
+
+
+def test_hostile_images_cost_some_seconds_of_a_processor(told):
+    assert told["cpu_s"] < MOST_CPU_S
+
+
+def test_image_of_another_project_is_prepared_beside_them(told):
+    honest = told["images"]["honest"]
+    assert honest["state"] == "ready"
+    assert honest["s"] < MOST_CPU_S

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image may cost grows with its uploaded bytes, and what costs more is refused in words."""
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_glance import budget as glance_budget
+
+MIB = geometry.MIB
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def made(uploaded_bytes: float, ratio: int = 64, clock: Clock | None = None):
+    return glance_budget.Budget("image 1", uploaded_bytes, ratio, clock=clock or Clock())
+
+
+def test_decoded_bytes_are_bounded_by_a_ratio_to_uploaded_ones() -> None:
+    spent = made(10 * MIB)
+    spent.decoded(640 * MIB, 1.0)
+    with pytest.raises(errors.LimitExceeded, match=r"max_expansion_ratio \(64\)"):
+        spent.decoded(1, 0.0)
+
+
+def test_small_image_may_decode_to_something() -> None:
+    spent = made(1000)
+    spent.decoded(glance_budget.SPARE_BYTES, 1.0)
+    with pytest.raises(errors.LimitExceeded, match="its 1000 bytes decode to more than 268435456"):
+        spent.decoded(1, 0.0)
+
+
+def test_slow_decoder_is_refused_whatever_the_sizes() -> None:
+    spent = made(float("inf"))
+    spent.decoded(32 * MIB, 2.9)
+    with pytest.raises(errors.LimitExceeded, match="33554432 bytes in 3"):
+        spent.decoded(0, 0.2)
+
+
+def test_deadline_grows_with_the_uploaded_bytes() -> None:
+    clock = Clock()
+    spent = made(100 * MIB, clock=clock)
+    clock.now_s += 400.0
+    assert list(spent.in_time([b"a", b"b"])) == [b"a", b"b"]
+    clock.now_s += 1.0
+    for late in (
+        spent.check_time,
+        lambda: next(spent.in_time([b"a"])),
+        lambda: spent.decoded(0, 0),
+    ):
+        with pytest.raises(errors.LimitExceeded, match="not prepared in 400 s"):
+            late()
