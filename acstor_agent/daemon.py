@@ -99,7 +99,9 @@ class Agent:
         self._host = settings.host_id(own.host)
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
         state_dir, self._ring = pathlib.Path(own.state_dir), rings
-        self._member = membership.Membership(conf, self._host, identity, rings, self._optional.note)
+        self._member = membership.Membership(
+            conf, self._host, identity, rings, self._optional.note, self._optional.show
+        )
         self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
         self._named = settings.naming(own)
         self._peers = peer_net.PeerNet(

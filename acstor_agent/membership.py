@@ -4,6 +4,7 @@
 Without a bus, a decision service or an identity the host goes on alone.
 """
 
+import contextlib
 import importlib
 import pathlib
 import ssl
@@ -31,6 +32,8 @@ from acstor_common import ids
 from acstor_common import signing
 from acstor_common import trace_message
 from acstor_common import vault_paths
+
+_BUS = "message bus"
 
 
 def ring_keeper_of(
@@ -61,6 +64,7 @@ class Membership:
     """What this host has to do with its cloud.
 
     :param note: is told what does not work, and why; the operator is told once
+    :param show: is told the same of what has logged it, and with no reason that it works
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Membership:
         identity: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
         note: Callable[[str, str], None],
+        show: Callable[[str, str], None],
     ) -> None:
         own = conf.acstor_agent
         self._conf, self._here = conf, here
@@ -79,23 +84,31 @@ class Membership:
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
         self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
-        self._bus = self._open_bus(note)
+        self._bus = self._open_bus(note, show)
         self.decision: decision_link.DecisionLink | None = None
         """There when :meth:`link` was called, if there is a bus."""
         self.has_others = any((own.ring_file, self._bus, self.enrolment))
         """A v-node table is to come where there is none yet."""
 
-    def _open_bus(self, note: Callable[[str, str], None]) -> decision_link.Bus | None:
+    def _open_bus(
+        self, note: Callable[[str, str], None], show: Callable[[str, str], None]
+    ) -> decision_link.Bus | None:
         """Return the message bus; one that makes no sense is as if there were none."""
         conf = self._conf
         if not conf.transport_url:
             return None
         from acstor_agent.cloud import bus
 
+        token = trio.lowlevel.current_trio_token()
+
+        def tell(why: str) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(show, _BUS, why)
+
         try:
-            return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [])
+            return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [], tell)
         except errors.Unusable as e:
-            note("message bus", f"{e}; it is not looked at before a restart")
+            note(_BUS, f"{e}; it is not looked at before a restart")
             return None
 
     def credentials(self) -> credentials.Credentials | None:

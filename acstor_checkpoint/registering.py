@@ -227,7 +227,7 @@ class Registering:
         try:
             said: object = client.call({}, method, payload=payload)
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
-            why = str(e).partition("\n")[0] or type(e).__name__
+            why = message_bus.why(e, self._transport)
             raise errors.DecisionUnreachable("the message bus", why) from e
         return said
 

@@ -51,6 +51,22 @@ def open_transport(
         raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
 
 
+def broker_of(transport: Any) -> str:
+    """Return where a transport finds its broker, as whom, and by which option: for operators."""
+    hosts = [
+        f"{host.hostname}:{host.port}" + (f" as {host.username}" if host.username else "")
+        for host in oslo_messaging.TransportURL.parse(transport.conf).hosts
+        if host.hostname
+    ]
+    return f"{', '.join(hosts) or 'no host'}, of [DEFAULT] transport_url"
+
+
+def why(error: Exception, transport: Any) -> str:
+    """Return in one line why a broker could not be used, and which it is."""
+    said = str(error).partition("\n")[0] or type(error).__name__
+    return f"{said} ({broker_of(transport)})"
+
+
 class Served:
     """A server that hears what is sent to a target: :func:`serve` makes it."""
 
@@ -88,6 +104,7 @@ def serve(
         lambda: oslo_messaging.get_rpc_server(transport, target, [endpoint], executor="threading"),
         target.topic,
         stopping,
+        broker_of(transport),
     )
     return None if server is None else Served(transport, target, server)
 
@@ -101,21 +118,22 @@ def let_go(work: Callable[[], None]) -> Callable[[], None]:
     return functools.partial(last.join, STOP_WAIT_S)
 
 
-def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any:
+def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker: str = "") -> Any:
     """Make a server and start it, again and again until the broker takes it; return it.
 
     It waits for the broker, so call it in a thread.  Each reason is logged once in a row.
 
     :param topic: what is listened to, for the log
+    :param broker: see :func:`broker_of`
     :return: None if it was told to stop before
     """
-    fault = log_once.LogOnce(LOG)
+    fault, where = log_once.LogOnce(LOG), f" ({broker})" if broker else ""
     while not stopping.is_set():
         try:
             server = make()
             server.start()  # waits for the broker, and looks for it again when it goes
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
-            fault.say(f"cannot listen to {topic} on the message bus yet: {e}")
+            fault.say(f"cannot listen to {topic} on the message bus yet: {e}{where}")
             stopping.wait(AGAIN_AFTER_S)
         else:
             return server

@@ -112,7 +112,9 @@ class Listening:
                 allow_requeue=True,
             )
 
-        self._listener = message_bus.start(make, named, self._stopping)
+        self._listener = message_bus.start(
+            make, named, self._stopping, message_bus.broker_of(self._transport)
+        )
         if self._listener is not None:
             LOG.info("listening for notifications on topics %s", named)
 

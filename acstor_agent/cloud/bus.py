@@ -16,6 +16,7 @@ import collections
 import logging
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,16 @@ class _Message(NamedTuple):
     is_fanout: bool
 
 
-def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "Bus":
+Tell = Callable[[str], None]
+"""Is told in a thread of the bus why messages cannot be sent; empty: they can."""
+
+
+def open_bus(
+    host: str,
+    files: Sequence[str],
+    folders: Sequence[str] = (),
+    tell: Tell = lambda _: None,
+) -> "Bus":
     """Return the bus that the configuration names.
 
     :param host: the name under which this agent can be sent a message alone
@@ -55,7 +65,7 @@ def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "B
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
     transport = message_bus.open_transport(cfg.CONF)
-    return Bus(host, transport)
+    return Bus(host, transport, tell)
 
 
 class Bus:
@@ -66,10 +76,15 @@ class Bus:
     :param host: the name under which this agent can be sent a message alone
     """
 
-    def __init__(self, host: str, transport: oslo_messaging.transport.Transport) -> None:
+    def __init__(
+        self,
+        host: str,
+        transport: oslo_messaging.transport.Transport,
+        tell: Tell = lambda _: None,
+    ) -> None:
         self.sent = 0
         self.dropped = 0
-        self._host = host
+        self._host, self._tell = host, tell
         self._transport = transport
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
@@ -129,20 +144,23 @@ class Bus:
             self._servers.append(server)
 
     def _send_all(self) -> None:
-        was_sent = True
+        told = ""
         while (message := self._take()) is not None:
             try:
                 self._send(message)
-            except (oslo_messaging.MessagingException, OSError) as e:
-                if was_sent:
-                    LOG.warning("the message bus is out of reach: %s; trying again", e)
-                was_sent = False
+            except Exception as e:  # errors of kombu's and amqp's own, AccessRefused for one
+                why = message_bus.why(e, self._transport)
+                if why != told:
+                    LOG.warning("the message bus is out of reach: %s; trying again", why)
+                    self._tell(why)
+                told = why
                 self._put_back(message)
                 self._stopping.wait(AGAIN_AFTER_S)
             else:
-                if not was_sent:
+                if told:
                     LOG.info("the message bus is back")
-                was_sent = True
+                    self._tell("")
+                told = ""
                 self.sent += 1
 
     def _take(self) -> _Message | None:

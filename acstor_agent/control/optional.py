@@ -78,6 +78,13 @@ class Optional:
         else:
             self.over(what)
 
+    def show(self, what: str, why: str) -> None:
+        """Note what :meth:`tell` does, of a part that has logged it itself."""
+        if why:
+            self.troubles.note(what, why, self._clock())
+        else:
+            self.troubles.over(what)
+
     def folder(self, path: pathlib.Path) -> pathlib.Path:
         """Make a folder where it is missing; without it the agent remembers less."""
         try:

@@ -4,12 +4,14 @@
 import pathlib
 import queue
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 
 import oslo_messaging
 import pytest
 from oslo_config import cfg
 
+from acstor_agent.cloud import bus
 from acstor_common import decision_api
 from acstor_common import message_bus
 from acstor_common import trace_message
@@ -76,3 +78,38 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
     finally:
         server.stop()()
         rabbitmq.control("delete_user", "late")
+
+
+@pytest.mark.parametrize("conf", ["rotated:first"], indirect=True)
+@pytest.mark.expect_log(r"the message bus is out of reach: .*ACCESS_REFUSED.* as rotated, of")
+@pytest.mark.allow_log("the message bus is out of reach")
+def test_sender_whose_password_is_refused_sends_again_when_it_is_right(
+    conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
+) -> None:
+    told: list[str] = [""]
+    rabbitmq.control("add_user", "rotated", "first")
+    sender = bus.Bus("h1", message_bus.open_transport(conf), told.append)
+    try:
+        rabbitmq.control("set_permissions", "-p", "/", "rotated", ".*", ".*", ".*")
+        _send_until(sender, lambda: sender.sent > 0, rabbitmq)
+        rabbitmq.control("change_password", "rotated", "second")
+        rabbitmq.control("close_all_connections", "of a test")
+        _send_until(sender, lambda: "ACCESS_REFUSED" in told[-1], rabbitmq)
+        assert f"127.0.0.1:{rabbitmq.port} as rotated, of [DEFAULT] transport_url" in told[-1]
+        rabbitmq.control("change_password", "rotated", "first")
+        sent = sender.sent
+        _send_until(sender, lambda: sender.sent > sent, rabbitmq)
+        assert told[-1] == ""
+    finally:
+        sender.stop()
+        rabbitmq.control("delete_user", "rotated")
+
+
+def _send_until(
+    sender: bus.Bus, is_so: Callable[[], bool], rabbitmq: rabbitmq_lab.RabbitMQ
+) -> None:
+    def send() -> bool:
+        sender.cast("towers", "lit", {}, is_fanout=True)
+        return is_so()
+
+    runs.wait_for(send, WAIT_S, "the sender", rabbitmq.log)

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Iterator
 
+import amqp.exceptions
 import oslo_messaging
 import pytest
 from oslo_config import cfg
@@ -43,14 +44,14 @@ class Gate:
         self.passed: queue.Queue[str] = queue.Queue()
         self.tried: queue.Queue[str] = queue.Queue()
         self.is_open = threading.Event()
-        self.refuses = False
+        self.refusal: Exception | None = None
         monkeypatch.setattr(link, "_send", self.send)
 
     def send(self, message: bus._Message) -> None:
         self.tried.put(message.method)
         self.is_open.wait(WAIT_S)
-        if self.refuses:
-            raise oslo_messaging.MessageDeliveryFailure("no broker")
+        if self.refusal is not None:
+            raise self.refusal
         self.passed.put(message.method)
 
 
@@ -104,15 +105,28 @@ def test_a_full_queue_drops_the_oldest(link, monkeypatch):
     assert passed == ["first", *(f"m{number}" for number in range(3, bus.QUEUE_LIMIT + 3))]
 
 
-@pytest.mark.expect_log("the message bus is out of reach: no broker")
-def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(link, monkeypatch):
+@pytest.mark.expect_log(
+    r"the message bus is out of reach: .*no broker \(no host, of .DEFAULT. transp"
+)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        oslo_messaging.MessageDeliveryFailure("no broker"),
+        amqp.exceptions.AccessRefused("no broker"),
+        amqp.exceptions.NotAllowed("no broker"),
+        RuntimeError("no broker"),
+    ],
+)
+def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(
+    link, monkeypatch, refusal
+):
     monkeypatch.setattr(bus, "AGAIN_AFTER_S", 0.01)
     gate = Gate(link, monkeypatch)
-    gate.refuses = True
+    gate.refusal = refusal
     gate.is_open.set()
     link.cast("towers", "lit", {})
     for _ in range(3):
         assert gate.tried.get(timeout=WAIT_S) == "lit"
-    gate.refuses = False
+    gate.refusal = None
     assert gate.passed.get(timeout=WAIT_S) == "lit"
     assert link.dropped == 0

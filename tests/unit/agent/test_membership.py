@@ -43,7 +43,9 @@ def member(folder: pathlib.Path, text: str, noted: list[str]) -> membership.Memb
     conf.set_override("state_dir", str(folder), "acstor_agent")
     identity = settings.identity(conf.acstor_agent, HERE)
     rings = membership.ring_keeper_of(conf.acstor_agent, identity)
-    return membership.Membership(conf, HERE, identity, rings, lambda _, why: noted.append(why))
+    return membership.Membership(
+        conf, HERE, identity, rings, lambda _, why: noted.append(why), lambda *_: None
+    )
 
 
 @pytest.mark.parametrize(("text", "has_others"), [("", False), (BROKER, True)])
@@ -56,7 +58,7 @@ async def test_a_host_has_others_where_a_broker_is_named(
     await made.stop()
 
 
-def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(tmp_path: pathlib.Path) -> None:
+async def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(tmp_path: pathlib.Path) -> None:
     noted: list[str] = []
     made = member(tmp_path, "transport_url = pigeon://loft/", noted)
     assert not made.has_others
