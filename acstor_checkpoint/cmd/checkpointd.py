@@ -68,6 +68,13 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     own = conf.acstor_checkpoint
+    if register is None and not conf.transport_url and not own.vault_listen:
+        raise errors.Unusable(
+            "[DEFAULT] transport_url, [acstor_checkpoint] vault_listen",
+            f"neither is set in {_files_of(conf)}, so there is nothing to do",
+            "Name the broker of the message bus to take checkpoints of this host's servers, and "
+            "an address to keep those of others",
+        )
     proof = keeping.credentials(own)
     with contextlib.ExitStack() as stack:
         belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
@@ -91,6 +98,11 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             stack.callback(metrics.serve(own.metrics_listen, *shown))
         ended.wait()
     return 0
+
+
+def _files_of(conf: cfg.ConfigOpts) -> str:
+    """Return the configuration files that were read, for an error."""
+    return ", ".join(conf.config_file or []) or "any file (give one with --config-file)"
 
 
 def _taken(

@@ -120,6 +120,12 @@ def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str,
         ),
         ("acstor-agent-ctl", "set-ring /nowhere/ring", "/nowhere/ring: No such file or directory"),
         ("acstor-authority", "show /nowhere", "/nowhere/ca.pem: No such file or directory"),
+        (
+            "acstor-checkpointd",
+            "--config-file /dev/null",
+            "[DEFAULT] transport_url, [acstor_checkpoint] vault_listen: "
+            "neither is set in /dev/null, so there is nothing to do. Name the broker",
+        ),
         ("acstor-boot-image", "show /nowhere", "/nowhere: No such file or directory"),
         ("acstor-glance-listener", "--config-file /nowhere", "Failed to find some config files"),
     ],
