@@ -16,6 +16,7 @@ import acstor_common.conf
 from acstor_agent.core import variants
 from acstor_common import decision_api
 from acstor_common import geometry
+from acstor_common import session_options
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
 
@@ -25,6 +26,7 @@ ENROLMENT = cfg.OptGroup(
     help="auth_type, or auth_section with the name of another section, turns it on. "
     "auth_section = source_glance signs in as the source glance does.",
 )
+ENROLMENT_TIMEOUT_S = 30
 
 SOURCES_NAMESPACE = "acstor.sources"
 
@@ -292,7 +294,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     for group, options in source_options():
         acstor_common.conf.register(conf, group, options)
     loading.register_auth_conf_options(conf, ENROLMENT.name)
-    loading.register_session_conf_options(conf, ENROLMENT.name)
+    conf.register_opts(session_options.session_options(ENROLMENT_TIMEOUT_S), ENROLMENT.name)
     loading.register_adapter_conf_options(conf, ENROLMENT.name, include_deprecated=False)
     conf.set_default("service_type", decision_api.SERVICE_TYPE, ENROLMENT.name)
 
@@ -304,7 +306,7 @@ def _enrolment_options() -> Iterator[cfg.Opt]:
         told = copy.copy(opt)
         told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
         yield told
-    yield from loading.get_session_conf_options()
+    yield from session_options.session_options(ENROLMENT_TIMEOUT_S)
     yield from loading.get_adapter_conf_options(include_deprecated=False)
 
 

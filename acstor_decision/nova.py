@@ -9,6 +9,7 @@ who may speak for it now.
 
 import copy
 import threading
+import time
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +19,16 @@ from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from oslo_config import cfg
 
+from acstor_common import concurrency_limit
 from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import session_options
 
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
-TIMEOUT_S = 15.0
-WAITING = 16
-"""Questions at a time: a quarter of the threads in which oslo.messaging hands over messages."""
+TIMEOUT_S = 15
+CALLERS = 16
+"""Threads that ask at a time: a quarter of those in which oslo.messaging hands over messages."""
 MAX_PAGES = 16
 """Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
 _HOST = "OS-EXT-SRV-ATTR:host"
@@ -81,7 +84,7 @@ def auth_options() -> list[cfg.Opt]:
 
 def options() -> list[cfg.Opt]:
     """Return the options of requests to Nova."""
-    found = [*loading.get_session_conf_options()]
+    found = session_options.session_options(TIMEOUT_S)
     found += loading.get_adapter_conf_options(include_deprecated=False)
     cfg.set_defaults(found, service_type="compute", valid_interfaces=["internal", "public"])
     return found
@@ -91,12 +94,13 @@ class Nova:
     """What Nova tells; may be asked by many threads.
 
     :param conf: with the options of :func:`options`
+    :param callers: threads that ask at a time
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, callers: int = CALLERS) -> None:
         self._conf = conf
         self._lock = threading.Lock()
-        self._free = threading.Semaphore(WAITING)
+        self._limit = concurrency_limit.ConcurrencyLimit("Nova", callers, time.monotonic)
         self._adapter: Any = None
 
     @property
@@ -159,12 +163,11 @@ class Nova:
 
         :raises NovaUnreachable: it is no answer
         """
-        if not self._free.acquire(blocking=False):
-            raise NotAskedNow(f"{WAITING} others wait for its answers")
         try:
-            return self._answer(path, query)
-        finally:
-            self._free.release()
+            with self._limit.place():
+                return self._answer(path, query)
+        except concurrency_limit.LimitReached as e:
+            raise NotAskedNow(str(e)) from e
 
     def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
         try:
@@ -183,9 +186,7 @@ class Nova:
         with self._lock:
             if self._adapter is None:
                 auth = loading.load_auth_from_conf_options(self._conf, GROUP.name)
-                session = loading.load_session_from_conf_options(
-                    self._conf, GROUP.name, auth=auth, timeout=TIMEOUT_S
-                )
+                session = loading.load_session_from_conf_options(self._conf, GROUP.name, auth=auth)
                 self._adapter = loading.load_adapter_from_conf_options(
                     self._conf, GROUP.name, session=session, auth=auth
                 )

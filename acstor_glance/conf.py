@@ -17,9 +17,12 @@ from oslo_config import types
 from acstor_common import conf as common_conf
 from acstor_common import image_record
 from acstor_common import scope
+from acstor_common import session_options
 from acstor_glance import sandbox
 
 GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
+
+TIMEOUT_S = 60
 
 DESCRIPTION = "Run what prepares the images of Glance."
 
@@ -163,7 +166,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options, and those of the service user, with ``conf``."""
     common_conf.register(conf, GROUP, OPTS)
     loading.register_auth_conf_options(conf, GROUP.name)
-    loading.register_session_conf_options(conf, GROUP.name)
+    conf.register_opts(session_options.session_options(TIMEOUT_S), GROUP.name)
     loading.register_adapter_conf_options(conf, GROUP.name, include_deprecated=False)
 
 
@@ -192,7 +195,7 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
                 *OPTS,
                 *loading.get_auth_common_conf_options(),
                 *loading.get_auth_plugin_conf_options("v3password"),
-                *loading.get_session_conf_options(),
+                *session_options.session_options(TIMEOUT_S),
                 *loading.get_adapter_conf_options(include_deprecated=False),
             ],
         )

@@ -41,7 +41,6 @@ LOG = logging.getLogger(__name__)
 
 PAGE_IMAGES = 100
 PIECE_BYTES = 1 << 20
-TIMEOUT_S = 60
 _PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 _PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
 
@@ -70,7 +69,6 @@ def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
         raise errors.Unusable(
             f"[{group}] auth_type", "is not set", "Name the service user that reads the images"
         )
-    session.timeout = session.timeout or TIMEOUT_S
     return session
 
 

@@ -248,7 +248,7 @@ acstor_start() {
     run_process acstor-decision \
         "$bin/acstor-decision --config-file $ACSTOR_CONF_DIR/acstor-decision.conf"
     run_process acstor-api "$(_acstor_uwsgi) --http-socket :$ACSTOR_API_PORT \
---module acstor_decision.wsgi:application --threads 8 \
+--module acstor_decision.wsgi:application --threads 16 \
 --env ACSTOR_DECISION_CONF=$ACSTOR_CONF_DIR/acstor-decision.conf"
     run_process acstor-gateway "$(_acstor_uwsgi) --http-socket :$ACSTOR_GATEWAY_PORT \
 --module acstor_glance.gateway.wsgi:application --processes 2 --threads 32 \

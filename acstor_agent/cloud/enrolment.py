@@ -44,7 +44,6 @@ from acstor_common import whole_file
 LOG = logging.getLogger(__name__)
 
 GROUP = agent_conf.ENROLMENT.name
-TIMEOUT_S = 30
 ATTEMPT_S = 300.0
 """How long Keystone and the service may take together, however little each is silent."""
 TICK_S = 30.0
@@ -313,7 +312,6 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
         made = loading.load_adapter_from_conf_options(conf, GROUP, session=session)
     except (exceptions.ClientException, cfg.Error) as e:
         raise errors.Unusable(f"[{GROUP}]", str(e), "See auth_type and the options after") from e
-    session.timeout = session.timeout or TIMEOUT_S
     if own.auth_section == glance.GROUP and not own.cafile:
         session.verify = conf[glance.GROUP].ca_file or True
     return made

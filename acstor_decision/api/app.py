@@ -129,7 +129,7 @@ def make_plain_app(
         images=images or image_service.ImageService(conf),
         bus=bus or rpc.Caster(conf, keeper.seal),
         authority=keeper,
-        nova=asked or nova.Nova(conf),
+        nova=asked or nova.Nova(conf, image_service.CALLERS),
     )
     for known in operations.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")

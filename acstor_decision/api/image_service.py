@@ -6,6 +6,7 @@ does not tell it; so Glance decides, with the token that came along.
 """
 
 import logging
+import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -18,12 +19,17 @@ from keystoneauth1 import plugin
 from oslo_config import cfg
 
 from acstor_common import artefacts
+from acstor_common import concurrency_limit
 from acstor_common import errors
 from acstor_common import image_record
+from acstor_common import session_options
 
 LOG = logging.getLogger(__name__)
 
 GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
+TIMEOUT_S = 10
+CALLERS = 4
+"""Threads of a process that ask Glance at a time: a quarter of those of the documented server."""
 AT_ONCE = 100
 """Images in one request: their ids have to fit into a URL."""
 
@@ -44,11 +50,14 @@ class Listed(NamedTuple):
 
 
 class ImageServiceUnreachable(errors.AcstorError):
-    """Glance does not answer, or not as it should."""
+    """Glance does not answer, or not as it should.
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    :param detail: for operators: it may name addresses
+    """
+
+    def __init__(self, why: str, detail: str = "") -> None:
+        super().__init__(why, detail)
+        self.why, self.detail = why, detail or why
 
     def __str__(self) -> str:
         return f"Glance does not say which images there are: {self.why}"
@@ -56,7 +65,7 @@ class ImageServiceUnreachable(errors.AcstorError):
 
 def options() -> list[cfg.Opt]:
     """Return the options of requests to Glance."""
-    found = [*loading.get_session_conf_options()]
+    found = session_options.session_options(TIMEOUT_S)
     found += loading.get_adapter_conf_options(include_deprecated=False)
     cfg.set_defaults(found, service_type="image", valid_interfaces=["internal", "public"])
     return found
@@ -71,6 +80,7 @@ class ImageService:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
         self._session = loading.load_session_from_conf_options(conf, GROUP.name)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
 
     def records(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
         """Return those of the images that ``auth`` may see, by id.
@@ -112,10 +122,17 @@ class ImageService:
             self._conf, GROUP.name, session=self._session, auth=auth
         )
         try:
-            return asking.get(path, params=query).json()
+            with self._limit.place():
+                return asking.get(path, params=query).json()
+        except concurrency_limit.LimitReached as e:
+            raise ImageServiceUnreachable(str(e)) from e
+        except exceptions.ConnectTimeout as e:
+            LOG.warning("Glance is silent for longer than [glance] timeout lets it be: %s", e)
+            why = f"no answer within {self._session.timeout:g} s"
+            raise ImageServiceUnreachable(why, f"{why} ([glance] timeout): {e}") from e
         except (exceptions.ClientException, ValueError) as e:
             LOG.warning("Glance: %s", e)
-            raise ImageServiceUnreachable(type(e).__name__) from e
+            raise ImageServiceUnreachable(type(e).__name__, str(e)) from e
 
 
 def _images_of(answer: Any) -> Iterator[image_record.Record]:

@@ -135,7 +135,7 @@ def show(call: operation.Call) -> Status:
     """Answer with the status of the whole."""
     now_s = call.wall()
     seen_hosts = [_host(call, *pair) for pair in _known(call)]
-    listed = _listed(call)
+    listed, why_unlisted = _listed(call)
     images = None if listed is None else [_image(one, now_s) for one in listed.images]
     published = next(iter(call.store.rings(limit=1)), None)
     uses = call.store.uses(operation.since_s(call), MAX_UNFINISHED)
@@ -146,6 +146,7 @@ def show(call: operation.Call) -> Status:
         published_ago_s=now_s - published.published_s if published else None,
         hosts=seen_hosts,
         images=images,
+        why_no_images=why_unlisted,
         unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
         checkpoints=[
             health_.Checkpoint(
@@ -208,11 +209,12 @@ def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
     return (row.not_after_s - now_s) / life_s
 
 
-def _listed(call: operation.Call) -> image_service.Listed | None:
+def _listed(call: operation.Call) -> tuple[image_service.Listed | None, str]:
+    """Return the images of Glance, or why they are not known."""
     try:
-        return call.images.every(call.auth)
-    except image_service.ImageServiceUnreachable:
-        return None
+        return call.images.every(call.auth), ""
+    except image_service.ImageServiceUnreachable as e:
+        return None, e.detail
 
 
 def _image(record: image_record.Record, now_s: float) -> health_.Image:

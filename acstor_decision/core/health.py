@@ -120,6 +120,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     :param epoch: of the v-node table that was published last; 0: none was
     :param published_ago_s: how long ago; None: none was
     :param images: None: Glance does not answer
+    :param why_no_images: with the address that was asked
     """
 
     now_s: float
@@ -127,6 +128,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     published_ago_s: float | None
     hosts: Sequence[Host]
     images: Sequence[Image] | None
+    why_no_images: str = ""
     unfinished: Sequence[Unfinished]
     checkpoints: Sequence[Checkpoint]
 
@@ -292,8 +294,9 @@ def _images(seen: Seen) -> Iterator[Finding]:
             "glance-away",
             Severity.WARNING,
             "Glance does not say which images there are",
-            [],
-            "openstack image list; the log of the REST API says what it answered",
+            [seen.why_no_images] if seen.why_no_images else [],
+            "does openstack image list answer? The REST API asks at the address of [glance] "
+            "endpoint_override or of Keystone's catalog",
         )
         return
     late = [image for image in seen.images if image.state is ImageState.NOT_BEGUN]

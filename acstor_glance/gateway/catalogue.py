@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import log_once
+from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance.gateway import counters
 from acstor_glance.gateway import refusal
@@ -119,7 +120,7 @@ class Catalogue:
         return known
 
     def record(
-        self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_images.TIMEOUT_S
+        self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
     ) -> image_record.Record:
         """Return what Glance says of an image to the caller now.
 
@@ -159,7 +160,7 @@ class Catalogue:
         path: str,
         caller: Caller,
         headers: dict[str, str] | None = None,
-        timeout_s: float = glance_images.TIMEOUT_S,
+        timeout_s: float = glance_conf.TIMEOUT_S,
     ) -> requests.Response:
         """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:

@@ -57,7 +57,7 @@ API_UNIT = """\
 [Service]
 ExecStart=
 ExecStart=/usr/bin/uwsgi --plugin python3 --http-socket 127.77.0.1:9710 \\
-    --module acstor_decision.wsgi:application --master --threads 8 --enable-threads --lazy-apps \\
+    --module acstor_decision.wsgi:application --master --threads 16 --enable-threads --lazy-apps \\
     --need-app --die-on-term --add-header "Connection: close"
 """
 

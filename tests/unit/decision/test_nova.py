@@ -103,12 +103,11 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
         client.server(SERVER)
 
 
-def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
-    monkeypatch.setattr(nova, "WAITING", 2)
+def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
     conf = configure()
     for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
         conf.set_override(name, value, "nova")
-    client, asked, answered = nova.Nova(conf), threading.Semaphore(0), threading.Event()
+    client, asked, answered = nova.Nova(conf, callers=2), threading.Semaphore(0), threading.Event()
 
     def late(handler, wanted):
         asked.release()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that accepts connections, reads what comes, and never answers."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+LOOPBACK = "127.0.0.1"
+
+
+class SilentServer:
+    """What a test holds of the server; ``connections`` counts those that were accepted."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.connections = address, 0
+
+    @property
+    def url(self) -> str:
+        """The address as a URL of HTTP."""
+        return f"http://{self.address}"
+
+
+@contextlib.contextmanager
+def serve(host: str = LOOPBACK) -> Iterator[SilentServer]:
+    """Accept connections on a free port until the block ends."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server((host, 0), backlog=128))
+        made = SilentServer(f"{host}:{listening.getsockname()[1]}")
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    stack.enter_context(listening.accept()[0])
+                    made.connections += 1
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield made
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
