@@ -270,5 +270,5 @@ def test_memory_does_not_grow_with_the_image(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", PEAK, str(image), "--quiet"]
     root = pathlib.Path(__file__).parents[2]
     peak_kib = int(subprocess.run(command, cwd=root, capture_output=True, check=True).stdout)
-    assert image.with_suffix(".acmap").stat().st_size > 128 * geometry.MIB
     assert peak_kib * geometry.KIB < 100 * geometry.MIB
+    assert image.with_suffix(".acmap").stat().st_size < 128 * geometry.KIB  # one block of zeros

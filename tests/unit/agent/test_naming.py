@@ -134,7 +134,7 @@ async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_
             CIDS[chunk_no],
         )
     reads = [kind for kind, _ in host.source.asked]
-    # Its length and its end, which a look is, the header, a part of the directory and one page, once.
+    # Its length and its end, which a look is, the header, directory and CIDs of one page, once.
     assert reads.count(base.BlobKind.CHUNK_MAP) == 5
 
 
