@@ -8,7 +8,8 @@ changed since is started over.
 
 Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, disk format, how
 chunks are named, and the BLAKE3-256 of those), then for each record the length of its entries,
-its CIDs, its entries of the image's layout, and BLAKE3-256 (previous hash + all those).  A log
+its CIDs, its entries of the image's layout, and BLAKE3-256 (previous hash + all those).  The
+highest bit of the length says that all CIDs are those of zeros: they are left out then.  A log
 lives only between two runs on one host and has no version: a change of layout changes the magic.
 """
 
@@ -29,9 +30,10 @@ from acstor_common import layout
 
 LOG = logging.getLogger(__name__)
 
-MAGIC = b"\x89acpart3"
+MAGIC = b"\x89acpart4"
 _HEADER = struct.Struct("<8sQqQIQI32s")
 _LENGTH = struct.Struct("<I")
+_IS_ZERO = 1 << 31
 _DIGEST_BYTES = 32
 _SMALLEST_EXTENT_BYTES = 512
 
@@ -98,7 +100,10 @@ class ProgressLog:
 
     def append(self, record: Record) -> None:
         """Keep the next record; a kill after this loses nothing of it."""
-        body = _LENGTH.pack(len(record.entries)) + record.cids + record.entries
+        cids, length = record.cids, len(record.entries)
+        if not any(cids):
+            cids, length = b"", length | _IS_ZERO
+        body = _LENGTH.pack(length) + cids + record.entries
         self._chain = blake3.blake3(self._chain + body).digest()
         self._file.write(body + self._chain)
         self._file.flush()
@@ -154,13 +159,18 @@ class ProgressLog:
         chain = self._header[-_DIGEST_BYTES:]
         for first in range(0, self._cut.chunk_count, self._record_chunks):
             chunks = min(self._record_chunks, self._cut.chunk_count - first)
-            cids_bytes = chunks * ids.CID_BYTES
-            length = self._file.read(_LENGTH.size)
-            if len(length) < _LENGTH.size or _LENGTH.unpack(length)[0] > self._most_entry_bytes:
+            raw_length = self._file.read(_LENGTH.size)
+            if len(raw_length) < _LENGTH.size:
                 return
-            body = self._file.read(cids_bytes + _LENGTH.unpack(length)[0])
-            chain = blake3.blake3(chain + length + body).digest()
+            (length,) = _LENGTH.unpack(raw_length)
+            zeros = bytes(chunks * ids.CID_BYTES if length & _IS_ZERO else 0)
+            entry_bytes = length & ~_IS_ZERO
+            if entry_bytes > self._most_entry_bytes:
+                return
+            cids_bytes = chunks * ids.CID_BYTES - len(zeros)
+            body = self._file.read(cids_bytes + entry_bytes)
+            chain = blake3.blake3(chain + raw_length + body).digest()
             if self._file.read(_DIGEST_BYTES) != chain:
                 return
-            stop += len(length) + len(body) + _DIGEST_BYTES
-            yield Record(body[:cids_bytes], body[cids_bytes:]), chain, stop
+            stop += len(raw_length) + len(body) + _DIGEST_BYTES
+            yield Record(zeros or body[:cids_bytes], body[cids_bytes:]), chain, stop
