@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -84,9 +85,12 @@ class BootImages:
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
         return ids.parse_image_id(trace.image_id)
 
-    def make(self, image_id: ids.ImageId) -> bool:
+    def make(
+        self, image_id: ids.ImageId, begin: Callable[[str], bool] = lambda project: True
+    ) -> bool:
         """Make the boot image that an image should have now; say whether one was made.
 
+        :param begin: told the image's project; returns whether it is to be made now
         :raises errors.ImageServiceError: Glance does not do its part
         :raises errors.FormatError: what Glance has of the image is damaged
         """
@@ -104,6 +108,8 @@ class BootImages:
             if len(traces) < needed and build is None and before is None:
                 return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
+                return False
+            if not begin(image_record.text_of(image, "owner")):
                 return False
             with self._chunk_map(image) as image_map:
                 if self._merge(image, image_map, present, traces, needed):

@@ -78,7 +78,8 @@ class Comparing:
                 self._queue.put(image_id, work_queue.Rank.OLD)
 
     def _work(self) -> None:
-        while (image_id := self._queue.take()) is not None:
+        while (turn := self._queue.take()) is not None:
+            image_id = turn.image_id
             try:
                 if self.compare(image_id):
                     self._remember(image_id)

@@ -53,10 +53,11 @@ OPTS = [
     ),
     cfg.IntOpt(
         "workers",
-        default=1,
+        default=4,
         min=1,
         max=64,
-        help="Images that one listener prepares at a time.",
+        help="Images that one listener prepares at a time, each with two threads. Projects take "
+        "turns, and one project has all workers but one at most. Two boot images are made beside.",
     ),
     cfg.ListOpt(
         "file_store_dirs",

@@ -10,6 +10,7 @@ queue, and the next one's first reconcile finds every image that still needs wor
 """
 
 import datetime
+import functools
 import logging
 import threading
 import time
@@ -74,7 +75,7 @@ class Listener:
         self._guard = guard
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
-        self._queue = work_queue.WorkQueue()
+        self._queue = work_queue.WorkQueue(self._conf.workers)
         self._listening = notifications.Listening(conf, self._seen)
         heard: dict[str, message_bus.Heard] = {decision_api.IMAGE_WANTED: self._wanted}
         if boots is not None and boots.hears_traces:
@@ -139,8 +140,10 @@ class Listener:
         self._asked[image_id] = wanted.is_forced
         self._put(image_id, Rank.BOOTED)
 
-    def _put(self, image_id: ids.ImageId, rank: Rank = Rank.NEW) -> None:
-        self._queue.put(image_id, rank)
+    def _put(
+        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = work_queue.UNKNOWN
+    ) -> None:
+        self._queue.put(image_id, rank, project)
         self._show_queue()
 
     def _wait(self, wait_s: float) -> None:
@@ -166,9 +169,9 @@ class Listener:
         for image_id in self._asked:
             self._put(image_id, Rank.BOOTED)
         for image_id in findings.todo:
-            self._put(image_id, Rank.OLD)
+            self._put(image_id, Rank.OLD, findings.owners[image_id])
         if self._boots is not None:
-            self._boots.look_again(findings.to_boot)
+            self._boots.look_again(findings.to_boot, findings.owners)
         if self._comparing is not None:
             self._comparing.look_again(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)
@@ -187,18 +190,25 @@ class Listener:
 
     def _work(self) -> None:
         """Prepare one image after the other."""
-        while (image_id := self._queue.take()) is not None:
+        while (turn := self._queue.take()) is not None:
+            image_id = turn.image_id
             self._show_queue()
             is_forced = self._asked.pop(image_id, None)
             try:
-                outcome = self._preparer.handle(image_id, is_forced=bool(is_forced))
+                outcome = self._preparer.handle(
+                    image_id,
+                    is_forced=bool(is_forced),
+                    begin=functools.partial(self._queue.begins, turn),
+                )
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
                 if outcome is glance_preparer.Outcome.CLAIMED:
                     self._ask_again(image_id, is_forced)
+                elif outcome is glance_preparer.Outcome.QUEUED and is_forced is not None:
+                    self._asked.setdefault(image_id, is_forced)
                 elif self._boots is not None and outcome in WELL:
-                    self._boots.put(image_id, is_asked=is_forced is not None)
+                    self._boots.put(image_id, turn.project, is_asked=is_forced is not None)
                 if self._comparing is not None and outcome is glance_preparer.Outcome.PREPARED:
                     self._comparing.prepared(image_id)
             except errors.AcstorError as exc:

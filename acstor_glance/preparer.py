@@ -60,6 +60,8 @@ class NextStep:
 
 
 Progress = Callable[[int], None]
+Begin = Callable[[str], bool]
+"""Is told the project of an image that is to be prepared; returns whether that may begin now."""
 
 
 class Outcome(enum.StrEnum):
@@ -71,6 +73,7 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
     WAITING = "waiting"
     CLAIMED = "claimed"  # another process works on it
+    QUEUED = "queued"  # until it is the turn of its project
     GONE = "gone"
 
 
@@ -100,21 +103,34 @@ class Preparer:
         self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir, CHUNK_MAP.value)
 
     def handle(
-        self, image_id: ids.ImageId, *, is_forced: bool = False, progress: Progress | None = None
+        self,
+        image_id: ids.ImageId,
+        *,
+        is_forced: bool = False,
+        progress: Progress | None = None,
+        begin: Begin = lambda project: True,
     ) -> Outcome:
         """Do what the image needs now, unless somebody else is at it.
 
         :param is_forced: make a new chunk map even if there is one or a failed attempt
         :param progress: told how many bytes of the image are done
+        :param begin: asked before it is prepared
         :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
         with self.claims.held(image_id) as is_ours:
             if is_ours:
-                return self.handle_claimed(image_id, is_forced=is_forced, progress=progress)
+                return self.handle_claimed(
+                    image_id, is_forced=is_forced, progress=progress, begin=begin
+                )
         return self._counted(Outcome.CLAIMED)
 
     def handle_claimed(
-        self, image_id: ids.ImageId, *, is_forced: bool = False, progress: Progress | None = None
+        self,
+        image_id: ids.ImageId,
+        *,
+        is_forced: bool = False,
+        progress: Progress | None = None,
+        begin: Begin = lambda project: True,
     ) -> Outcome:
         """Do what the image needs now; the caller has claimed it.
 
@@ -128,6 +144,8 @@ class Preparer:
         if todo.step is plan.Step.REFUSE:
             outcome = self._refuse(image, todo.why)
         elif todo.step is plan.Step.PREPARE or can_be_forced:
+            if not begin(image_record.text_of(image, "owner")):
+                return Outcome.QUEUED
             outcome = self._attempt(image, is_forced, progress or _no_progress)
         else:
             is_waiting = todo.step is plan.Step.WAIT

@@ -29,6 +29,7 @@ class Findings:
     :param todo: images to prepare, as Glance lists them: the youngest first, the hidden ones last
     :param to_boot: images whose boot image is to be built now, in the same order
     :param to_compare: images that were not compared with their base, or share no room with it
+    :param owners: the projects of images to prepare, and of those whose boot image is to be built
     :param boot_states: how many images' boot images are how far
     :param next_at: when the first of the images that wait may be tried again
     """
@@ -38,6 +39,7 @@ class Findings:
     todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
     to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
     to_compare: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    owners: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
     boot_states: collections.Counter[BootState] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -116,7 +118,7 @@ class Reconciler:
         """
         todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
-            findings.todo.append(image_record.image_id_of(image))
+            findings.todo.append(_noted(image, findings))
         elif todo.step is plan.Step.WAIT:
             _wait(findings, todo.at)
         else:
@@ -137,7 +139,7 @@ class Reconciler:
         if self._builds:
             build = plan.next_build(image, found, self._images.project_id)
             if build is not None and build.at is not None and build.at <= now:
-                findings.to_boot.append(image_record.image_id_of(image))
+                findings.to_boot.append(_noted(image, findings))
             elif build is not None:
                 _wait(findings, build.at)
 
@@ -167,6 +169,13 @@ def _kept(record: image_record.Record, repeated: dict[str, str]) -> image_record
     own = {name: record[name] for name in plan.OWN_OF_ARTEFACT if name in record}
     shared = {name: image_record.text_of(record, name) for name in plan.SHARED_OF_ARTEFACTS}
     return own | {name: repeated.setdefault(text, text) for name, text in shared.items() if text}
+
+
+def _noted(image: image_record.Record, findings: Findings) -> ids.ImageId:
+    """Note an image's owner; return its id."""
+    image_id = image_record.image_id_of(image)
+    findings.owners[image_id] = image_record.text_of(image, "owner")
+    return image_id
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that wait for a worker, each at most once, the urgent ones before the others."""
+"""Work queue: images that wait for a worker, with fair turns between projects."""
 
 import collections
 import enum
 import threading
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from acstor_common import ids
 
 MOST_WAITING = 100_000
+UNKNOWN = ""
+"""Project of images of which only a message told: it has turns like one project."""
 
 
 class Rank(enum.IntEnum):
@@ -18,74 +22,130 @@ class Rank(enum.IntEnum):
     OLD = 2  # a reconcile found it
 
 
-class WorkQueue:
-    """By rank, and first come, first served within one; no image waits twice.
+class Turn(NamedTuple):
+    """An image that a worker has taken, and how it waited."""
 
-    MOST_WAITING wait at most, since anybody on the message bus may name images; a more urgent one
-    takes the place of the last of the least urgent.  Those that are left out are found by the next
-    reconcile.
+    image_id: ids.ImageId
+    rank: Rank
+    project: str
 
-    An image that is put while a worker has it waits again: what the worker saw may be old.
-    """
+
+class _Project:
+    """The images of a project that wait, by rank, in the order of arrival."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Rank, collections.OrderedDict[ids.ImageId, None]]
-        self._waiting = {rank: collections.OrderedDict() for rank in Rank}
-        self._working: set[ids.ImageId] = set()
+        self.by_rank: dict[Rank, collections.OrderedDict[ids.ImageId, None]]
+        self.by_rank = {rank: collections.OrderedDict() for rank in Rank}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_rank.values()))
+
+    @property
+    def last_rank(self) -> Rank:
+        """The least urgent rank of which an image waits."""
+        return max(rank for rank, images in self.by_rank.items() if images)
+
+
+class WorkQueue:
+    """Images that wait for one of some workers; no image waits twice.
+
+    What hosts boot goes first.  Beyond that projects take turns: the next image is of the project
+    with the fewest workers, and of those of the one that was served longest ago.  Within a project
+    it goes by rank, then by arrival.  One project has all workers but one at most, so that images
+    that take long hold up no other project.
+
+    MOST_WAITING wait at most.  A queue that is full takes an image if that of another project has
+    to give way that has more waiting, or a less urgent one of its own.  The next reconcile finds
+    those that are left out.
+
+    An image that is put while a worker has it waits again: what the worker saw may be old.
+
+    :param workers: how many there are
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._most_of_project = max(1, workers - 1)
+        self._projects: collections.OrderedDict[str, _Project] = collections.OrderedDict()
+        self._waiting: dict[ids.ImageId, tuple[str, Rank]] = {}
+        self._working: dict[ids.ImageId, str] = {}
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, image_id: ids.ImageId, rank: Rank = Rank.NEW) -> None:
-        """Let the image wait for a worker, or no longer than by this rank if it waits already."""
+    def put(self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN) -> None:
+        """Let the image wait for a worker; one that waits already never moves down.
+
+        :param project: its owner
+        """
         with self._changed:
-            before = next((r for r in Rank if image_id in self._waiting[r]), None)
-            if before is not None and before <= rank:
-                return
+            before = self._waiting.get(image_id)
             if before is not None:
-                del self._waiting[before][image_id]
-            if self._has_room_for(rank):
-                self._waiting[rank][image_id] = None
+                project, rank = project or before[0], min(rank, before[1])
+                if (project, rank) == before:
+                    return
+                self._remove(image_id)
+            if self._has_room_for(project, rank):
+                self._projects.setdefault(project, _Project()).by_rank[rank][image_id] = None
+                self._waiting[image_id] = project, rank
             self._changed.notify()
 
-    def _has_room_for(self, rank: Rank) -> bool:
-        """Say whether one more may wait, after the last of a less urgent rank gave way if need be.
+    def _remove(self, image_id: ids.ImageId) -> None:
+        project, rank = self._waiting.pop(image_id)
+        del self._projects[project].by_rank[rank][image_id]
+        if not self._projects[project]:
+            del self._projects[project]
 
-        One that waited already and moves up takes the place that it has left.
-        """
-        if self._count() < MOST_WAITING:
+    def _has_room_for(self, project: str, rank: Rank) -> bool:
+        """Say whether one more may wait, after another one gave way if need be."""
+        if len(self._waiting) < MOST_WAITING:
             return True
-        last = max((other for other in Rank if self._waiting[other]), default=rank)
-        if last <= rank:
+        largest = max(self._projects.values(), key=len)
+        own = len(self._projects.get(project, ()))
+        if len(largest) <= own + 1 and largest.last_rank <= rank:
             return False
-        self._waiting[last].popitem()
+        self._remove(next(reversed(largest.by_rank[largest.last_rank])))
         return True
 
-    def _count(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def take(self) -> ids.ImageId | None:
+    def take(self) -> Turn | None:
         """Wait for an image that no other worker has; None when the queue is closed."""
         with self._changed:
             while not self._is_closed:
-                image_id = self._next()
-                if image_id is not None:
-                    self._working.add(image_id)
-                    return image_id
+                turn = self._next([Rank.BOOTED]) or self._next(Rank)
+                if turn is not None:
+                    self._remove(turn.image_id)
+                    self._working[turn.image_id] = turn.project
+                    if turn.project in self._projects:
+                        self._projects.move_to_end(turn.project)
+                    return turn
                 self._changed.wait()
         return None
 
-    def _next(self) -> ids.ImageId | None:
-        for waiting in self._waiting.values():
-            for image_id in waiting:
-                if image_id not in self._working:
-                    del waiting[image_id]
-                    return image_id
+    def begins(self, turn: Turn, project: str) -> bool:
+        """Say whether the work on an image may begin in this turn; else it waits for another one.
+
+        :param turn: that has not ended
+        :param project: the image's owner, as Glance says
+        """
+        if turn.project == project:
+            return True
+        self.put(turn.image_id, turn.rank, project)
+        return False
+
+    def _next(self, ranks: Iterable[Rank]) -> Turn | None:
+        """Return whose turn it is among images of some ranks."""
+        ranks = list(ranks)
+        workers = collections.Counter(self._working.values())
+        for project in sorted(self._projects, key=lambda name: workers[name]):
+            if workers[project] < self._most_of_project:
+                for rank in ranks:
+                    for image_id in self._projects[project].by_rank[rank]:
+                        if image_id not in self._working:
+                            return Turn(image_id, rank, project)
         return None
 
     def done(self, image_id: ids.ImageId) -> None:
         """Say that the worker who took the image is through with it."""
         with self._changed:
-            self._working.discard(image_id)
+            self._working.pop(image_id, None)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -97,4 +157,4 @@ class WorkQueue:
     def sizes(self) -> tuple[int, int]:
         """Return how many images wait, and how many workers have one."""
         with self._changed:
-            return self._count(), len(self._working)
+            return len(self._waiting), len(self._working)

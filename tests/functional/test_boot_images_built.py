@@ -118,12 +118,13 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     booted, new = (prepared(images, conf, ENDS_SOON)[0] for _ in range(2))
     order: list[ids.ImageId] = []
     make = made.make
-    made.make = lambda image_id: (order.append(image_id), make(image_id))
+    made.make = lambda image_id, begin: (order.append(image_id), make(image_id, begin))
+    owners = {image_id: images.records[image_id]["owner"] for image_id in [*catalogue, booted, new]}
     counters = glance_counters.Counters()
     ahead = boot_ahead.BootAhead(images, conf)
     service = boot_service.BootService(made, BOTH, counters, lambda: {booted}, ahead)
-    service.look_again([*catalogue, booted])
-    service.put(new)
+    service.look_again([*catalogue, booted], owners)
+    service.put(new, owners[new])
     assert counters.registry.get_sample_value("acstor_glance_waiting_boot_images") == 5
     service.start()
     try:

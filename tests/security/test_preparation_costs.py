@@ -55,4 +55,6 @@ def test_hostile_images_cost_some_seconds_of_a_processor(told):
 def test_image_of_another_project_is_prepared_beside_them(told):
     honest = told["images"]["honest"]
     assert honest["state"] == "ready"
-    assert honest["s"] < MOST_CPU_S
+    # It was found last.  One project leaves a worker to the others, so it waits for one at most.
+    hostile = sorted(told["images"][name]["s"] for name in ("aliased", "shared", "slow"))
+    assert honest["s"] < hostile[1]
