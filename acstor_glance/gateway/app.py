@@ -59,7 +59,9 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     known, places = catalogue.Catalogue(conf, counted), stores.Stores(conf, counted)
     made = service.Service(known, places, own.longest_range_bytes, own.timeout_s)
     fills = filling.Filling(conf, known, places.default_driver)
-    plain = make_plain_app(made, compositions.Compositions(known, made, fills, own, counted))
+    ratio = conf.acstor_glance.max_expansion_ratio
+    composes = compositions.Compositions(known, made, fills, own, ratio, counted)
+    plain = make_plain_app(made, composes)
     guarded = _TokenCheck(plain, {"oslo_config_config": conf}, counted)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:

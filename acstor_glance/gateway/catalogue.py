@@ -18,6 +18,7 @@ from oslo_config import cfg
 
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import log_once
@@ -131,6 +132,19 @@ class Catalogue:
             raise self._no(answer.status_code, "whether there is such an image")
         return self._decoded(answer)
 
+    def quota_left(self, caller: Caller) -> int | None:
+        """Return the bytes that the caller's project may still store in Glance.
+
+        None: Glance does not say.  It keeps a quota of bytes for each project in Keystone only
+        (``use_keystone_limits``), and looks at it before an upload but not at its length.
+
+        :raises refusal.Refused: Glance does not answer
+        """
+        answer = self._get("/v2/info/usage", caller)
+        if answer.status_code != http.HTTPStatus.OK:
+            return None
+        return quota_left(self._decoded(answer))
+
     def locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
         """Return where an image's bytes are, the place that Glance prefers first.
 
@@ -209,6 +223,22 @@ class Catalogue:
         self._counted.service_failed("glance")
         said = f"it answers {status} when it is asked {words}" if status else words
         return refusal.Refused(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")
+
+
+def quota_left(said: image_record.Record) -> int | None:
+    """Return the bytes that are left of a project's quota, as Glance tells its usage.
+
+    >>> quota_left({"usage": {"image_size_total": {"limit": 1000, "usage": 400}}}) == 600 << 20
+    True
+    >>> quota_left({"usage": {"image_size_total": {"limit": -1, "usage": 400}}})
+    >>> quota_left({"usage": {}})
+    """
+    try:
+        found = said["usage"]["image_size_total"]
+        limit_mib, used_mib = int(found["limit"]), int(found["usage"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return None if limit_mib < 0 else max(0, limit_mib - used_mib) * geometry.MIB
 
 
 def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:

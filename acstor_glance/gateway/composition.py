@@ -11,6 +11,8 @@ changes, one that Glance has not taken yet.  So whoever is slowest sets the pace
 
 import collections
 import http
+import math
+import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from concurrent import futures
@@ -25,10 +27,12 @@ from acstor_common import layout
 from acstor_common import qcow2
 from acstor_common import qcow2_header
 from acstor_common import qcow2_writer
+from acstor_glance import budget
 from acstor_glance.gateway import base_file
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import changes_body
+from acstor_glance.gateway import composition_bounds
 from acstor_glance.gateway import filling
 from acstor_glance.gateway import merging
 from acstor_glance.gateway import refusal
@@ -75,6 +79,11 @@ class Base(NamedTuple):
         return [layout.Extent(0, size, layout.Codec.STORED, 0, size)]
 
     @property
+    def disk_bytes(self) -> int:
+        """Length of its disk, as it states it."""
+        return self.disk.virtual_size if self.disk is not None else self.file.size_bytes
+
+    @property
     def cluster_bytes(self) -> int:
         """Of the image that is made of it."""
         own = self.disk.cluster_bytes if self.disk is not None else 0
@@ -85,6 +94,7 @@ class Composition:
     """The work on one order; :meth:`run` does it, in a thread that may wait.
 
     :param body: the changes
+    :param ratio: of decoded bytes to those of the base's file, and of the changes
     """
 
     def __init__(
@@ -95,7 +105,9 @@ class Composition:
         order: Order,
         body: changes_body.Body,
         watched: watch.Watch,
+        ratio: int,
     ) -> None:
+        self._ratio, self._budget = ratio, budget.Budget("the base")
         self._catalogue, self._service, self._filling = known, made, fills
         self._order, self._body, self._watch = order, body, watched
         self._file: base_file.BaseFile | None = None
@@ -155,6 +167,7 @@ class Composition:
 
         name = f"the base {image.image_id}"
         self._file = base_file.BaseFile(name, image.size_bytes, read, self._watch)
+        self._budget = budget.Budget(name, image.size_bytes, self._ratio, math.inf)
         if image.disk_format == RAW:
             return Base(self._file, None)
         try:
@@ -167,9 +180,14 @@ class Composition:
     ) -> filling.Data:
         """Return the bytes of the image, which are made as they are asked for."""
         size = head.virtual_size
+        bounds = composition_bounds.of(
+            base.file.size_bytes, base.disk_bytes, head.stream_bytes, self._ratio
+        )
+        self._watch.end_in(bounds.longest_s)
 
         def disk() -> Iterator[merging.Piece]:
-            for piece in merging.pieces(table, base.extents(), size):
+            pieces = merging.pieces(table, base.extents(), size)
+            for piece in composition_bounds.checked(pieces, bounds):
                 self._watch.check()
                 yield piece
 
@@ -179,13 +197,16 @@ class Composition:
         def runs() -> Iterator[qcow2_writer.Run]:
             return (one.run for one in stretches())
 
+        quota_bytes = self._catalogue.quota_left(self._order.caller)
         if self._order.disk_format == RAW:
+            composition_bounds.check_file(size, bounds, quota_bytes)
             return filling.Data(self._sent(self._bytes_of(base.file, disk(), pool)), size)
         codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
         try:
             plan = qcow2_writer.Plan(size, base.cluster_bytes, codec, runs)
         except qcow2_header.Refused as error:
             raise _conflict(str(error)) from error
+        composition_bounds.check_file(plan.file_bytes, bounds, quota_bytes)
         pieces = (piece for one in stretches() for piece in one.pieces)
         source = self._bytes_of(base.file, pieces, pool)
         parts = plan.parts(lambda run: _next_bytes(source, run))
@@ -250,17 +271,19 @@ class Composition:
         if extent.codec is layout.Codec.STORED:
             return own
         if self._unpacked[0] != extent:
-            self._unpacked = extent, _unpacked(extent, own)
+            self._unpacked = extent, self._decoded(extent, own)
         skip = piece.at - extent.at
         return memoryview(self._unpacked[1])[skip : skip + piece.length]
 
-
-def _unpacked(extent: layout.Extent, stored: memoryview) -> codecs.Buffer:
-    try:
-        return codecs.decode(extent.codec, stored, extent.length)
-    except codecs.CodecError as error:
-        words = f"the base: the cluster at {extent.at} of the disk: {error}"
-        raise refusal.Broken(http.HTTPStatus.CONFLICT, words, "base") from error
+    def _decoded(self, extent: layout.Extent, stored: memoryview) -> codecs.Buffer:
+        began_s = time.thread_time()
+        try:
+            decoded = codecs.decode(extent.codec, stored, extent.length)
+        except codecs.CodecError as error:
+            words = f"the base: the cluster at {extent.at} of the disk: {error}"
+            raise refusal.Broken(http.HTTPStatus.CONFLICT, words, "base") from error
+        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        return decoded
 
 
 def _next_bytes(source: Iterator[codecs.Buffer], run: qcow2_writer.Run) -> Iterator[codecs.Buffer]:

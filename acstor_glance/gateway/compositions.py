@@ -40,6 +40,7 @@ class Compositions:
     """What composes images.
 
     :param own: the options of the gateway
+    :param ratio: max_expansion_ratio
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Compositions:
         made: service.Service,
         fills: filling.Filling,
         own: Any,
+        ratio: int,
         counted: counters.Counters,
     ) -> None:
         self._catalogue, self._service, self._filling = known, made, fills
+        self._ratio = ratio
         self._still_s, self._counted = own.composition_still_s, counted
         self._places = places.Places(own.compositions, own.compositions_of_project)
         threads = max(1, own.compositions)
@@ -69,7 +72,7 @@ class Compositions:
         watched = watch.Watch(self._still_s)
         body = changes_body.Body(stream, length_bytes, order.image_id, watched)
         work = composition.Composition(
-            self._catalogue, self._service, self._filling, order, body, watched
+            *(self._catalogue, self._service, self._filling, order, body, watched, self._ratio)
         )
         place = contextlib.ExitStack()
         try:

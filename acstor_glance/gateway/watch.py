@@ -2,9 +2,11 @@
 """Whether a composition goes on, as the one who waits for it sees it.
 
 Whatever it waits for, a client, a store or Glance, it ends when nothing has moved for
-so long.  What works asks often, what waits decides.
+so long, or when its deadline has passed.  What works asks often, what waits decides.
 """
 
+import http
+import math
 import time
 from collections.abc import Callable
 
@@ -22,6 +24,11 @@ class Watch:
         self.longest_s, self._clock = longest_s, clock
         self._moved_s = clock()
         self._why: refusal.Refused | None = None
+        self._ends_s, self._deadline_s = math.inf, math.inf
+
+    def end_in(self, deadline_s: float) -> None:
+        """Let what works end when so much time has passed, though something moves."""
+        self._ends_s, self._deadline_s = self._clock() + deadline_s, deadline_s
 
     @property
     def is_still(self) -> bool:
@@ -50,5 +57,8 @@ class Watch:
 
         :raises refusal.Refused: it has
         """
+        if self._clock() > self._ends_s:
+            words = f"it was not done in {self._deadline_s:.0f} s"
+            self.end(refusal.Broken(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base"))
         if self._why is not None:
             raise self._why

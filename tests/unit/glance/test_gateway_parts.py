@@ -61,6 +61,18 @@ def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
         made.moved()
 
 
+def test_watch_ends_what_moves_for_too_long():
+    now_s = [100.0]
+    made = watch.Watch(10.0, lambda: now_s[0])
+    made.end_in(25.0)
+    for at_s in (110.0, 118.0, 125.0):
+        now_s[0] = at_s
+        made.moved()
+    now_s[0] = 126.0
+    with pytest.raises(refusal.Broken, match="not done in 25 s"):
+        made.moved()
+
+
 # The body
 
 

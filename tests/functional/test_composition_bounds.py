@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a composition may make of a base and changes, however large a disk either states.
+
+Glance and its stores are in memory; the composition is the real one.
+"""
+
+import io
+
+import pytest
+
+pytest.importorskip("glance_store")
+
+from acstor_common import changes
+from acstor_common import chunk_map
+from acstor_common.changes import Change
+from acstor_common.changes import Kind
+from acstor_glance import budget
+from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import changes_body
+from acstor_glance.gateway import composition
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import watch
+from tests.fakes import changed_disks
+from tests.fakes import qcow2_bombs
+
+TIB = 1 << 40
+RAW_BASE = bytes(range(256)) * 4096
+CALLER = catalogue.Caller("a token")
+
+
+class Glance:
+    """Has one base, and takes what is sent; ``quota`` is what it tells of the project's."""
+
+    def __init__(self, base: bytes, disk_format: str) -> None:
+        self.base, self.quota, self.taken = base, None, 0
+        self.image_of_base = catalogue.Image(
+            changed_disks.BASE_ID, len(base), "", disk_format, changed_disks.OS_HASH
+        )
+
+    def image(self, image_id, caller):
+        return self.image_of_base
+
+    def quota_left(self, caller):
+        return self.quota
+
+    def part(self, image, asked):
+        return self.base[asked.offset : asked.offset + asked.length]
+
+    def check(self, image_id, caller, disk_format):
+        pass
+
+    def fill(self, image_id, caller, data, timeout_s):
+        for part in data:
+            self.taken += len(part)
+
+
+def changes_of(size: int, *found: Change) -> bytes:
+    """Return a body: what changed of a disk of ``size`` bytes."""
+    table = changes.Table.of(found, size)
+    writer = changes.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
+    data = b"x" * writer.head.data_bytes
+    writer.feed(data)
+    return writer.front + data + writer.end()
+
+
+def compose(glance: Glance, body: bytes, disk_format: str) -> composition.Composition:
+    watched = watch.Watch(30.0)
+    order = composition.Order(changed_disks.BASE_ID, disk_format, CALLER)
+    sent = changes_body.Body(io.BytesIO(body), len(body), order.image_id, watched)
+    made = composition.Composition(glance, glance, glance, order, sent, watched, 64)
+    made.run(30.0)
+    return made
+
+
+def refused(glance: Glance, body: bytes, disk_format: str, status: int, words: str) -> None:
+    with pytest.raises(refusal.Refused, match=words) as caught:
+        compose(glance, body, disk_format)
+    assert caught.value.status == status
+    assert glance.taken < budget.SPARE_BYTES
+
+
+def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
+    body = changes_of(2 * TIB)
+    assert len(body) <= 160
+    words = "the image would have 2199023255552 bytes, and its base and changes allow"
+    refused(Glance(RAW_BASE, "raw"), body, "raw", 413, words)
+    refused(Glance(qcow2_bombs.empty(2 * TIB), "qcow2"), body, "raw", 413, words)
+
+
+def test_honest_compositions_are_made() -> None:
+    size = 64 << 20
+    written = changes_of(size, Change(1 << 20, 1 << 20, Kind.DATA))
+    for disk_format, most in (("raw", size), ("qcow2", 3 << 20)):
+        glance = Glance(RAW_BASE, "raw")
+        made = compose(glance, written, disk_format)
+        assert glance.taken == made.file_bytes <= most
+
+
+def test_base_whose_clusters_lie_in_one_place_is_refused() -> None:
+    for stored_bytes in (None, 4096):
+        base = qcow2_bombs.aliased(TIB, stored_bytes=stored_bytes)
+        for disk_format in ("raw", "qcow2"):
+            words = "the base decodes to more than|its base and changes allow"
+            refused(Glance(base, "qcow2"), changes_of(TIB), disk_format, 413, words)
+
+
+def test_base_that_decodes_slowly_is_refused() -> None:
+    base = qcow2_bombs.slow(32 << 20)
+    body = changes_of(32 << 20)
+    refused(Glance(base, "qcow2"), body, "raw", 409, "clusters decode too slowly")
+
+
+def test_project_without_quota_left_is_told_before_anything_is_sent() -> None:
+    glance = Glance(RAW_BASE, "raw")
+    glance.quota = 5 << 20
+    refused(glance, changes_of(16 << 20), "raw", 413, "the project's quota leaves 5242880")
+    assert glance.taken == 0
+    assert compose(glance, changes_of(4 << 20), "raw").sent_bytes == 4 << 20
