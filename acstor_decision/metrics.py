@@ -61,6 +61,7 @@ class Picture:
     :param round_s: wall clock when its last round ended; 0: it has made none
     :param has_loads: whether it is known how busy the switches are
     :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
+    :param unheard: hosts that enrolled, and no sample of them ever came
     :param heard: samples that were used
     :param refused: samples that were not, by the reason
     :param refused_enrolments: requests for certificates at all instances of the API, likewise
@@ -80,6 +81,7 @@ class Picture:
     places: int = 0
     traffic_cv: float = 0.0
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
+    unheard: int = 0
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -158,6 +160,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
         ("places", "Places that the table says something of", picture.places),
         ("hosts", "Hosts that live", len(picture.hosts)),
+        ("unheard_hosts", "Hosts that enrolled and never sent a sample", picture.unheard),
         (
             "traffic_cv",
             "Deviation of what hosts carry, chunks too, by its mean",

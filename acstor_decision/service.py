@@ -29,6 +29,7 @@ from acstor_decision import leadership
 from acstor_decision import metrics
 from acstor_decision import trust
 from acstor_decision.core import decider
+from acstor_decision.core import health
 from acstor_decision.core import members
 from acstor_decision.core import sample_inbox
 from acstor_decision.core import sample_order
@@ -113,7 +114,7 @@ class Service:
         self._has_database = True
         self._failed = ""
         self._knows_loads = True
-        self._heard = self._moved = 0
+        self._heard = self._moved = self._unheard = 0
         self._tables_published: collections.Counter[str] = collections.Counter()
 
     def prepare(self) -> None:
@@ -195,6 +196,7 @@ class Service:
         """Look whom to believe; a host that was revoked is no member from now on."""
         self._trust = self._keeper.trust()
         self._refused_enrolments = self._store.refused_enrolments()
+        self._unheard = self._store.unheard_hosts(self._wall() - health.UNHEARD_S)
         revoked = self._trust.revoked(self._wall())
         self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.revoke(revoked)
@@ -384,6 +386,7 @@ class Service:
             places=len(self.decider.table.outward),
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,
+            unheard=self._unheard,
             heard=self._heard,
             refused={
                 **{

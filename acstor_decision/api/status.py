@@ -173,15 +173,16 @@ def show(call: operation.Call) -> Status:
 
 
 def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
-    """Return the hosts that are heard, were heard, or wait; not those that are shut out."""
+    """Return the hosts that are or were heard, enrolled, or wait; not those that are shut out."""
     enrolled = {row.host: row for row in call.store.enrolments()}
     heard = {row.host: row for row in call.store.hosts()}
-    waiting = {name for name, row in enrolled.items() if row.state == enrolment.State.WAITING}
+    asked = {name for name, row in enrolled.items() if row.state in _ASKED}
     gone = {name for name, row in enrolled.items() if row.state in _OUT}
-    names = sorted({*heard, *waiting} - gone)
+    names = sorted({*heard, *asked} - gone)
     return [(heard.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
 
 
+_ASKED = (enrolment.State.WAITING, enrolment.State.ENROLLED)
 _OUT = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
 
 
@@ -192,6 +193,7 @@ def _host(
     return health_.Host(
         name=row.host,
         is_heard=is_heard,
+        unheard_s=_unheard_s(row, enrolled, call.wall()),
         is_drained=bool(row.is_drained),
         is_overloaded=is_heard and bool(row.overloaded_in_a_row),
         epoch=row.ring_epoch or 0,
@@ -199,6 +201,13 @@ def _host(
         left_share=_left_share(enrolled, call.wall()),
         health=samples.health_of(row),
     )
+
+
+def _unheard_s(row: models.Host, enrolled: models.Enrolment | None, now_s: float) -> float | None:
+    """Return how old the certificate of a host is of which no sample ever came; else None."""
+    if row.seen_s is not None or enrolled is None or enrolled.issued_s is None:
+        return None
+    return now_s - enrolled.issued_s
 
 
 def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:

@@ -24,6 +24,8 @@ LATE_S: Final = 60.0
 """Hosts that use an older v-node table for longer than this do not get new ones."""
 WAIT_S: Final = 30.0
 """Guests that wait for longer may show errors of their own soon."""
+UNHEARD_S: Final = 120.0
+"""A host that enrolled sends its first sample within seconds."""
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2
 """Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
@@ -59,12 +61,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """A host.
 
     :param is_heard: its agent sends samples
+    :param unheard_s: how long ago it got its certificate, if no sample of it ever came
     :param waits: an operator has to allow it before it gets a certificate
     :param left_share: of its certificate's life; None: it has none
     """
 
     name: str
     is_heard: bool
+    unheard_s: float | None = None
     is_drained: bool = False
     is_overloaded: bool = False
     epoch: int = 0
@@ -151,7 +155,34 @@ def worst(found: Iterable[Finding]) -> Severity:
 
 def _hosts(seen: Seen) -> Iterator[Finding]:
     heard = [host for host in seen.hosts if host.is_heard]
-    silent = [host.name for host in seen.hosts if not host.is_heard and not host.waits]
+    silent = [
+        host.name
+        for host in seen.hosts
+        if not host.is_heard and not host.waits and host.unheard_s is None
+    ]
+    if not seen.hosts:
+        yield _finding(
+            "no-hosts",
+            Severity.WARNING,
+            "no host has enrolled or was ever heard",
+            [],
+            "is acstor-agent installed on a host, with [enrolment] and transport_url? Its log says "
+            "why it does not enrol",
+        )
+    if unheard := [
+        f"{host.name}: its certificate is {host.unheard_s / 60:.0f} min old"
+        for host in seen.hosts
+        if host.unheard_s is not None and host.unheard_s > UNHEARD_S
+    ]:
+        yield _finding(
+            "host-unheard",
+            Severity.WARNING,
+            "hosts have enrolled and never sent a sample",
+            unheard,
+            "compare [DEFAULT] transport_url there with that of acstor-decision; Troubles of "
+            "acstor-agent-ctl status there name the broker and the user, and the log of "
+            "acstor-decision the samples that it refuses",
+        )
     if silent and not heard:
         yield _finding(
             "decision-deaf",
@@ -200,13 +231,13 @@ def _certificates(seen: Seen) -> Iterator[Finding]:
 
 def _tables(seen: Seen) -> Iterator[Finding]:
     if not seen.epoch:
-        if any(host.is_heard for host in seen.hosts):
+        if seen.hosts:
             yield _finding(
                 "no-table",
                 Severity.WARNING,
                 "no v-node table was published, so hosts exchange nothing",
                 [],
-                "look at the log of acstor-decision: does an instance lead?",
+                "look at the log of acstor-decision: does an instance lead and hear hosts?",
             )
         return
     is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S

@@ -121,6 +121,15 @@ def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
     return 0, ""
 
 
+def count_unheard(session: orm.Session, before_s: float) -> int:
+    """Return how many hosts got a certificate before this time, and no sample of them ever came."""
+    row, told = models.Enrolment, models.Host
+    heard = sa.exists().where(told.host == row.host, told.seen_s.is_not(None))
+    counted = sa.select(sa.func.count()).select_from(row)
+    wanted = (row.state == enrolment.State.ENROLLED, row.issued_s < before_s, ~heard)
+    return session.execute(counted.where(*wanted)).scalar() or 0
+
+
 def forget(session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]) -> bool:
     """Forget what a host told, and what is known of it; say whether there was anything.
 

@@ -41,9 +41,14 @@ def held(state, **fields):
     return decision_api.HeldImage(size_bytes=100, whole=whole)
 
 
-def test_cloud_that_has_just_begun_is_well(status):
+def enrol(store, host, ago_s):
+    row = {"host": host, "state": "enrolled", "issued_s": time.time() - ago_s}
+    store.change_enrolment(host, lambda _: models.Enrolment(**row, not_after_s=time.time() + 86400))
+
+
+def test_cloud_without_hosts_is_not_ready(status):
     found = status()
-    assert (found["health"], found["findings"], found["table"]) == ("ok", [], None)
+    assert (found["health"], codes(found), found["table"]) == ("warning", ["no-hosts"], None)
     assert found["hosts"]["up"] == 0 and found["checkpoints"]["oldest_s"] is None
 
 
@@ -105,10 +110,27 @@ def test_rest_is_told_when_glance_is_away(status, store, glance):
 
 def test_hosts_that_are_shut_out_are_not_missed(status, store):
     store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
-    assert codes(status()) == ["decision-deaf"]
+    assert codes(status()) == ["decision-deaf", "no-table"]
 
     store.change_enrolment("h0009", lambda _: models.Enrolment(host="h0009", state="revoked"))
-    assert codes(status()) == []
+    assert codes(status()) == ["no-hosts"]
+
+
+def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
+    api.publish(store, 1, 1)
+    api.note(store, sample(0))
+    for host, ago_s in (("h0000", 3600), ("h0001", 600), ("h0002", 1)):
+        enrol(store, host, ago_s)
+    found = status()
+    assert codes(found) == ["host-unheard"] and found["health"] == "warning"
+    assert found["findings"][0]["subjects"] == ["h0001: its certificate is 10 min old"]
+    assert (found["hosts"]["up"], found["hosts"]["silent"]) == (1, 2)
+    assert store.unheard_hosts(time.time() - 120) == 1
+
+
+def test_cloud_in_which_nobody_is_heard_is_not_ready(status, store):
+    enrol(store, "h0001", 600)
+    assert codes(status()) == ["host-unheard", "no-table"]
 
 
 def test_tenants_may_not_see_it(client):

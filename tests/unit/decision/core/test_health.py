@@ -46,6 +46,8 @@ TROUBLE = decision_api.HostTrouble("address in use", NOW_S - 301)
 FOUND = {
     "decision-deaf": seen(host(is_heard=False)),
     "host-silent": seen(host(), host("h2", is_heard=False)),
+    "host-unheard": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
+    "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
     "host-waits": seen(host(), host("h2", is_heard=False, waits=True)),
     "certificate-ended": seen(host(left_share=-0.1)),
     "certificate-ends": seen(host(left_share=0.1)),
@@ -91,7 +93,7 @@ def test_every_check_is_tried_here():
         seen(images=[image(health.ImageState.NOT_SERVED, "iso"), image(health.ImageState.READY)]),
         seen(images=[image(health.ImageState.PREPARING)]),
         seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
-        seen(hosts=(), epoch=0, published_ago_s=None),
+        seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
     ],
 )
 def test_what_is_as_it_should_be_is_no_finding(picture):
