@@ -111,7 +111,7 @@ class Checks(upgradecheck.UpgradeCommands):
                 "[acstor_decision_api] auth is none: whoever reaches the port may do everything"
             )
         try:
-            app.token_check(lambda _environ, _start: [], self._conf)
+            app.check_tokens(lambda _environ, _start: [], self._conf)
         except errors.Unusable as e:
             return _failure(e)
         return _success()

@@ -15,13 +15,13 @@ import flask
 import msgspec
 import webob.exc
 from keystoneauth1 import exceptions as keystone_exceptions
-from keystonemiddleware import auth_token
 from oslo_config import cfg
 from oslo_context import context
 from oslo_policy import policy
 from werkzeug import exceptions
 
 from acstor_common import errors
+from acstor_common import token_check
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova
@@ -44,10 +44,6 @@ KEYSTONE_IS_GONE = (
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
     "without it"
 )
-KEYSTONE_IS_NOWHERE = (
-    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
-    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
-)
 _AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
@@ -61,7 +57,7 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
         return middleware.around(plain, conf)
-    guarded = token_check(plain, conf)
+    guarded = check_tokens(plain, conf)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
@@ -70,13 +66,13 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
     return middleware.around(app, conf)
 
 
-def token_check(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
+def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
     """Return the application behind the check of tokens.
 
     :raises errors.Unusable: the options do not say as whom Keystone is asked, or where
     """
     try:
-        made: middleware.Wsgi = _TokenCheck(plain, {"oslo_config_config": conf})
+        made: middleware.Wsgi = token_check.TokenCheck(plain, conf, _unavailable, KEYSTONE_IS_GONE)
     except keystone_exceptions.ClientException as e:
         raise errors.Unusable(
             "[keystone_authtoken]", str(e), "This section says where and as whom tokens are checked"
@@ -88,19 +84,6 @@ def token_check(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi
             "Most clouds have password here, with auth_url, username and password",
         )
     return made
-
-
-class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
-    """Lets requests with a good token through; without Keystone, with one that it knows already."""
-
-    def process_request(self, request: Any) -> Any:
-        try:
-            return super().process_request(request)
-        except webob.exc.HTTPServiceUnavailable as e:
-            raise _unavailable(KEYSTONE_IS_GONE) from e
-        except keystone_exceptions.EndpointNotFound as e:
-            LOG.error("%s", KEYSTONE_IS_NOWHERE.format(why=e))
-            raise _unavailable(KEYSTONE_IS_NOWHERE.format(why=e)) from e
 
 
 def _unavailable(message: str) -> webob.exc.HTTPServiceUnavailable:

@@ -7,6 +7,7 @@ base, and is answered with lines of JSON while that goes on.  The one rule: noth
 the token was checked.
 """
 
+import functools
 import http
 import logging
 import traceback
@@ -16,12 +17,11 @@ from typing import Any
 import flask
 import msgspec
 import webob.exc
-from keystoneauth1 import exceptions as keystone_exceptions
-from keystonemiddleware import auth_token
 from oslo_config import cfg
 from werkzeug import exceptions
 
 from acstor_common import ids
+from acstor_common import token_check
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import composition
 from acstor_glance.gateway import compositions
@@ -38,10 +38,6 @@ OPEN_PATHS = frozenset({"/", "/healthz"})
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"
-)
-KEYSTONE_IS_NOWHERE = (
-    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
-    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
 )
 TOKEN_INFO = "keystone.token_info"
 """Is in a request's environment only if its token was good, whatever delay_auth_decision says."""
@@ -62,7 +58,9 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     ratio = conf.acstor_glance.max_expansion_ratio
     composes = compositions.Compositions(known, made, fills, own, ratio, counted)
     plain = make_plain_app(made, composes)
-    guarded = _TokenCheck(plain, {"oslo_config_config": conf}, counted)
+    guarded = token_check.TokenCheck(
+        plain, conf, functools.partial(_unavailable, counted), KEYSTONE_IS_GONE
+    )
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if environ.get("PATH_INFO") in OPEN_PATHS:
@@ -77,28 +75,10 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     return app
 
 
-class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
-    """Lets requests with a good token through."""
-
-    def __init__(self, app: Wsgi, conf: dict[str, Any], counted: counters.Counters) -> None:
-        super().__init__(app, conf)
-        self._counted = counted
-
-    def process_request(self, request: Any) -> Any:
-        try:
-            return super().process_request(request)
-        except webob.exc.HTTPServiceUnavailable as error:
-            raise self._unavailable(KEYSTONE_IS_GONE) from error
-        except keystone_exceptions.EndpointNotFound as error:
-            LOG.error("%s", KEYSTONE_IS_NOWHERE.format(why=error))
-            raise self._unavailable(KEYSTONE_IS_NOWHERE.format(why=error)) from error
-
-    def _unavailable(self, message: str) -> webob.exc.HTTPServiceUnavailable:
-        self._counted.service_failed("keystone")
-        return webob.exc.HTTPServiceUnavailable(
-            body=_fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, message),
-            content_type="application/json",
-        )
+def _unavailable(counted: counters.Counters, message: str) -> webob.exc.HTTPServiceUnavailable:
+    counted.service_failed("keystone")
+    body = _fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
+    return webob.exc.HTTPServiceUnavailable(body=body, content_type="application/json")
 
 
 def make_plain_app(made: service.Service, composes: compositions.Compositions) -> flask.Flask:

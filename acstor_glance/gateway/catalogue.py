@@ -9,6 +9,7 @@ his own token and no other: a range that begins behind the image's end.  Glance 
 import hashlib
 import http
 import logging
+import time
 from typing import NamedTuple
 
 import requests
@@ -17,6 +18,7 @@ from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from acstor_common import chunk_map
+from acstor_common import concurrency_limit
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -32,6 +34,8 @@ from acstor_glance.gateway import stores
 LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 16_384
+CALLERS = 16
+"""Threads of a process that ask Glance at a time: half of those of the documented server."""
 READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
 that run on such an image go on."""
@@ -102,6 +106,7 @@ class Catalogue:
     def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
         self._images, self._counted = glance_images.connect(conf), counted
         for_s, self._glance = conf.acstor_gateway.remember_s, adapter_of(conf)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
         self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)
         self._places: remembered.Remembered[list[stores.Location]] = remembered.Remembered(
@@ -178,14 +183,17 @@ class Catalogue:
     ) -> requests.Response:
         """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:
-            answer: requests.Response = self._glance.get(
-                path,
-                headers={**caller.headers, **(headers or {})},
-                authenticated=False,
-                raise_exc=False,
-                stream=headers is not None,
-                timeout=timeout_s,
-            )
+            with self._limit.place():
+                answer: requests.Response = self._glance.get(
+                    path,
+                    headers={**caller.headers, **(headers or {})},
+                    authenticated=False,
+                    raise_exc=False,
+                    stream=headers is not None,
+                    timeout=timeout_s,
+                )
+        except concurrency_limit.LimitReached as error:
+            raise self._no(None, str(error)) from error
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
             self._trouble.say(f"Glance: {error}")
             raise self._no(None, type(error).__name__) from error
@@ -196,7 +204,10 @@ class Catalogue:
 
     def _find(self, image_id: ids.ImageId) -> list[stores.Location]:
         try:
-            found = self._images.locations(image_id)
+            with self._limit.place():
+                found = self._images.locations(image_id)
+        except concurrency_limit.LimitReached as error:
+            raise self._no(None, str(error)) from error
         except errors.ImageServiceError as error:
             self._untold.say(f"where images are Glance does not tell: {error.why}")
             self._counted.service_failed("glance")
