@@ -80,7 +80,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         kept=own.checkpoint_keep,
         kept_after_s=float(own.checkpoint_kept_s),
     )
-    if not _wait_for_database(store, made.prepare, stopping):
+    if not _wait_for_database(store, conf.database.connection, made.prepare, stopping):
         return 0
     answers = {
         checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
@@ -119,7 +119,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def _wait_for_database(
-    store: database.Database, prepare: Callable[[], None], stopping: threading.Event
+    store: database.Database, url: str, prepare: Callable[[], None], stopping: threading.Event
 ) -> bool:
     """Wait until the database answers; say whether it has not been told to stop meanwhile.
 
@@ -133,7 +133,11 @@ def _wait_for_database(
                 prepare()
         except database.DatabaseError as e:
             if not was_told:
-                LOG.warning("the database does not answer: %s; trying again", connection.why(e))
+                LOG.warning(
+                    "the database %s does not answer: %s; trying again",
+                    connection.shown(url),
+                    connection.why(e),
+                )
             was_told = True
             stopping.wait(LOOK_AGAIN_S)
             continue

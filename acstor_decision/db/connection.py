@@ -4,6 +4,10 @@
 The one rule: no password is shown.
 """
 
+import contextlib
+import os
+import stat
+
 import sqlalchemy as sa
 
 from acstor_common import errors
@@ -26,6 +30,25 @@ def check_driver(connection: str) -> None:
     except ImportError as e:
         why = f"{shown(connection)} needs the driver {e.name}, which is not installed"
         raise errors.Unusable(OPTION, why, f"Install it; {_REMEDY}") from e
+
+
+def keep_private(connection: str) -> None:
+    """Let SQLite's file be its owner's alone: it holds the private keys of the authority.
+
+    SQLite makes it as the umask allows, and its journals with the same rights.
+    """
+    url = sa.make_url(connection)
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return
+    if "uri" in url.query:  # it is no path
+        return
+    with contextlib.suppress(OSError):  # SQLite says it better
+        fd = os.open(url.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
+                os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
 
 
 def shown(connection: str) -> str:

@@ -116,6 +116,7 @@ class Database:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         connection_.check_driver(conf.database.connection or "")
+        connection_.keep_private(conf.database.connection)
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         self._contexts.configure(max_retries=0, **options)

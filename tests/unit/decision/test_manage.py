@@ -26,6 +26,17 @@ def manage(tmp_path):
     return run
 
 
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_database_with_the_private_keys_is_its_owners_alone(tmp_path, before):
+    file, config = tmp_path / "new.sqlite", tmp_path / "decision.conf"
+    config.write_text(f"[database]\nconnection = sqlite:///{file}\n")
+    if before is not None:
+        file.touch(before)
+    argv = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config, "db-sync"]
+    subprocess.run(["sh", "-c", 'umask 022; exec "$@"', "sh", *argv], check=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: pathlib.Path):
     out = tmp_path / "h1"
     assert "valid until" in manage("authority", "issue", "h1", "--out", out).stdout
