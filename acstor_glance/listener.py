@@ -29,6 +29,7 @@ from acstor_glance import bus_server
 from acstor_glance import comparing as glance_comparing
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
+from acstor_glance import hints
 from acstor_glance import notifications
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import proofs
@@ -76,6 +77,7 @@ class Listener:
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue(self._conf.workers)
+        self._hints = hints.Hints(preparer.look, self._found, self._look_again)
         self._listening = notifications.Listening(conf, self._seen)
         heard: dict[str, message_bus.Heard] = {decision_api.IMAGE_WANTED: self._wanted}
         if boots is not None and boots.hears_traces:
@@ -88,6 +90,7 @@ class Listener:
         """Serve until :meth:`stop` is called."""
         self._authority.start()
         self._guard.start()
+        supervised.start("acstor-hints", self._hints.run, self._stopping)
         self._listening.start()
         self._server.start()
         if self._boots is not None:
@@ -105,6 +108,7 @@ class Listener:
             self._comparing.stop()
         self._listening.stop()
         wait_for_broker = self._server.stop()
+        self._hints.close()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
             worker.join(STOP_S / len(workers))
@@ -123,8 +127,17 @@ class Listener:
 
     def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
         self._counters.messages.labels(event_type).inc()
+        if image_id in self._guard.needed:
+            self._guard.seen(image_id)
+        self._hints.put(image_id)
+
+    def _found(self, image_id: ids.ImageId) -> None:
+        """Take an image that a notification has named, and that there is."""
         self._guard.seen(image_id)
         self._put(image_id)
+
+    def _look_again(self) -> None:
+        self._is_due.set()
 
     def _wanted(self, payload: object) -> None:
         """Take an operator's request, which the decision service signed.

@@ -152,6 +152,16 @@ class Preparer:
             outcome = Outcome.WAITING if is_waiting else Outcome.NOTHING
         return self._counted(outcome)
 
+    def look(self, image_id: ids.ImageId) -> bool:
+        """Say whether there is an image; what was made of one that is gone is deleted.
+
+        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
+        """
+        if self._images.read_or_none(image_id) is not None:
+            return True
+        self.handle(image_id)
+        return False
+
     def _counted(self, outcome: Outcome) -> Outcome:
         self._counters.images.labels(outcome.value).inc()
         return outcome

@@ -54,9 +54,10 @@ class WorkQueue:
     it goes by rank, then by arrival.  One project has all workers but one at most, so that images
     that take long hold up no other project.
 
-    MOST_WAITING wait at most.  A queue that is full takes an image if that of another project has
-    to give way that has more waiting, or a less urgent one of its own.  The next reconcile finds
-    those that are left out.
+    MOST_WAITING wait at most.  A queue that is full takes an image that hosts boot instead of a less
+    urgent one, and an image of a known project instead of one of a project with more waiting.
+    Whoever publishes on the message bus may name images without a known project: these take no
+    place of others.  The next reconcile finds those that are left out.
 
     An image that is put while a worker has it waits again: what the worker saw may be old.
 
@@ -100,7 +101,9 @@ class WorkQueue:
             return True
         largest = max(self._projects.values(), key=len)
         own = len(self._projects.get(project, ()))
-        if len(largest) <= own + 1 and largest.last_rank <= rank:
+        is_fairer = project != UNKNOWN and len(largest) > own + 1
+        is_urgent = rank is Rank.BOOTED and largest.last_rank > rank
+        if not is_fairer and not is_urgent:
             return False
         self._remove(next(reversed(largest.by_rank[largest.last_rank])))
         return True

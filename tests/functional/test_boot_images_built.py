@@ -159,8 +159,9 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     preparing = preparer.Preparer(images, conf, counters)
     looking = reconciler.Reconciler(images, preparing.wanted, builds=True)
     service = listener.Listener(conf, preparing, looking, counters, guard, boots)
-    worker = threading.Thread(target=service._work)
-    worker.start()
+    threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
+    for thread in threads:
+        thread.start()
     boots.start()
     try:
         service._seen("image.update", image_id)  # it is told of what the plugin set
@@ -171,7 +172,9 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     finally:
         boots.stop()
         service._queue.close()
-        worker.join(60)
+        service._hints.close()
+        for thread in threads:
+            thread.join(60)
 
 
 def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):

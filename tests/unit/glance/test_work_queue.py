@@ -93,6 +93,8 @@ def test_full_queue_leaves_out_what_is_least_urgent(monkeypatch) -> None:
     queue.put(B, Rank.OLD)
     queue.put(C, Rank.OLD)  # no room, and no more urgent than the others
     queue.put(C, Rank.NEW)
+    assert queue.sizes() == (2, 0)  # nobody signs what is new: it takes no place
+    queue.put(C, Rank.BOOTED)
     assert [take(queue), take(queue)] == [C, A]
     for image_id in (A, B):
         queue.put(image_id, Rank.BOOTED)
@@ -100,6 +102,16 @@ def test_full_queue_leaves_out_what_is_least_urgent(monkeypatch) -> None:
     assert queue.sizes() == (2, 2)
     queue.done(A)
     assert take(queue) == A
+
+
+def test_what_notifications_name_and_what_a_reconcile_found_have_turns() -> None:
+    queue = work_queue.WorkQueue(9)
+    named = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
+    for image_id in named:
+        queue.put(image_id, Rank.NEW)
+    for image_id in (A, B):
+        queue.put(image_id, Rank.OLD, "a project")
+    assert [take(queue) for _ in range(4)] == [named[0], A, named[1], B]
 
 
 def test_ten_thousand_images_that_wait_delay_no_urgent_one_and_are_each_done_once() -> None:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever may publish on the broker names 100,000 images: what that does to those of tenants.
+
+The listener is the real one, with its threads; Glance is in memory and takes 3 ms for each look.
+"""
+
+import threading
+import time
+import uuid
+
+import pytest
+
+from acstor_glance import counters as glance_counters
+from acstor_glance import guard as glance_guard
+from acstor_glance import hints
+from acstor_glance import listener
+from acstor_glance import notifications
+from acstor_glance import preparer
+from acstor_glance import reconciler
+from tests.fakes import glance_options
+from tests.fakes import memory_images
+from tests.lab import local
+
+LOOK_S = 0.003
+NAMED, OWN = 100_000, 10
+BOUND_S = 20.0
+"""Ten images take 0.3 s at rest; to look at what was named first takes five minutes."""
+
+
+class SlowImages(memory_images.MemoryImages):
+    def read(self, image_id):
+        time.sleep(LOOK_S)
+        return super().read(image_id)
+
+
+@pytest.mark.allow_log("images that hosts need|whom to believe")
+def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
+    conf, images = glance_options.conf(state_dir=tmp_path), SlowImages()
+    counters = glance_counters.Counters()
+    preparing = preparer.Preparer(images, conf, counters)
+    looking = reconciler.Reconciler(images, preparing.wanted, builds=False)
+    guard = glance_guard.Guard(conf, images, counters)
+    service = listener.Listener(conf, preparing, looking, counters, guard)
+    threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
+    for thread in threads:
+        thread.start()
+    flooding = threading.Event()
+    try:
+        endpoint = notifications.Endpoint(service._seen)
+
+        def flood() -> None:
+            for number in range(NAMED):
+                named = {"id": str(uuid.UUID(int=number))}
+                endpoint.info({}, "anybody", "image.update", named, {})
+            flooding.set()
+
+        threads.append(threading.Thread(target=flood))
+        threads[-1].start()
+        own = [images.add(local.random_bytes(65536)) for _ in range(OWN)]
+        began_s = time.monotonic()
+        service._reconcile()
+        while any(image.get("acstor_state") != "ready" for image in own):
+            assert time.monotonic() < began_s + BOUND_S
+            time.sleep(0.05)
+        assert flooding.wait(60)
+        assert sum(service._queue.sizes()) <= OWN
+        assert len(service._hints._waiting) <= hints.MOST_HINTS
+    finally:
+        service._queue.close()
+        service._hints.close()
+        for thread in threads:
+            thread.join(60)
