@@ -23,11 +23,15 @@ from acstor_common import qcow2
 
 
 class Stamp(NamedTuple):
-    """What tells one state of the file from another, as far as anybody wrote to it."""
+    """What tells one state of the file from another, as far as anybody wrote to it.
+
+    Who writes may set the time of the content back, but not that of the inode.
+    """
 
     inode: int
     size_bytes: int
     mtime_ns: int
+    ctime_ns: int
 
 
 def stamp(path: str) -> Stamp:
@@ -39,7 +43,7 @@ def stamp(path: str) -> Stamp:
         status = os.stat(path)
     except OSError as e:
         raise errors.Unusable(path, str(e)) from e
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def check(path: str, lies_on: Callable[[str], str | None], base: str) -> None:

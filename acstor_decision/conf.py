@@ -29,6 +29,7 @@ OPTS = [
     ),
     cfg.StrOpt(
         "coordination_url",
+        secret=True,
         default="file:///var/lib/acstor-decision/coordination",
         help="Where instances agree on the one that leads, as a URL of tooz: file:///folder for "
         "instances on one host, mysql://user:password@host/database or etcd3+http://host:2379 for "

@@ -108,6 +108,7 @@ OPTS = [
     ),
     cfg.StrOpt(
         "coordination_url",
+        secret=True,
         help="Where listeners claim images, as a URL of tooz (mysql://..., etcd3+http://...). "
         "Without one, a folder below state_dir, which is right for listeners of one host. "
         "Listeners on several hosts need a service that all of them reach; without one an image "

@@ -4,6 +4,7 @@
 import ast
 import collections
 import importlib
+import importlib.metadata
 import itertools
 import os
 import pathlib
@@ -309,3 +310,10 @@ def test_every_test_that_a_promise_names_is_there():
     there = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
     assert len(named) > 40
     assert set(named) - there == set()
+
+
+@pytest.mark.parametrize("options", ["acstor.decision", "acstor.glance"])
+def test_url_of_the_coordination_service_is_a_secret(options: str) -> None:
+    [found] = importlib.metadata.entry_points(group="oslo.config.opts", name=options)
+    [url] = [o for _, group in found.load()() for o in group if o.name == "coordination_url"]
+    assert url.secret

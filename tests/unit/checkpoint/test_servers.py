@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which domains are servers, and which of their disks are taken."""
 
+import os
+
 import pytest
 
 from acstor_checkpoint import agent_files
@@ -106,6 +108,16 @@ def test_files_that_are_no_overlays_lie_on_nothing(tmp_path):
         list(overlay.said(str(tmp_path / "disk0")))
     with pytest.raises(errors.Unusable):
         overlay.stamp(str(tmp_path / "none"))
+
+
+def test_stamp_tells_a_write_whose_time_was_set_back(tmp_path):
+    path = tmp_path / "disk"
+    path.write_bytes(b"before")
+    before, times = overlay.stamp(str(path)), path.stat()
+    path.write_bytes(b"behind")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = overlay.stamp(str(path))
+    assert after.mtime_ns == before.mtime_ns and after != before
 
 
 def test_agent_has_written_down_what_is_needed(tmp_path):
