@@ -21,6 +21,7 @@ from acstor_common import errors
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
+MAX_HASH_TEXT = 128
 MAX_WITHIN_S = 366 * 86400.0
 """Of a deadline: a year."""
 Within = Annotated[float, msgspec.Meta(ge=0, le=MAX_WITHIN_S)]
@@ -79,10 +80,15 @@ class Ensure(Request, frozen=True, tag="ensure"):
     """Attach an image now, so that opening it later waits for nobody.
 
     :param head_bytes: what is to be here of its beginning, so that looking at that waits for nobody
+    :param os_hash_algo: of Glance's hash of the image, if that is known; a chunk map that was made
+        for another hash is refused, since an id may be used again
+    :param os_hash_value: the hash, in hexadecimal digits
     """
 
     image_id: str
     head_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD_BYTES)] = 0
+    os_hash_algo: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
+    os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 
 
 class Drop(Request, frozen=True, tag="drop"):

@@ -293,6 +293,10 @@ class WrongBytes(Unusable):
     """The bytes are not those that Glance has a hash of: nothing is published of them."""
 
 
+class IdUsedAgain(Unusable):
+    """An image's id names other bytes in Glance than those that this host shows by it."""
+
+
 class DoesNotBoot(Unusable):
     """An image has nothing that a firmware could boot: it gets no boot image by building."""
 

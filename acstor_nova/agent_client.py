@@ -69,15 +69,30 @@ class AgentClient:
         self._socket_path = socket_path
         self._timeout_s = timeout_s
 
-    def ensure(self, image_id: str, head_bytes: int = 0) -> Stored:
+    def ensure(
+        self,
+        image_id: str,
+        head_bytes: int = 0,
+        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+    ) -> Stored:
         """Have an image attached, with its beginning on the host; return how Glance has it.
 
         :param head_bytes: what Nova is about to read itself, and must not wait for as guests do
+        :param os_hash: Glance's hash of the image, as its record says now
         :raises errors.AgentRefused: the agent cannot attach it, or not get its beginning in time
         :raises errors.AgentUnreachable: it does not answer in time
         """
-        answer = self._ask(control_wire.Ensure(image_id, head_bytes))
+        asked = control_wire.Ensure(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
+        answer = self._ask(asked)
         return Stored(answer["disk_format"], answer["stored_bytes"])
+
+    def drop(self, image_id: str) -> None:
+        """Have an image forgotten that no process has open and no disk was made from.
+
+        :raises errors.AgentRefused: one has, or was
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        self._ask(control_wire.Drop(image_id))
 
     def pre_seed(self, image_id: str, timeout_s: float) -> None:
         """Have all of an image brought to this host.

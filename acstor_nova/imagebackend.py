@@ -143,7 +143,7 @@ class Host:
 
     def _ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
         try:
-            return self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
+            return self.ensure(image_id, image)
         except errors.AgentUnreachable as e:
             raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
         except errors.AgentRefused as e:
@@ -154,16 +154,52 @@ class Host:
             reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
             raise NotEligibleError(reason, e.why) from e
 
-    def why_unreadable(self, base: str) -> Exception | None:
+    def ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
+        """Have the agent attach an image, with the bytes that Glance has under its id now.
+
+        :param image: what Glance says of it; None: nothing, and nothing is compared
+        :raises errors.AgentRefused: it cannot
+        :raises errors.AgentUnreachable: it does not answer in time
+        :raises Exception: Nova's own; disks of this host lie on bytes that had this id before
+        """
+        os_hash = image_record.os_hash_of(image or {})
+        try:
+            return self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
+        except errors.AgentRefused as e:
+            if e.kind != errors.IdUsedAgain.__name__:
+                raise
+            if disks := self._disks_on(self.base_path(image_id)):
+                raise self.seams.cannot_start(
+                    f"image {image_id}: {e.why}. These disks lie on the former bytes: "
+                    f"{', '.join(disks)}. Use another host, or another id"
+                ) from e
+            LOG.info("image %s: %s; the former bytes are dropped", image_id, e.why)
+        self.agent.drop(image_id)
+        return self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
+
+    def _disks_on(self, base: str) -> list[str]:
+        """Return the root disks of this host's instances that lie on a base file."""
+        folder = self.seams.conf.instances_path
+        paths = (
+            os.path.join(folder, instance, name)
+            for instance in sorted(os.listdir(folder))
+            for name in sorted(ROOT_DISKS)
+        )
+        return [path for path in paths if local_file.backing_of(path) == base]
+
+    def why_unreadable(self, base: str, image: dict[str, Any] | None = None) -> Exception | None:
         """Return why Nova could not look at the image behind a link; None if it can, or may.
 
         Reads of a mirror wait for their bytes, and Nova reads in its own process.  So the agent is
         asked first, which answers in time.  One that does not answer may be starting.
+
+        :param image: what Glance says of it; None: nothing is compared
+        :raises Exception: see :meth:`ensure`
         """
         image_id = mirror_link.image_of(base)
         if image_id is not None:
             try:
-                self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
+                self.ensure(image_id, image)
             except errors.AgentRefused as e:
                 return e
             except errors.AgentUnreachable as e:
@@ -265,7 +301,10 @@ class MirrorBase:
         if image_id is None:
             return make(fetch_func)
         base = self.host.base_path(image_id)
-        lost = self.host.why_unreadable(base)
+        image = None
+        if mirror_link.image_of(base) is not None:  # it may be of a former image of this id
+            image = self.host.seams.get_image(kwargs.get("context"), image_id)
+        lost = self.host.why_unreadable(base, image)
         if lost is None:
             try:
                 return make(functools.partial(self._fetch, fetch_func))

@@ -35,6 +35,7 @@ from acstor_agent.images import timelines as timelines_
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_agent.mount import openers
+from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import decision_api
 from acstor_common import errors
@@ -107,9 +108,10 @@ class ControlRequests:
                 return await trio.to_thread.run_sync(self._picture)
             case control_wire.Timelines(wanted_id):
                 return {"timelines": self._timelines.of(wanted_id)}
-            case control_wire.Ensure(image_id, head_bytes):
+            case control_wire.Ensure(image_id, head_bytes, algo, value):
                 began_s = time.monotonic()
-                found = await self._attach(image_id, head_bytes)
+                expected = image_record.parse_os_hash(algo, value)
+                found = await self._attach(image_id, head_bytes, expected)
                 found.boots.begin()
                 self._timelines.ensured(found.map.image_id, began_s)
                 stored = found.map.layout.stored
@@ -159,10 +161,18 @@ class ControlRequests:
         LOG.info("disk policy: %s", self._io.policy)
         return {"policy": self._io.policy}
 
-    async def _attach(self, image_id: str, head_bytes: int = 0) -> mirror.Mirror:
+    async def _attach(
+        self,
+        image_id: str,
+        head_bytes: int = 0,
+        expected: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+    ) -> mirror.Mirror:
         """Return an image's mirror, attached now, with so much of its beginning here.
 
         Who asks has not opened it yet, and can do without: so this read has an end.
+
+        :param expected: Glance's hash of the image, if that is known
+        :raises errors.IdUsedAgain: what is attached here has another one
         """
         parsed = ids.parse_image_id(image_id)
         what = f"the chunk map of image {parsed}"
@@ -170,6 +180,7 @@ class ControlRequests:
         guest = requests.Stream(requests.Klass.GUEST, parsed)
         with trio.move_on_after(self._patience_s), disk_io.as_stream(guest):
             found = await self._images.attach(parsed)
+            _check_hash(found, expected)
             what = f"the first {head_bytes} bytes of image {parsed}"
             if head_bytes:
                 await found.read(0, head_bytes)
@@ -299,4 +310,18 @@ class ControlRequests:
             report,
             is_home=self._chunks.is_home_of,
             first_chunk=pre_seed.first_chunk_of(self._host),
+        )
+
+
+def _check_hash(image: mirror.Mirror, expected: chunk_map.OsHash) -> None:
+    """Refuse an image whose id Glance has given to other bytes.
+
+    :raises errors.IdUsedAgain: its map was made for another hash
+    """
+    found = chunk_map.OsHash(image.map.os_hash_algo, image.map.os_hash_value)
+    if chunk_map.UNKNOWN_OS_HASH not in (found, expected) and found != expected:
+        raise errors.IdUsedAgain(
+            f"image {image.map.image_id}",
+            f"its id was used again: this host shows bytes with {found.algo} "
+            f"{found.value.hex()[:16]}…, Glance has others under it",
         )

@@ -68,6 +68,7 @@ class Mirrors:
         whole_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
         self._found: set[ids.ImageId] = set()
+        self._new: set[ids.ImageId] = set()
         self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
@@ -125,6 +126,15 @@ class Mirrors:
     def was_found(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is attached because :meth:`look_again` has found its map."""
         return image_id in self._found
+
+    def may_keep_pages(self, image_id: ids.ImageId) -> bool:
+        """Say whether the kernel may keep pages of an image; asked once when it is opened.
+
+        Those from before the map came may be of other bytes that had the image's id.
+        """
+        is_new = image_id in self._new
+        self._new.discard(image_id)
+        return not is_new
 
     def open(self) -> list[mirror.Mirror]:
         """Return the mirrors of the attached images whose maps are open."""
@@ -219,6 +229,7 @@ class Mirrors:
         self._path(image_id).unlink(missing_ok=True)
         self._attached.discard(image_id)
         self._found.discard(image_id)
+        self._new.discard(image_id)
         self._subjects.pop(image_id, None)
         self._mirrors.pop(image_id, None)
         LOG.info("image %s: dropped", image_id)
@@ -246,6 +257,7 @@ class Mirrors:
             except errors.ChunkMapFormatError as e:
                 LOG.warning("%s; taking it from the source again", e)
         await self._download_map(image_id, path, max_map_bytes)
+        self._new.add(image_id)
         self._attached.add(image_id)
         LOG.info("image %s: attached", image_id)
         return await trio.to_thread.run_sync(open_map, path, image_id)

@@ -228,8 +228,9 @@ class MirrorOperations(pyfuse3.Operations):
     ) -> pyfuse3.FileInfo:
         """Open a disk, or an image for reading.
 
-        An image's bytes never change, so the kernel may keep its pages; those of a disk go, since
-        a disk that was dropped and made again has the same inode.
+        An image's bytes never change, so the kernel may keep its pages, but for those from before
+        its map came: an image that was dropped and came again may have other bytes.  Those of a
+        disk go, since a disk that was dropped and made again has the same inode.
         """
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
@@ -245,7 +246,8 @@ class MirrorOperations(pyfuse3.Operations):
         handle = self._inodes.open(inode, self._open_recording(image), tag)
         self._uses.opened(image.map.image_id)
         self._timelines.opened(image, self._inodes.guest(handle), ctx.pid)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
+        keep = self._images.may_keep_pages(image.map.image_id)
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=keep)
 
     @_answers_errors
     async def read(  # type: ignore[override]  # any buffer will do

@@ -43,6 +43,18 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     assert not nova.host.fallbacks.total
 
 
+def test_agent_is_told_the_hash_that_glance_has_now_also_where_the_link_is_there(nova, agent):
+    nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
+    nova.spawn()
+    nova.image["os_hash_value"] = "cd" * 64
+    nova.spawn()
+    told = [one.os_hash_value for one in agent.asked if isinstance(one, control_wire.Ensure)]
+    assert told == ["ab" * 64, "cd" * 64]
+    nova.image = None  # Glance does not answer: a cached image boots all the same
+    nova.spawn()
+    assert agent.asked[-1] == control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)
+
+
 @pytest.mark.parametrize("is_in_glance", [True, False])
 def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
     agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 3)
