@@ -68,6 +68,7 @@ acstor_make_accounts() {
     # etc/glance/policy.d/acstor.yaml says what the first role of each may do.
     _acstor_make_user "$ACSTOR_USER" acstor-prepare member service
     _acstor_make_user "$ACSTOR_AGENT_USER" acstor-reader
+    get_or_create_role acstor-recovery >/dev/null  # for users who evacuate and are no administrators
     if is_service_enabled acstor-api; then
         get_or_create_service acstor acstor "acstor: chunks, rings and traffic" >/dev/null
         get_or_create_endpoint acstor "$REGION_NAME" "http://$SERVICE_HOST:$ACSTOR_API_PORT" >/dev/null

@@ -235,6 +235,9 @@ def _fault_of(status: http.HTTPStatus, message: str) -> openapi.Fault:
 
 
 def _json(answer: object, status: http.HTTPStatus = http.HTTPStatus.OK) -> flask.Response:
-    headers = {"OpenStack-API-Version": f"acstor {openapi.VERSION}"}
+    headers = {
+        "OpenStack-API-Version": f"acstor {openapi.VERSION}",
+        "Cache-Control": "no-store",  # what is answered is for this token alone; some has keys
+    }
     body = msgspec.json.encode(answer)
     return flask.Response(body, status, headers, mimetype="application/json")

@@ -23,8 +23,8 @@ from acstor_decision.api import operation
 from acstor_decision.db import checkpoints
 from acstor_decision.db import models
 
-RECOVERY = "rule:acstor:admin or role:service"
-"""Not the agents' role: no compute host is to read the disks of all others."""
+SEES = f"{operation.READER} or {operation.RECOVERY}"
+"""Who recovers looks first which checkpoints there are."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,9 +289,10 @@ OPERATIONS = (
         "List the checkpoints of servers",
         Checkpoints,
         every,
+        SEES,
         query=CheckpointPage,
     ),
-    operation.Operation("checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, one),
+    operation.Operation("checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, one, SEES),
     operation.Operation(
         "checkpoint:create",
         "POST",
@@ -320,6 +321,6 @@ OPERATIONS = (
         "Show what a disk is made of a checkpoint with, its key too",
         CheckpointRecovery,
         recovery,
-        RECOVERY,
+        operation.RECOVERY,
     ),
 )

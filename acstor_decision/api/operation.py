@@ -29,6 +29,7 @@ READER = "rule:acstor:reader"
 ADMIN = "rule:acstor:admin"
 SERVICE = "rule:acstor:service"
 AGENT = "rule:acstor:agent"
+RECOVERY = "rule:acstor:recovery"
 
 
 class Refused(errors.AcstorError):

@@ -29,6 +29,11 @@ BASE = tuple(
             "What runs on compute hosts, as the Keystone user of the agents' configuration",
         ),
         (
+            "acstor:recovery",
+            "role:acstor-recovery or rule:acstor:admin",
+            "Who may make disks of checkpoints again, and so read them",
+        ),
+        (
             "acstor:service",
             "rule:acstor:agent or role:acstor-prepare or role:service",
             "What runs on hosts, next to Glance or in other services",

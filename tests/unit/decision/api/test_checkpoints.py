@@ -18,6 +18,7 @@ SERVER, NOW_S = checkpoint_hosts.SERVER, checkpoint_hosts.NOW_S
 taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
 ONE = f"/v1/checkpoints/{checkpoint_id(1)}"
 SERVICE = {"X-Roles": "service", "X-User-Id": "nova"}
+RECOVERY = {"X-Roles": "acstor-recovery", "X-User-Id": "masakari"}
 AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent"}
 
 
@@ -91,7 +92,11 @@ def test_recovery_has_what_an_agent_needs(client, three):
     ("who", "path", "method", "status"),
     [
         (conftest.ADMIN, f"{ONE}/recovery", "get", 200),
-        (SERVICE, f"{ONE}/recovery", "get", 200),
+        (RECOVERY, f"{ONE}/recovery", "get", 200),
+        (RECOVERY, ONE, "get", 200),
+        (RECOVERY, "/v1/checkpoints", "get", 200),
+        (RECOVERY, f"{ONE}/delete", "post", 403),
+        (SERVICE, f"{ONE}/recovery", "get", 403),
         (conftest.READER, f"{ONE}/recovery", "get", 403),
         (AGENT, f"{ONE}/recovery", "get", 403),
         (conftest.TENANT, f"{ONE}/recovery", "get", 403),
@@ -105,6 +110,11 @@ def test_recovery_has_what_an_agent_needs(client, three):
 )
 def test_who_may_what(client, three, who, path, method, status):
     assert getattr(client, method)(path, headers=who).status_code == status
+
+
+def test_key_of_a_disk_is_kept_by_no_cache_on_its_way(client, three):
+    answer = client.get(f"{ONE}/recovery", headers=RECOVERY)
+    assert answer.status_code == 200 and answer.headers["Cache-Control"] == "no-store"
 
 
 def test_deleted_one_is_gone(client, three):
