@@ -54,7 +54,7 @@ class WorkQueue:
     it goes by rank, then by arrival.  One project has all workers but one at most, so that images
     that take long hold up no other project.
 
-    MOST_WAITING wait at most.  A queue that is full takes an image that hosts boot instead of a less
+    MOST_WAITING wait at most.  A full queue takes an image that hosts boot instead of a less
     urgent one, and an image of a known project instead of one of a project with more waiting.
     Whoever publishes on the message bus may name images without a known project: these take no
     place of others.  The next reconcile finds those that are left out.

@@ -27,6 +27,8 @@ from acstor_decision.db import database
 from acstor_decision.db import models
 
 HISTORY_LIMIT = 10_000
+ANSWER_S = 3600
+"""The longest statement: one that changes a large table."""
 BY_HAND = ""
 """Whose a host is that was enrolled here: its next renewal binds it to a Keystone user."""
 
@@ -55,7 +57,7 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
 
     :raises errors.Unusable: the database cannot be used
     """
-    store = database.Database(conf)
+    store = database.Database(conf, ANSWER_S)
     arguments.conf = conf
     if not arguments.makes_tables:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look

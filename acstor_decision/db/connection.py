@@ -13,6 +13,14 @@ import sqlalchemy as sa
 from acstor_common import errors
 
 OPTION = "[database] connection"
+ANSWER_S = 20
+"""The longest that a server may be silent in the middle of a statement, unless the URL says
+otherwise; statements of the service take milliseconds."""
+_TIMEOUTS = {
+    "pymysql": ("connect_timeout", "read_timeout", "write_timeout"),
+    "mysqldb": ("connect_timeout", "read_timeout", "write_timeout"),
+}
+"""Parameters of a URL, by driver; SQLite asks nobody."""
 _REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what comes with acstor"
 
 
@@ -49,6 +57,20 @@ def keep_private(connection: str) -> None:
                 os.fchmod(fd, 0o600)
         finally:
             os.close(fd)
+
+
+def with_deadline(connection: str, answer_s: int = ANSWER_S) -> str:
+    """Return a database's URL with the deadlines that it leaves out and its driver has.
+
+    >>> with_deadline("mysql+pymysql://u:p@controller/acstor?read_timeout=60", 20)
+    'mysql+pymysql://u:p@controller/acstor?connect_timeout=20&read_timeout=60&write_timeout=20'
+    >>> with_deadline("sqlite:////var/lib/acstor.sqlite")
+    'sqlite:////var/lib/acstor.sqlite'
+    """
+    url = sa.make_url(connection)
+    names = _TIMEOUTS.get(url.get_driver_name(), ())
+    missing = {name: str(answer_s) for name in names if name not in url.query}
+    return url.update_query_dict(missing).render_as_string(hide_password=False)
 
 
 def shown(connection: str) -> str:

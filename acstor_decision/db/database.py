@@ -111,14 +111,18 @@ class Database:
     """Hosts, published tables and traffic.
 
     :param conf: with the options of oslo.db registered
+    :param answer_s: how long a server may be silent in the middle of a statement
     :raises errors.Unusable: they name no database that can be used here
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_.ANSWER_S) -> None:
         connection_.check_driver(conf.database.connection or "")
         connection_.keep_private(conf.database.connection)
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
+        for name in ("connection", "slave_connection"):
+            if options[name]:
+                options[name] = connection_.with_deadline(options[name], answer_s)
         self._contexts.configure(max_retries=0, **options)
 
     def engine(self) -> engine.Engine:

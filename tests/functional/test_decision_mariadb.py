@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -49,3 +50,19 @@ def test_who_is_killed_leads_no_more(mariadb: mariadb_lab.MariaDB) -> None:
             break
     assert own.is_leader()
     own.step_down()
+
+
+def test_database_that_hangs_is_an_error_and_is_asked_again(mariadb: mariadb_lab.MariaDB) -> None:
+    url = f"{mariadb.new_database('hanging')}?read_timeout=2&connect_timeout=2"
+    with decision_databases.opened(url) as store:
+        assert store.latest_epoch() == 0
+        mariadb.signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):  # over a connection that is there, and over a new one
+                began_s = time.monotonic()
+                with pytest.raises(database.DatabaseError):
+                    store.latest_epoch()
+                assert time.monotonic() - began_s < 15
+        finally:
+            mariadb.signal(signal.SIGCONT)
+        assert store.latest_epoch() == 0
