@@ -13,6 +13,7 @@ A map with scope keys is a secret: who has it can find out who else in the scope
 which chunks (:mod:`acstor_common.ids`).
 """
 
+import collections
 import re
 import struct
 from collections.abc import Callable
@@ -61,7 +62,8 @@ _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
 _EVEN_BYTES = bytes(range(0, 256, 2))
 
-_read_cid = struct.Struct(f"{ids.CID_BYTES}s").unpack_from
+_CID = struct.Struct(f"{ids.CID_BYTES}s")
+_read_cid = _CID.unpack_from
 _read_number = struct.Struct("<I").unpack_from
 
 _Fault = errors.ChunkMapFormatError
@@ -284,6 +286,19 @@ class ChunkMap:
     def is_zero(self, chunk_no: int) -> bool:
         """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
         return self.cid(chunk_no) == ids.ZERO_CID
+
+    def blocks(self) -> Iterator[tuple[list[ids.Cid], int]]:
+        """Yield the CIDs of each distinct block, and how many pages have it.
+
+        A short last page ends with CIDs of zeros that no chunk has.
+        """
+        pages = collections.Counter(
+            struct.iter_unpack("<I", self._buffer[HEADER_BYTES : self._blocks_at])
+        )
+        for (block,), count in pages.items():
+            at = self._blocks_at + block * BLOCK_BYTES
+            cids = bytes(self._buffer[at : at + BLOCK_BYTES])
+            yield [ids.Cid(cid) for (cid,) in _CID.iter_unpack(cids)], count
 
     def zeros(self) -> bytes:
         """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.

@@ -13,6 +13,7 @@ the mirror nothing is awaited.  A handle that is open all the same goes on: the 
 again by its number.
 """
 
+import itertools
 import logging
 import math
 import time
@@ -176,7 +177,7 @@ class Detaching:
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
         """Return the chunks in the cache that no attached image but this one has; in a thread."""
-        every = (*self._images.cids(image_id), *self._boots.frame_cids(image_id))
+        every = itertools.chain(self._images.cids(image_id), self._boots.frame_cids(image_id))
         found = {cid for cid in every if cid in self._cache}
         for other in self._images.attached():
             if found and other != image_id:

@@ -9,6 +9,7 @@ whatever image: it must be handed on before anything is awaited.
 import contextlib
 import math
 import mmap
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -59,6 +60,11 @@ class Held(NamedTuple):
     missing_bytes: int
 
 
+_BLOCKS_IN_A_ROW, _REST_S = 8, 0.0005  # 0.5 ms each
+_KEPT_TIMES, _NOTICED_S = 10, 0.05
+"""What was counted in less than the second of these is counted anew each time."""
+
+
 class Mirror:
     """A host's view of one image.
 
@@ -101,18 +107,40 @@ class Mirror:
         self.size_bytes = image_map.geometry.size_bytes
         """Length of the image."""
         self._chunk_bytes = image_map.geometry.chunk_bytes
+        self._counting = threading.Lock()
+        self._held: Held | None = None
+        self._count_again_s = 0.0
 
     def cached_bytes(self) -> int:
-        """Count what of the image lies in the cache; takes about 1 ms for each 10,000 chunks."""
+        """Count what of the image lies in the cache; as :meth:`held`."""
         return self.held().cached_bytes
 
     def held(self) -> Held:
-        """Count what of the image lies in the cache, and what does not; as long as that takes."""
-        cids = (self.map.cid(chunk_no) for chunk_no in range(len(self.map)))
-        is_here = [cid in self._cache for cid in cids if cid != ids.ZERO_CID]
-        cached_bytes = min(sum(is_here) * self._chunk_bytes, self.size_bytes)
-        missing_bytes = is_here.count(False) * self._chunk_bytes
-        return Held(cached_bytes, min(missing_bytes, self.size_bytes - cached_bytes))
+        """Count what of the image lies in the cache, and what does not; call it in a thread.
+
+        It takes some 0.2 s for a million chunks in distinct blocks, with rests, and an answer stays
+        for some times as long: whoever asks again and again takes a small part of a processor.
+        """
+        with self._counting:
+            began_s = time.perf_counter()
+            if self._held is None or began_s >= self._count_again_s:
+                self._held = self._count_held()
+                ended_s = time.perf_counter()
+                self._count_again_s = ended_s + _KEPT_TIMES * (ended_s - began_s - _NOTICED_S)
+            return self._held
+
+    def _count_held(self) -> Held:
+        here = missing = 0
+        for number, (cids, pages) in enumerate(self.map.blocks(), 1):
+            named = [cid for cid in cids if cid != ids.ZERO_CID]
+            of_block = sum(cid in self._cache for cid in named)
+            here += of_block * pages
+            missing += (len(named) - of_block) * pages
+            if number % _BLOCKS_IN_A_ROW == 0:
+                time.sleep(_REST_S)
+        cached_bytes = min(here * self._chunk_bytes, self.size_bytes)
+        missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
+        return Held(cached_bytes, missing_bytes)
 
     def want(self, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of this image."""
