@@ -191,6 +191,9 @@ def test_profile_of_the_agent_is_well_formed(tmp_path):
     parse = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", "--base", "/etc/apparmor.d"]
     status, said = run(*parse, profile)
     assert status == 0, said
+    status, whole = run(*parse, "--preprocess", profile)
+    reached = [line.strip() for line in whole.splitlines() if "systemd/private" in line]
+    assert status == 0 and [line for line in reached if not line.startswith(("#", "deny "))] == []
     broken = tmp_path / "broken"
     broken.write_text(profile.read_text().replace("capability chown,", "capability chwon,"))
     assert run(*parse, broken)[0] != 0
