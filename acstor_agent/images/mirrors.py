@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import mmap
 import os
 import pathlib
 import time
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 import trio
 
 from acstor_agent.core import counters
+from acstor_agent.images import file_mapping
 from acstor_agent.images import mirror
 from acstor_agent.sources import base
 from acstor_common import chunk_map
@@ -350,9 +350,10 @@ def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk
     """
     what = what or str(path)
     with path.open("rb") as file:
-        if not path.stat().st_size:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if not size_bytes:
             raise errors.ChunkMapFormatError(what, 0, "is empty")
-        buffer = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        buffer = file_mapping.read_only(file.fileno(), size_bytes)
     return chunk_map.ChunkMap.parse(
         buffer, what, expected_image_id=image_id, rest=functools.partial(time.sleep, _REST_S)
     )
