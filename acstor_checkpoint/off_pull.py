@@ -7,17 +7,23 @@ away then.  Only for the moment of the exchange the disk is locked, as QEMU lock
 QEMU goes on with a file that is not the server's any more.
 
 Whatever was written to the disk since the copy began, the copy is not used.
+
+The folder is Nova's, and the tools run as root.  So they get open files, not names: a link that
+is put in the place of the disk or of its copy leads nowhere.  The copy is root's until it is
+complete, so nobody changes its header between a check and a tool.
 """
 
 import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
@@ -71,34 +77,40 @@ class Puller:
         """
         copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
-        with _removed(copy):
+        with _opened(disk.path, os.O_RDONLY) as source, _made(copy) as made:
             _check_room(disk)
-            overlay.check(disk.path, local_file.backing_of, disk.shown)
-            flags = ["--reflink=auto", "--sparse=always", "--preserve=all"]
-            self._run(["cp", *flags, disk.path, copy], is_off)
-            overlay.check(copy, local_file.backing_of, disk.shown)
+            overlay.check_opened(source, disk.path, disk.shown)
+            flags = ["--reflink=auto", "--sparse=always"]
+            self._run(["cp", *flags, local_file.path_of(source)], made, copy, is_off, source)
+            overlay.check_opened(made, copy, disk.shown)
             rebase = ["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", disk.base]
-            self._run([*rebase, copy], is_off)
-            if local_file.backing_of(copy) != disk.base:
+            self._run(rebase, made, copy, is_off)
+            if local_file.backing_of(local_file.path_of(made)) != disk.base:
                 raise errors.Unusable(copy, "qemu-img has not laid it on the mirror")
-            self._run(["sync", copy], is_off)
+            _give_attributes(source, made, copy)
+            self._run(["sync"], made, copy, is_off)
             with _locked(disk.path):
                 if overlay.stamp(disk.path) != before or not is_off():
                     raise errors.Unusable(disk.path, "somebody uses it; it is tried again")
-                _exchange(copy, disk.path)
+                _exchange(made, copy, disk.path)
                 time.sleep(_HELD_S)
 
-    def _run(self, argv: Sequence[str], is_off: Callable[[], bool]) -> None:
+    def _run(
+        self, argv: Sequence[str], fd: int, path: str, is_off: Callable[[], bool], *more: int
+    ) -> None:
         """Run a tool to its end, unless the server is started or room gets short.
 
-        :param argv: ends with the file that it writes
+        :param argv: without the file that it writes, which comes last
+        :param fd: that file
+        :param path: of it
+        :param more: descriptors that the tool needs
         :raises errors.Unusable: it has failed, or was ended
         """
-        with _tool(argv) as tool:
+        with _tool([*argv, local_file.path_of(fd)], (fd, *more)) as tool:
             while tool.poll() is None:
                 if self._ended.wait(_LOOK_EVERY_S) or not is_off():
-                    raise errors.Unusable(argv[-1], "the server is started, or this daemon ends")
-                _check_free(argv[-1], 0)
+                    raise errors.Unusable(path, "the server is started, or this daemon ends")
+                _check_free(path, 0)
             if tool.returncode:
                 why = tool.stderr.read(4096).decode(errors="replace") if tool.stderr else ""
                 raise errors.Unusable(argv[0], why.strip())
@@ -110,14 +122,16 @@ def lay_on(path: str, checkpoint: str, base: str) -> None:
     :param base: what it lies on now, as its header says it
     :raises errors.Unusable: somebody has it open, or it lies on something else
     """
-    overlay.check(path, local_file.backing_of, base)
-    argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint, path]
-    try:
-        subprocess.run(argv, check=True, capture_output=True, timeout=_LAY_S)
-    except subprocess.CalledProcessError as e:
-        raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise errors.Unusable(path, str(e)) from e
+    with _opened(path, os.O_RDWR) as fd:
+        overlay.check_opened(fd, path, base)
+        argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint]
+        argv.append(local_file.path_of(fd))
+        try:
+            subprocess.run(argv, check=True, capture_output=True, timeout=_LAY_S, pass_fds=[fd])
+        except subprocess.CalledProcessError as e:
+            raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise errors.Unusable(path, str(e)) from e
 
 
 def remove_copy(path: str) -> None:
@@ -146,13 +160,15 @@ def _copy_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _tool(argv: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a tool, for the block at most.
+def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a tool with these descriptors, for the block at most.
 
     :raises errors.Unusable: it cannot be, or does not end
     """
     try:
-        tool = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        tool = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=tuple(fds)
+        )
     except OSError as e:
         raise errors.Unusable(argv[0], str(e)) from e
     try:
@@ -185,8 +201,20 @@ def _check_free(path: str, needed: int) -> None:
         raise errors.Unusable(path, why)
 
 
-def _exchange(copy: str, path: str) -> None:
+def _give_attributes(source: int, made: int, path: str) -> None:
+    """Give a copy the owner, mode, times and attributes of what it was made of."""
     try:
+        status = os.fstat(source)
+        os.fchown(made, status.st_uid, status.st_gid)
+        shutil.copystat(local_file.path_of(source), local_file.path_of(made))
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
+
+
+def _exchange(made: int, copy: str, path: str) -> None:
+    try:
+        if not os.path.samestat(os.lstat(copy), os.fstat(made)):
+            raise errors.Unusable(copy, "somebody uses it; it is tried again")
         os.rename(copy, path)
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -198,13 +226,37 @@ def _exchange(copy: str, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _removed(path: str) -> Iterator[None]:
-    """Have no such file before the block, and after it."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+def _opened(path: str, flags: int) -> Iterator[int]:
+    """Have a regular file open for the block; see :func:`local_file.opened`.
+
+    :raises errors.Unusable: it cannot be opened
+    """
     try:
-        yield
+        fd = local_file.opened(path, flags)
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
+    try:
+        yield fd
     finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _made(path: str) -> Iterator[int]:
+    """Have a new file that nobody else may open, and none after the block.
+
+    :raises errors.Unusable: it cannot be made
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise errors.Unusable(path, str(e)) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -215,15 +267,9 @@ def _locked(path: str) -> Iterator[None]:
 
     :raises errors.Unusable: one has it
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as e:
-        raise errors.Unusable(path, str(e)) from e
-    try:
+    with _opened(path, os.O_RDWR) as fd:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK)
         except OSError as e:
             raise errors.Unusable(path, "somebody uses it; it is tried again") from e
         yield
-    finally:
-        os.close(fd)

@@ -56,8 +56,21 @@ def check(path: str, lies_on: Callable[[str], str | None], base: str) -> None:
     :raises errors.Unusable: it is refused, or cannot be read
     """
     with _opened(path) as fd:
-        qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
-    if (found := lies_on(path)) != base:
+        _check(fd, path, lies_on(path), base)
+
+
+def check_opened(fd: int, path: str, base: str) -> None:
+    """Do the same for a file that is open, whatever its path means by now.
+
+    :param path: for errors
+    :raises errors.Unusable: it is refused, or cannot be read
+    """
+    _check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
+
+
+def _check(fd: int, path: str, found: str | None, base: str) -> None:
+    qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
+    if found != base:
         raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
 
 

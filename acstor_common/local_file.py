@@ -4,7 +4,9 @@
 All that was asked for, or an error.
 """
 
+import errno
 import os
+import stat
 import struct
 
 from acstor_common import errors
@@ -54,6 +56,25 @@ def filled(descriptor: int, view: memoryview, offset: int) -> int:
             break
         done += count
     return done
+
+
+def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a regular file; a link in its place is not followed.
+
+    For folders in which others may put what they like.
+
+    :raises OSError: it cannot be opened; ELOOP: it is a link; EINVAL: it is something else
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return fd
+
+
+def path_of(descriptor: int) -> str:
+    """Return a path that means an open file, in this process and in who inherits it."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 def backing_of(path: str) -> str | None:

@@ -13,6 +13,7 @@ no checkpoint is made of what the tables say.  It goes with the server's folder.
 import pathlib
 
 from acstor_common import ids
+from acstor_common import local_file
 from acstor_common import whole_file
 
 ENDING = ".acstor-recovered"
@@ -22,14 +23,15 @@ _MAX_BYTES = 64
 def read(disk: str) -> ids.ImageId | None:
     """Return the checkpoint that a disk may lack something of; None if it lacks nothing.
 
-    :raises OSError: nobody can tell
+    :raises OSError: nobody can tell, or it is a link
     :raises ValueError: the mark is damaged
     """
     try:
-        with _path(disk).open(encoding="ascii") as file:
-            return ids.parse_image_id(file.read(_MAX_BYTES))
+        fd = local_file.opened(_path(disk))
     except FileNotFoundError:
         return None
+    with open(fd, encoding="ascii") as file:
+        return ids.parse_image_id(file.read(_MAX_BYTES))
 
 
 def write(disk: str, checkpoint_id: ids.ImageId) -> None:

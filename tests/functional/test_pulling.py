@@ -181,10 +181,10 @@ def meanwhile(monkeypatch, it, what):
     """Do something when the copy is made."""
     done = off_pull.Puller._run
 
-    def run(self, argv, is_off):
+    def run(self, argv, *more):
         if argv[0] == "sync":
             what()
-        done(self, argv, is_off)
+        done(self, argv, *more)
 
     monkeypatch.setattr(off_pull.Puller, "_run", run)
     it.look()
@@ -247,10 +247,10 @@ def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
     meanwhile_moved = lambda: os.rename(folder, moved)  # noqa: E731
     done = off_pull.Puller._run
 
-    def run(self, argv, is_off):
+    def run(self, argv, *more):
         if argv[0] == "qemu-img":
             meanwhile_moved()
-        done(self, argv, is_off)
+        done(self, argv, *more)
 
     monkeypatch.setattr(off_pull.Puller, "_run", run)
     it.look()

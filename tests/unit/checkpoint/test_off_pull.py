@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import stat
 import struct
 import subprocess
 import threading
@@ -94,16 +95,65 @@ def test_disk_that_leads_elsewhere_is_not_pulled_into(disk, how, never):
 def test_copy_that_leads_elsewhere_is_not_opened(disk, how, monkeypatch):
     run = []
 
-    def tool(self, argv, is_off, done=off_pull.Puller._run):
+    def tool(self, argv, fd, path, *more, done=off_pull.Puller._run):
         run.append(argv[0])
-        done(self, argv, is_off)
-        lead_elsewhere(argv[-1], how)
+        done(self, argv, fd, path, *more)
+        lead_elsewhere(path, how)
 
     monkeypatch.setattr(off_pull.Puller, "_run", tool)
     with pytest.raises(errors.Unusable):
         off_pull.Puller(threading.Event())(disk, lambda: True)
     assert run == ["cp"]
     assert not os.path.exists(f"{disk.path}{off_pull.COPY_ENDING}")
+
+
+@pytest.mark.parametrize("moment", ["cp", "qemu-img", "sync"])
+def test_link_in_the_place_of_the_copy_leads_no_tool_of_root_anywhere(disk, moment, monkeypatch):
+    """Whoever is Nova's user can put one there at any moment."""
+    copy = pathlib.Path(f"{disk.path}{off_pull.COPY_ENDING}")
+    victim = pathlib.Path(disk.path).with_name("victim")
+    victim.write_bytes(b"v" * 4096)
+    before = pathlib.Path(disk.path).read_bytes()
+
+    def tool(self, argv, *more, done=off_pull.Puller._run):
+        if argv[0] == moment:
+            copy.unlink()
+            copy.symlink_to(victim)
+        done(self, argv, *more)
+
+    monkeypatch.setattr(off_pull.Puller, "_run", tool)
+    with pytest.raises(errors.Unusable, match="somebody uses it"):
+        off_pull.Puller(threading.Event())(disk, lambda: True)
+    assert victim.read_bytes() == b"v" * 4096
+    assert pathlib.Path(disk.path).read_bytes() == before
+    assert not copy.is_symlink()
+
+
+def test_link_in_the_place_of_the_disk_is_followed_by_no_tool(disk, never):
+    path = pathlib.Path(disk.path)
+    secret = path.rename(path.with_name("secret"))
+    path.symlink_to(secret)
+    never()
+    with pytest.raises(errors.Unusable):
+        off_pull.Puller(threading.Event())(disk, lambda: True)
+    with pytest.raises(errors.Unusable):
+        off_pull.lay_on(disk.path, disk.base, disk.shown)
+
+
+def test_copy_is_for_root_alone_until_it_is_complete_and_then_as_the_disk_was(disk, monkeypatch):
+    modes = []
+
+    def tool(self, argv, fd, path, *more, done=off_pull.Puller._run):
+        modes.append(stat.S_IMODE(os.lstat(path).st_mode))
+        done(self, argv, fd, path, *more)
+
+    monkeypatch.setattr(off_pull.Puller, "_run", tool)
+    os.chmod(disk.path, 0o664)
+    before = os.stat(disk.path)
+    off_pull.Puller(threading.Event())(disk, lambda: True)
+    after = os.stat(disk.path)
+    assert modes[:2] == [0o600, 0o600]
+    assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
 
 
 @pytest.mark.parametrize("how", LEADS)
@@ -157,7 +207,7 @@ def test_tool_is_ended_when_room_gets_short(tmp_path, monkeypatch):
     began_s = time.monotonic()
     threading.Timer(0.5, monkeypatch.setattr, (off_pull, "_SPARE_BYTES", 1 << 60)).start()
     with pytest.raises(errors.Unusable, match="are to stay free"):
-        puller._run(["sh", "-c", "sleep 60", str(tmp_path / "copy")], lambda: True)
+        puller._run(["sh", "-c", "sleep 60"], 2, str(tmp_path / "copy"), lambda: True)
     assert 0.4 < time.monotonic() - began_s < 30
 
 
@@ -167,4 +217,4 @@ def test_tool_that_does_not_end_keeps_nobody(tmp_path, monkeypatch):
     ended = threading.Event()
     ended.set()
     with pytest.raises(errors.Unusable, match="does not end"):
-        off_pull.Puller(ended)._run(["sh", "-c", "exec sleep 2", str(tmp_path)], lambda: True)
+        off_pull.Puller(ended)._run(["sh", "-c", "exec sleep 2"], 2, str(tmp_path), lambda: True)

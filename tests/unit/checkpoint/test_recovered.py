@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent has written down of disks of checkpoints, read by the checkpoint daemon."""
 
+import os
 import subprocess
 import uuid
 
@@ -103,6 +104,19 @@ def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tm
     recovered_mark.remove(path)
     recovered_mark.remove(path)
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_mark_that_is_no_file_is_not_read_and_waited_for_by_nobody(tmp_path, kind):
+    """The folder is Nova's; who reads there is root."""
+    mark = tmp_path / f"disk{recovered_mark.ENDING}"
+    if kind == "link":
+        (tmp_path / "another").write_text(DISK)
+        mark.symlink_to(tmp_path / "another")
+    else:
+        os.mkfifo(mark)
+    with pytest.raises(OSError):
+        recovered_mark.read(str(tmp_path / "disk"))
 
 
 @pytest.mark.expect_log("is damaged or cannot be read")
