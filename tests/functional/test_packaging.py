@@ -134,6 +134,11 @@ def test_units_leave_few_rights(name):
     assert float(score[1]) <= SCORES[name], said
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_keys_and_passwords_of_a_service_are_in_no_core_dump(name):
+    assert re.search(r"^LimitCORE=0$", (UNITS / name).read_text(), re.MULTILINE)
+
+
 def test_agent_stays_in_the_mount_namespace_of_the_host():
     """Each of these gives a unit a mount namespace of its own (systemd.exec(5), SANDBOXING)."""
     text = re.sub(r"^#.*$", "", UNIT.read_text(), flags=re.MULTILINE)
