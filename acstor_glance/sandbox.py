@@ -8,13 +8,15 @@ read, and a few empty devices: no file of this host besides, no network, no othe
 bubblewrap and not a transient unit of systemd, because it asks nobody: it works for root and for
 an ordinary user, with and without systemd, in a container, and ends with its parent.  Root needs
 no user namespace for it and becomes another user inside; an ordinary user stays the user that it
-is, alone in a namespace of its own.  A memory limit of a control group would need rights that an
-ordinary user has not got, so :func:`resident_bytes` is watched by the builder; where memory
-becomes short the kernel takes QEMU first (``oom_score_adj``).
+is, alone in a namespace of its own, in which it can make no other one (``--disable-userns``, from
+bubblewrap 0.8 on and where /proc/sys/user may be written).  A memory limit of a control group would
+need rights that an ordinary user has not got, so :func:`resident_bytes` is watched by the builder;
+where memory becomes short the kernel takes QEMU first (``oom_score_adj``).
 """
 
 import contextlib
 import enum
+import functools
 import grp
 import os
 import pathlib
@@ -121,7 +123,7 @@ def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[st
     kinds = ("ipc", "pid", "net", "uts", "cgroup-try")
     apart = [f"--unshare-{kind}" for kind in kinds]
     if os.geteuid():
-        rights = ["--unshare-user", "--cap-drop", "ALL"]
+        rights = ["--unshare-user", *_no_other_users(), "--cap-drop", "ALL"]
     else:
         wanted = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")  # setpriv's, which drops them
         added = [word for name in wanted for word in ("--cap-add", name)]
@@ -151,6 +153,21 @@ def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[st
         _PATH,
     ]
     return [*apart, *rights, *seen, *closed, "--new-session", "--die-with-parent"]
+
+
+@functools.cache
+def _no_other_users() -> list[str]:
+    """Return what keeps programs inside from making user namespaces, where that can be had.
+
+    In those they would have capabilities, and with them more of the kernel to attack.
+    """
+    option = "--disable-userns"
+    argv = [BUBBLEWRAP, "--unshare-user", option, "--ro-bind", "/", "/", "true"]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_CHECK_S, check=False, cwd="/")
+    except (OSError, subprocess.TimeoutExpired):
+        return []  # check() says what is wrong
+    return [] if done.returncode else [option]
 
 
 def is_installed(sandbox: Sandbox, program: str) -> bool:

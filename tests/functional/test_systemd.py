@@ -360,6 +360,15 @@ def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
     assert made.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_listeners_unit_lets_its_sandbox_forbid_user_namespaces(unit, controller):
+    inside = "/usr/bin/bwrap --unshare-user --disable-userns --ro-bind / /"
+    refused = f"ExecStart=/bin/sh -c '! {inside} /usr/bin/unshare --user true'"
+    of_the_host = "ExecStart=/bin/sh -c '! echo 5 > /proc/sys/user/max_user_namespaces'"
+    lines = ("Type=oneshot", "Restart=no", "ExecStart=", f"ExecStart={inside} /usr/bin/true")
+    controller("acstor-glance.conf", "[acstor_glance]\n", *lines, refused, of_the_host)
+
+
 def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
     config = (
         "[DEFAULT]\ntransport_url = fake://\n[acstor_decision]\ninstance = one\n"

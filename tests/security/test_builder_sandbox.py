@@ -147,6 +147,13 @@ for number in (0, 9):
         other.wait()
 
 
+@pytest.mark.parametrize("inside", ["ordinary user"], indirect=True)
+def test_no_user_namespace_can_be_made_inside(inside):
+    """In one of its own a program would have capabilities again."""
+    done = inside("import os; os.execvp('unshare', ['unshare', '--user', 'true'])")
+    assert done.returncode and "unshare" in done.stderr
+
+
 def test_no_rights_are_left_and_none_can_be_had(inside):
     done = inside(
         "import ctypes, os; c = ctypes.CDLL(None, use_errno=True);"
