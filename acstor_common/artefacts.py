@@ -114,7 +114,11 @@ REVISION = "acstor_revision"  # grows when a better one takes its place
 SCOPE = "acstor_scope"  # of a chunk map: scope in which the image's chunks are named
 ORIGIN = "acstor_origin"  # of a boot image: what it was made of
 
-ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE, ORIGIN)
+OF_PROJECT = "acstor_project_id"  # owner of the image when it was made
+
+ARTEFACT_PROPERTIES = (
+    *(KIND, OF_IMAGE, OF_PROJECT, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE, ORIGIN),
+)
 """Every property that acstor sets on its artefacts."""
 
 MESSAGE_CHARACTERS = 255
@@ -255,6 +259,7 @@ def new_artefact(
         **_hidden(name_of(kind, image_id), kind.value, project_id),
         "disk_format": disk_format,
         OF_IMAGE: image_id,
+        OF_PROJECT: image_record.text_of(image, "owner"),
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
         FORMAT: str(format_version),

@@ -289,6 +289,10 @@ class LimitExceeded(Unusable):
     """To prepare an image takes more than its uploaded bytes allow: it is not tried again."""
 
 
+class QuotaExceeded(Unusable):
+    """A project has not enough left of its quota: that changes when it deletes something."""
+
+
 class WrongBytes(Unusable):
     """The bytes are not those that Glance has a hash of: nothing is published of them."""
 

@@ -28,6 +28,7 @@ from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import trace_message
 from acstor_common import whole_file
+from acstor_glance import artefact_quota
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import boot_ways
@@ -71,6 +72,7 @@ class BootImages:
         self._claims = glance_claims.Claims(
             self._conf.coordination_url, state_dir, BOOT_IMAGE.value
         )
+        self._quota = artefact_quota.ArtefactQuota(images, conf)
         self._traces = trace_store.TraceStore(state_dir)
         self._folder = state_dir / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,6 +151,7 @@ class BootImages:
         limits = boot_guest.Limits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
         try:
             _check_machine(image)
+            self._quota.reserve(image, 0)
             budget = self._budget(image_map, LONGEST_S)
             with self._bytes(image, budget) as path:
                 summary = boot_builder.build(
@@ -161,6 +164,7 @@ class BootImages:
                     revision=revision,
                     held_by=sandbox.Sandbox(self._conf.builder_sandbox),
                 )
+            self._reserve(image, output)
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
             state = artefacts.BootState.FAILED
             if isinstance(exc, (errors.DoesNotBoot, errors.LimitExceeded)):
@@ -271,10 +275,22 @@ class BootImages:
             with self._bytes(image, budget) as path, path.open("rb") as file:
                 disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
                 boot_builder.write(disk, image_map, trace, output, revision)
+            self._reserve(image, output)
         except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
             LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
             return False
         return True
+
+    def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
+        """Count a boot image to its project's quota; one that does not fit goes.
+
+        :raises errors.QuotaExceeded: it does not fit
+        """
+        try:
+            self._quota.reserve(image, output.stat().st_size)
+        except errors.AcstorError:
+            output.unlink()
+            raise
 
     # Inherited
 

@@ -24,6 +24,8 @@ SPARE_CPU_S = 1.0
 SLOWEST_BYTES_S = 1 * geometry.MIB
 """Uploaded bytes for each second until the deadline, in which an image may also be copied."""
 SPARE_S = 300.0
+SPARE_MAP_BYTES = 64 * geometry.MIB
+"""Bytes of a chunk map that each image may have: that of a disk of 128 GiB."""
 NOT_RETRIED = "It is not tried again by itself"
 
 
@@ -96,6 +98,18 @@ class Budget:
                 "Convert it anew (qemu-img convert)",
             )
         self.check_time()
+
+    def check_map(self, count: int) -> None:
+        """Raise if the chunk map is longer than the image.
+
+        :raises errors.LimitExceeded: it is, and not a short one
+        """
+        if count > max(self._uploaded_bytes, SPARE_MAP_BYTES):
+            raise self._exceeded(
+                f"its chunk map would have {count} bytes, and its {self._uploaded_bytes} bytes do "
+                "not allow that",
+                "Make its disk smaller",
+            )
 
     def _exceeded(self, why: str, remedy: str) -> errors.LimitExceeded:
         return errors.LimitExceeded(self._what, why, f"{NOT_RETRIED}. {remedy}")

@@ -165,6 +165,13 @@ class Images:
             if artefacts.is_artefact(record, project_id):
                 yield record
 
+    def artefacts_of_project(self, project: str) -> Iterator[image_record.Record]:
+        """Yield the artefacts of a project's images."""
+        filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
+        for record in self.every(**filters):
+            if artefacts.is_artefact(record, self.project_id):
+                yield record
+
     def artefact_of(
         self, image: image_record.Record, kind: artefacts.Kind
     ) -> image_record.Record | None:

@@ -24,6 +24,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import scope
+from acstor_glance import artefact_quota
 from acstor_glance import budget as glance_budget
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
@@ -99,6 +100,7 @@ class Preparer:
         self.wanted = plan.Wanted({kind: versions[kind] for kind in kinds}, convertible)
         state_dir = glance_conf.state_dir(conf)
         self.scopes = glance_scopes.Scopes(images, conf)
+        self._quota = artefact_quota.ArtefactQuota(images, conf)
         self.spool = glance_spool.Spool(state_dir)
         self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir, CHUNK_MAP.value)
 
@@ -232,9 +234,9 @@ class Preparer:
         self, image: image_record.Record, is_forced: bool, progress: Progress
     ) -> None:
         """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
+        self._quota.reserve(image, 0)
         counted = self._counting(image, progress)
-        size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
-        budget = glance_budget.Budget(f"image {image['id']}", size_bytes, ratio)
+        budget = self._budget(image)
         with self.scopes.naming(image) as naming:
             if image_record.is_convertible(image):
                 self._make_by_converting(image, counted, naming, budget)
@@ -254,6 +256,11 @@ class Preparer:
                     budget=budget,
                 )
                 self._publish(image, file)
+
+    def _budget(self, image: image_record.Record) -> glance_budget.Budget:
+        """Return what the preparation of an image may cost from now on."""
+        size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
+        return glance_budget.Budget(f"image {image['id']}", size_bytes, ratio)
 
     def _make_by_converting(
         self,
@@ -298,7 +305,7 @@ class Preparer:
                         *(naming, work, read.other_hash, budget),
                     )
                 self._publish(image, file, read.record)
-        except errors.LimitExceeded:
+        except (errors.LimitExceeded, errors.QuotaExceeded):
             raise
         except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
             LOG.warning("image %s: what it was converted to is not whole: %s", image["id"], exc)
@@ -371,6 +378,9 @@ class Preparer:
         :param said: properties of the image that change with its pointer
         """
         file.flush()
+        count = os.fstat(file.fileno()).st_size
+        self._budget(image).check_map(count)
+        self._quota.reserve(image, count)
         with mapped_file.mapped(file) as view:
             is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)
         file.seek(0)

@@ -47,6 +47,11 @@ class MemoryGlance:
         self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": "the map"}}
         self.published: list[tuple[int, list[int]]] = []
 
+    def artefacts_of_project(self, project):
+        return [
+            {"acstor_kind": kind.value, **artefact} for kind, artefact in self.artefacts.items()
+        ]
+
     def read_or_none(self, image_id):
         return self.image if image_id == IMAGE_ID else None
 
@@ -248,3 +253,22 @@ def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
     assert glance.image["acstor_boot_retry"] == "1 never"
     assert not builds.make(IMAGE_ID)
     assert glance.image["acstor_boot_retry"] == "1 never"
+
+
+@pytest.mark.expect_log("over their quota of 16 GiB")
+def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
+    glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = (16 << 30) - 1000
+    made.traced(boot(5, 3))
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+    assert list((tmp_path / "state/boot").iterdir()) == []
+
+
+def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_path, conf):
+    (tmp_path / "state").mkdir()
+    glance.image |= {"acstor_state": "ready", "acstor_state_of": IMAGE_ID}
+    glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = 16 << 30
+    builds = boot_images.BootImages(glance, conf, boot_ways.Ways(builds=True, records=False))
+    assert not builds.make(IMAGE_ID)
+    assert "over their quota" in glance.image["acstor_boot_message"]
+    assert glance.image["acstor_boot_retry"].startswith("1 2")

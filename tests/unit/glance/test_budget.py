@@ -58,3 +58,13 @@ def test_deadline_grows_with_the_uploaded_bytes() -> None:
     ):
         with pytest.raises(errors.LimitExceeded, match="not prepared in 400 s"):
             late()
+
+
+def test_chunk_map_is_no_longer_than_its_image() -> None:
+    spent = made(100 * MIB)
+    spent.check_map(100 * MIB)
+    with pytest.raises(errors.LimitExceeded, match="its chunk map would have 104857601 bytes"):
+        spent.check_map(100 * MIB + 1)
+    made(1).check_map(glance_budget.SPARE_MAP_BYTES)
+    with pytest.raises(errors.LimitExceeded, match="its 1 bytes do not allow that"):
+        made(1).check_map(glance_budget.SPARE_MAP_BYTES + 1)

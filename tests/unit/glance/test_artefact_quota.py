@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is stored of a project's images in the service's project is bounded for each project."""
+
+import pathlib
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import artefact_quota
+from acstor_glance import budget
+from acstor_glance import preparer
+from tests.fakes import glance_options
+from tests.fakes import glance_records
+from tests.fakes import memory_images
+
+GIB = 1 << 30
+CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
+Outcome = preparer.Outcome
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def images() -> memory_images.MemoryImages:
+    return memory_images.MemoryImages()
+
+
+@pytest.fixture
+def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
+    return glance_options.conf(
+        state_dir=tmp_path / "state", artefacts_of_project=1, dedup_scope="cloud"
+    )
+
+
+def store(images, image, size: int, kind: artefacts.Kind = CHUNK_MAP) -> str:
+    """Let Glance have an artefact of a length."""
+    made = images.add(b"", **artefacts.new_artefact(image, kind, images.project_id, 1))
+    made["size"] = size
+    return made["id"]
+
+
+def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) -> None:
+    mine, other = images.add(b"1"), images.add(b"2", owner="other")
+    store(images, mine, GIB - 1000)
+    store(images, mine, 5 * GIB, CONVERTED)
+    quota = artefact_quota.ArtefactQuota(images, conf)
+    quota.reserve(mine, 600)
+    with pytest.raises(errors.QuotaExceeded, match=r"1073741424 bytes, and 401 more .* of 1 GiB"):
+        quota.reserve(mine, 401)
+    quota.reserve(mine, 400)
+    with pytest.raises(errors.QuotaExceeded):
+        quota.reserve(mine, 0)
+    quota.reserve(other, GIB)
+
+
+def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
+    clock, mine = Clock(), images.add(b"1")
+    artefact_id = store(images, mine, GIB)
+    quota = artefact_quota.ArtefactQuota(images, conf, clock)
+    for _ in range(2):
+        with pytest.raises(errors.QuotaExceeded):
+            quota.reserve(mine, 1)
+        images.delete(artefact_id)
+    clock.now_s += artefact_quota.ASK_AGAIN_S + 1
+    quota.reserve(mine, GIB)
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
+    images.add(b"1", id=glance_records.IMAGE_ID)
+    artefact_id = store(images, images.records[glance_records.IMAGE_ID], GIB)
+    image = images.add(b"some bytes" * 100)
+    image_id = ids.parse_image_id(image["id"])
+    assert preparer.Preparer(images, conf).handle(image_id) is Outcome.FAILED
+    assert "over their quota of 1 GiB" in image["acstor_message"]
+    assert image["acstor_retry"].startswith("1 2")
+    images.delete(artefact_id)
+    again = preparer.Preparer(images, conf).handle(image_id, is_forced=True)
+    assert again is Outcome.PREPARED
+    made = images.records[image[CHUNK_MAP.pointer]]
+    assert made["acstor_project_id"] == image["owner"]
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf, monkeypatch) -> None:
+    monkeypatch.setattr(budget, "SPARE_MAP_BYTES", 0)
+    image = images.add(b"some bytes")
+    assert preparer.Preparer(images, conf).handle(ids.parse_image_id(image["id"])) is Outcome.FAILED
+    assert "its 10 bytes do not allow that" in image["acstor_message"]
+    assert image["acstor_retry"] == "1 never"
+    assert list(images.every_artefact()) == []
