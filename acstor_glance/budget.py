@@ -48,8 +48,7 @@ class Budget:
     ) -> None:
         self._what, self._uploaded_bytes, self._ratio = what, uploaded_bytes, max_expansion_ratio
         self._most_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
-        self._clock, self._longest_s = clock, spare_s + uploaded_bytes / SLOWEST_BYTES_S
-        self._ends_at_s = clock() + self._longest_s
+        self._clock, self._spare_s, self._began_s = clock, spare_s, clock()
         self._lock = threading.Lock()
         self._bytes, self._cpu_s = 0, 0.0
 
@@ -58,21 +57,29 @@ class Budget:
 
         :raises errors.LimitExceeded: it has
         """
-        if self._clock() > self._ends_at_s:
-            raise self._exceeded(
-                f"it was not prepared in {self._longest_s:.0f} s, the time that its "
-                f"{self._uploaded_bytes} bytes may take",
-                "Look for what was slow: the image's location, the store or this host",
-            )
+        self._check_time(self._uploaded_bytes)
 
     def in_time(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield pieces of the image until the deadline has passed.
+        """Yield pieces of the image while they come in time.
 
-        :raises errors.LimitExceeded: it has
+        The length of an image in a tenant's web server is what that server said, so only bytes that
+        have come move the deadline.
+
+        :raises errors.LimitExceeded: they come too slowly
         """
+        received_bytes = 0
         for piece in pieces:
-            self.check_time()
+            received_bytes += len(piece)
+            self._check_time(received_bytes)
             yield piece
+
+    def _check_time(self, count: float) -> None:
+        longest_s = self._spare_s + count / SLOWEST_BYTES_S
+        if self._clock() > self._began_s + longest_s:
+            raise self._exceeded(
+                f"it was not prepared in {longest_s:.0f} s, the time that {count} bytes may take",
+                "Look for what was slow: the image's location, the store or this host",
+            )
 
     def decoded(self, count: int, cpu_s: float) -> None:
         """Count bytes of the disk that were read or decoded, and the processor time that took.
