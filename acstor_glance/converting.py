@@ -7,7 +7,8 @@ two files, the image and what it becomes, with bounds on its memory, its time an
 and output grow with what was uploaded, not with what that says of itself: a few KiB that claim a
 disk of terabytes cost what a few KiB cost.
 
-What is wrong with the image itself is :class:`errors.NotRaw` and is not tried again.
+What is wrong with the image itself is :class:`errors.NotRaw`, what takes more than its bounds is
+:class:`errors.LimitExceeded`, and neither is tried again.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
+from acstor_glance import budget
 from acstor_glance import raw_format
 from acstor_glance import sandbox
 
@@ -43,12 +45,15 @@ SLOWEST_BYTES_S = 4 * geometry.MIB
 """qemu-img compresses some 30 MiB in a second of a processor."""
 _GROWTH = 2
 """What was compressed with a longer window may be larger after it."""
-NO_ROOM = os.strerror(errno.ENOSPC)
+NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 _WORDS_BYTES = 2048
 _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
 _SIGNALLED = 128
 """What started it in its sandbox says above this by which signal it was ended, like a shell."""
+_TOOK_TOO_LONG = (-signal.SIGXCPU, _SIGNALLED + signal.SIGXCPU)
+_GRACE_S = 5
+"""Seconds of a processor between the signal of the bound and the kill."""
 _MODE = 0o666
 """Of files in a folder that is closed to all others; in the sandbox another user has them."""
 _IMAGE, _MADE = "/image", "/made"
@@ -63,6 +68,7 @@ def converted(
     :param stored: a file with a name, of the image's bytes, which were compared with Glance's hash
     :param work: a folder that only this user can read; what is made in it goes with it
     :raises errors.NotRaw: the image is not what Glance says, not safe, or qemu-img refuses it
+    :raises errors.LimitExceeded: qemu-img takes longer than its bytes allow, or writes more
     :raises errors.Unusable: qemu-img or its sandbox is not there, or has not enough of something
     """
     name, disk_format = f"image {image['id']}", image_record.text_of(image, "disk_format")
@@ -124,8 +130,10 @@ class _Job:
         :param most_bytes: how long a file it may write
         :param longest_s: seconds of a processor, and half of the time, that it may take
         """
-        bounds = {"as": MEMORY_BYTES, "cpu": longest_s, "fsize": most_bytes, "nofile": 64,
-                  "nproc": _THREADS, "core": 0}  # fmt: skip
+        cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
+        bounds: dict[str, int | str] = {
+            "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": most_bytes, "nofile": 64,
+            "nproc": _THREADS, "core": 0}  # fmt: skip
         files = dict(zip((_IMAGE, _MADE), self._paths, strict=True))
         argv = [*sandbox.command(self._held_by, bounds, files=files), QEMU_IMG, *words]
         with tempfile.TemporaryFile() as complaints:
@@ -142,26 +150,29 @@ class _Job:
             try:
                 status = process.wait(2 * longest_s)
             except subprocess.TimeoutExpired as exc:
-                raise errors.Unusable(self._name, self._too_much(longest_s)) from exc
+                raise self._too_much(longest_s) from exc
             finally:
                 if process.poll() is None:  # with all that has not yet been tied to its life
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             complaints.seek(0)
             told = complaints.read(_WORDS_BYTES).decode(errors="replace").strip()
+        if status in _TOOK_TOO_LONG or TOO_LONG in told:
+            raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:
-            raise errors.Unusable(self._name, self._too_much(longest_s))
+            raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by something else")
         if NO_ROOM in told:
             raise errors.Unusable(self._name, told, "Give [acstor_glance] state_dir more")
         if status:
             why = f"{QEMU_IMG} does not convert it: {told.replace(self.image, 'the image')}"
             raise errors.NotRaw(self._name, why, REMEDY)
 
-    def _too_much(self, longest_s: int) -> str:
-        return (
+    def _too_much(self, longest_s: int) -> errors.LimitExceeded:
+        why = (
             f"{QEMU_IMG} was ended: for its {self._stored_bytes} bytes it may take {longest_s} s "
             f"and write {_GROWTH} times as much and {SPARE_BYTES // geometry.MIB} MiB"
         )
+        return errors.LimitExceeded(self._name, why, f"{budget.NOT_RETRIED}. {REMEDY}")
 
 
 def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:

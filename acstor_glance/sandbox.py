@@ -73,14 +73,15 @@ def check(sandbox: Sandbox) -> None:
 
 def command(
     sandbox: Sandbox,
-    bounds: Mapping[str, int],
+    bounds: Mapping[str, int | str],
     devices: Sequence[str] = (),
     group: str = "",
     files: Mapping[str, pathlib.Path] | None = None,
 ) -> list[str]:
     """Return what a program is started by.
 
-    :param bounds: its resource limits, by the names that prlimit(1) has for them
+    :param bounds: its resource limits, by the names that prlimit(1) has for them; a text is a soft
+        and a hard one, ``SOFT:HARD``
     :param devices: what it may use of /dev
     :param group: its group, if it needs a certain one
     :param files: of this host that it sees, by their names there; their modes say what it may do

@@ -137,3 +137,16 @@ def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
             handle(images, conf, image)
     assert made_of(images, image) == set()
     assert handle(images, conf, image) is Outcome.PREPARED
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(
+    images, conf, data, monkeypatch
+):
+    monkeypatch.setattr(converting, "SPARE_BYTES", 0)
+    monkeypatch.setattr(converting, "_GROWTH", 0)
+    image = images.add(data, disk_format="vdi")
+    assert handle(images, conf, image) is Outcome.FAILED
+    assert "qemu-img was ended" in image["acstor_message"]
+    assert image["acstor_retry"] == "1 never"
+    assert made_of(images, image) == set()
