@@ -21,6 +21,7 @@ from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
+from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
 from acstor_agent.sources import glance
@@ -59,8 +60,9 @@ def build(
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
     rng = random.Random()
     made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
+    decoding = decode_threads.DecodeThreads(nursery)
     places = failover.FailoverSource(
-        [layout.LayoutSource(source, layout_of, nursery) for source in made]
+        [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made]
     )
     of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
     streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
@@ -68,7 +70,8 @@ def build(
         return whole.WholeSource(places)
     folder = pathlib.Path(conf.acstor_agent.cache_dir)
     copies = whole_copies.CopiesSource(streaming, folder, nursery, rng, elsewhere)
-    return whole.WholeSource(places, copies, layout.LayoutSource(copies, layout_of, nursery))
+    images = layout.LayoutSource(copies, layout_of, nursery, decoding)
+    return whole.WholeSource(places, copies, images)
 
 
 def wrapped(

@@ -3,29 +3,35 @@
 
 A wrapper around one place, below failover, so that a place that lies is known as the liar.
 Pieces of an image become reads of its stored file (``core/sources/stored_reads.py``), and
-compressed clusters are decompressed in threads, while the rest is being read.  A raw image
+compressed clusters are decompressed in threads (``decode_threads.py``), while the rest is being
+read.  A raw image
 is what is stored, and is read as if this wrapper was not there.
 
 What comes out has been checked against its CID, as if it had been stored so.  Bytes that do
 not decompress are bytes of another chunk: the same error against the same place.
 
 What is decoded is bounded by the layout: no more than an extent's guest bytes, and by
-``MAX_CLUSTER_BYTES`` an extent.  Of clusters that are larger than what was wanted of them a few
-are remembered: their other chunks are wanted next.
+``MAX_CLUSTER_BYTES`` an extent.  A few clusters are remembered, by where they are stored: those
+that are larger than what was wanted of them, whose other chunks are wanted next, and those that
+took long, which other entries of the image may name as well.
 """
 
 import collections
-import os
 import threading
+import time
 from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 from typing import Protocol
 
 import trio
 
+from acstor_agent import disk_io
 from acstor_agent.core.sources import stored_reads
 from acstor_agent.sources import base
+from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver
 from acstor_agent.sources import verify
 from acstor_common import codecs
@@ -37,7 +43,9 @@ from acstor_common import layout
 REMEMBERED_BYTES = 8 * layout.MAX_CLUSTER_BYTES
 """Decoded clusters that are kept for what else is in them, of each place."""
 AT_ONCE_BYTES = geometry.MIB
-"""What is decoded in a thread before others have their turn: some milliseconds."""
+"""What is decoded in a thread before it is told: some milliseconds."""
+SLOW_S = 0.005
+"""A cluster that takes longer to decode is remembered, whatever was wanted of it."""
 
 
 class Layout(Protocol):
@@ -58,37 +66,46 @@ class Layout(Protocol):
         """
 
 
+Steps = Generator[int, None, base.Buffer]
+"""Makes bytes; says after each step how many."""
 LayoutOf = Callable[[ids.ImageId], Layout | None]
 """Says how an image is stored; None if it is not known here."""
 
 
 class _Remembered:
-    """Clusters that were decoded last; safe to use from many threads."""
+    """Clusters that were decoded last, by where they are stored; safe to use from many threads."""
 
     def __init__(self, limit_bytes: int = REMEMBERED_BYTES) -> None:
         self._lock, self._left_bytes = threading.Lock(), limit_bytes
-        self._kept: collections.OrderedDict[tuple[ids.ImageId, layout.Extent], base.Buffer] = (
-            collections.OrderedDict()
-        )
+        self._kept: collections.OrderedDict[_Place, base.Buffer] = collections.OrderedDict()
 
     def get(self, image_id: ids.ImageId, extent: layout.Extent) -> base.Buffer | None:
+        place = _place(image_id, extent)
         with self._lock:
-            if (data := self._kept.get((image_id, extent))) is not None:
-                self._kept.move_to_end((image_id, extent))
+            if (data := self._kept.get(place)) is not None:
+                self._kept.move_to_end(place)
             return data
 
     def put(self, image_id: ids.ImageId, extent: layout.Extent, data: base.Buffer) -> None:
         self.forget(image_id, extent)
         with self._lock:
-            self._kept[image_id, extent] = data
+            self._kept[_place(image_id, extent)] = data
             self._left_bytes -= len(data)
             while self._left_bytes < 0:
                 self._left_bytes += len(self._kept.popitem(last=False)[1])
 
     def forget(self, image_id: ids.ImageId, extent: layout.Extent) -> None:
         with self._lock:
-            if (data := self._kept.pop((image_id, extent), None)) is not None:
+            if (data := self._kept.pop(_place(image_id, extent), None)) is not None:
                 self._left_bytes += len(data)
+
+
+_Place = tuple[ids.ImageId, layout.Extent]
+
+
+def _place(image_id: ids.ImageId, extent: layout.Extent) -> _Place:
+    """Return where a cluster is stored, whichever guest bytes it is."""
+    return image_id, extent._replace(at=0)
 
 
 class LayoutSource(base.Wrapper):
@@ -96,13 +113,20 @@ class LayoutSource(base.Wrapper):
 
     :param layout_of: of images; what else is read is as it is stored
     :param nursery: where what has come is decoded; it must outlive the source's use
+    :param decoding: the threads for that, which places share
     """
 
-    def __init__(self, inner: base.Source, layout_of: LayoutOf, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        inner: base.Source,
+        layout_of: LayoutOf,
+        nursery: trio.Nursery,
+        decoding: decode_threads.DecodeThreads | None = None,
+    ) -> None:
         super().__init__(inner)
         self._layout_of, self._nursery = layout_of, nursery
         self._remembered = _Remembered()
-        self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._decoding = decoding or decode_threads.DecodeThreads(nursery)
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the length of what the guest reads, if the stored file is there."""
@@ -140,7 +164,7 @@ class LayoutSource(base.Wrapper):
         reading = _Reading(self.where, blob, pieces, told, self._remembered)
         reading.plan(found)
         stored = self._stored(blob, found)
-        await reading.run(self._inner, stored, self._nursery, self._limiter)
+        await reading.run(self._inner, stored, self._nursery, self._decoding)
 
     def _layout(self, blob: base.Blob) -> Layout | None:
         """Return the layout of an image that is not stored as the guest reads it."""
@@ -227,13 +251,14 @@ class _Reading:
         inner: base.Source,
         stored: base.Blob,
         nursery: trio.Nursery,
-        limiter: trio.CapacityLimiter,
+        decoding: decode_threads.DecodeThreads,
     ) -> None:
         """Read, and return when all has been told.
 
         :param stored: the stored file
         """
-        self._nursery, self._limiter = nursery, limiter
+        self._nursery, self._decoding = nursery, decoding
+        self._guest = disk_io.asker().stream
         try:
             self._decode_soon()
             if self._tiles.ranges:
@@ -300,9 +325,9 @@ class _Reading:
                 while self._ready and length < AT_ONCE_BYTES:
                     batch.append(self._ready.popleft())
                     length += batch[-1].piece.length
-                outcomes = await trio.to_thread.run_sync(
-                    self._made, batch, limiter=self._limiter, abandon_on_cancel=True
-                )
+                outcomes: list[tuple[int, base.Outcome]] = []
+                steps = self._made(batch, outcomes)
+                await self._decoding.run(self._blob.image_id, self._guest, steps)
                 self._let_go(batch)
                 batch = []
                 self._tell(outcomes)
@@ -328,18 +353,19 @@ class _Reading:
         if not self._left:
             self._done.set()
 
-    # In a thread
+    # In threads, by steps that say how many bytes they have made
 
-    def _made(self, batch: Sequence[_Wanted]) -> list[tuple[int, base.Outcome]]:
-        outcomes: list[tuple[int, base.Outcome]] = []
+    def _made(
+        self, batch: Sequence[_Wanted], outcomes: list[tuple[int, base.Outcome]]
+    ) -> Iterator[int]:
         for one in batch:
             try:
-                outcomes.append((one.number, self._checked(one)))
+                outcomes.append((one.number, (yield from self._checked(one))))
             except Exception as error:  # whatever it is, it belongs to who asked
                 outcomes.append((one.number, error))
-        return outcomes
+            yield one.piece.length
 
-    def _checked(self, one: _Wanted) -> base.Buffer:
+    def _checked(self, one: _Wanted) -> Steps:
         """Return the bytes of a piece.
 
         :raises errors.ChunkInvalid: what the place gave is not the piece
@@ -347,7 +373,7 @@ class _Reading:
         offset, length, content = one.piece
         what = self._blob.part(offset, length)
         try:
-            data = self._assembled(one)
+            data = yield from self._assembled(one)
             if content is not None:
                 verify.check_chunk(data, content, what, self._where)
         except codecs.CodecError as error:
@@ -360,17 +386,18 @@ class _Reading:
             raise
         return data
 
-    def _assembled(self, one: _Wanted) -> base.Buffer:
+    def _assembled(self, one: _Wanted) -> Steps:
         if stored_reads.is_whole(one.piece.length, one.fragments):
             fragment = one.fragments[0]
-            data = self._decoded(fragment)
+            data = yield from self._decoded(fragment)
             if len(data) == fragment.length:
                 return data
             return bytes(self._part(data, fragment))  # so that it keeps nothing else in memory
         buffer = bytearray(one.piece.length)
         for fragment in one.fragments:
             stop = fragment.to + fragment.length
-            buffer[fragment.to : stop] = self._part(self._decoded(fragment), fragment)
+            data = yield from self._decoded(fragment)
+            buffer[fragment.to : stop] = self._part(data, fragment)
         return buffer
 
     def _part(self, data: base.Buffer, fragment: stored_reads.Fragment) -> memoryview:
@@ -378,7 +405,7 @@ class _Reading:
             return memoryview(data)
         return memoryview(data)[fragment.skip : fragment.skip + fragment.length]
 
-    def _decoded(self, fragment: stored_reads.Fragment) -> base.Buffer:
+    def _decoded(self, fragment: stored_reads.Fragment) -> Steps:
         """Return all of an extent, or the part that is needed if it is stored as it is."""
         extent = fragment.extent
         if extent.codec is layout.Codec.STORED:
@@ -386,10 +413,12 @@ class _Reading:
         image_id = self._blob.image_id
         if (known := self._known.get(extent)) is not None:
             return known
-        if fragment.is_part and (known := self._remembered.get(image_id, extent)) is not None:
+        if (known := self._remembered.get(image_id, extent)) is not None:
             return known
         stored = self._tiles.bytes_of(fragment.span)
-        data = codecs.decode(extent.codec, stored, extent.length)
-        if fragment.is_part and extent not in self._wrong:
+        began_s = time.monotonic()
+        data = yield from codecs.decode_steps(extent.codec, stored, extent.length)
+        is_slow = time.monotonic() - began_s >= SLOW_S
+        if (fragment.is_part or is_slow) and extent not in self._wrong:
             self._remembered.put(image_id, extent, data)
         return data

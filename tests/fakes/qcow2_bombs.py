@@ -6,6 +6,7 @@ Every file is one that QEMU opens.  What differs is what its L2 entries name:
 * :func:`aliased`: all of them one compressed cluster;
 * :func:`expanding`: each a short stream of its own that decodes to a whole cluster;
 * :func:`slow`: each a long stream of its own, almost all of it empty deflate blocks;
+* :func:`slow_clusters`: the same, and no two have the same bytes;
 * :func:`empty`: nothing.
 """
 
@@ -106,6 +107,20 @@ def slow(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
         return skipped, len(stream) - skipped
 
     return _file(size, cluster_bits, stream, place)
+
+
+def slow_clusters(data: bytes, stored_bytes: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
+    """Return a file of a disk whose clusters are slow streams of ``stored_bytes`` each.
+
+    :param data: the disk, a whole number of clusters
+    """
+    cluster_bytes = 1 << cluster_bits
+    streams = [
+        slow_stream(stored_bytes, data[at : at + cluster_bytes]).ljust(stored_bytes, b"\0")
+        for at in range(0, len(data), cluster_bytes)
+    ]
+    place = lambda number: (number * stored_bytes, stored_bytes)  # noqa: E731
+    return _file(len(data), cluster_bits, b"".join(streams), place)
 
 
 def empty(size: int, cluster_bits: int = 16) -> bytes:

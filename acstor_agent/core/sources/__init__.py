@@ -3,5 +3,6 @@
 
 To be read in this order: ``attempt_timeout`` (how long one attempt may take), ``circuit_breaker``
 (when a source is asked last), ``refusals`` (what a source refuses), ``fence`` (how many calls may
-hang in the kernel), ``stored_reads`` (which bytes of a stored file make a piece of an image).
+hang in the kernel), ``stored_reads`` (which bytes of a stored file make a piece of an image),
+``decode_slots`` (who decodes them next).
 """

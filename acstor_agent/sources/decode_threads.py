@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes compressed clusters in threads, by turns (``core/sources/decode_slots.py``).
+
+What is decoded is a generator that stops after each step, so that it can go on later and in
+another thread: one that takes long holds a slot no longer than others wait.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.sources import decode_slots
+from acstor_common import ids
+
+
+class _Slice(NamedTuple):
+    """What was done while a slot was held."""
+
+    used_s: float
+    decoded_bytes: int
+    is_done: bool
+
+
+class DecodeThreads:
+    """The threads of a host, as many as it has processors.
+
+    :param nursery: where slots are given when a budget allows it again; it outlives all use
+    """
+
+    def __init__(self, nursery: trio.Nursery, threads: int | None = None) -> None:
+        threads = threads or len(os.sched_getaffinity(0))
+        self._nursery = nursery
+        self._slots = decode_slots.DecodeSlots(threads)
+        self._limiter = trio.CapacityLimiter(threads)
+        self._begun: dict[decode_slots.Job, trio.Event] = {}
+        self._is_delayed = False
+
+    async def run(
+        self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
+    ) -> None:
+        """Go through ``steps`` in threads; each says how many bytes it has decoded.
+
+        :param steps: raises nothing
+        """
+        while not await self._slice(image_id, guest, steps):
+            pass
+
+    async def _slice(
+        self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
+    ) -> bool:
+        """Wait for a slot and use it; say whether ``steps`` has come to its end."""
+        job = self._slots.wait(image_id, guest)
+        begun = self._begun[job] = trio.Event()
+        self._begin()
+        done = _Slice(0.0, 0, is_done=False)
+        try:
+            await begun.wait()
+            done = await trio.to_thread.run_sync(
+                self._work, steps, job, limiter=self._limiter, abandon_on_cancel=True
+            )
+        finally:
+            del self._begun[job]
+            if begun.is_set():
+                self._slots.end(job, done.used_s, done.decoded_bytes, trio.current_time())
+            else:
+                self._slots.leave(job)
+            self._begin()
+        return done.is_done
+
+    def _begin(self) -> None:
+        """Give slots to those whose turn it is."""
+        while (job := self._slots.begin(trio.current_time())) is not None:
+            self._begun[job].set()
+        delay_s = self._slots.delay_s(trio.current_time())
+        if delay_s is not None and not self._is_delayed:
+            self._is_delayed = True
+            self._nursery.start_soon(self._begin_later, delay_s)
+
+    async def _begin_later(self, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        self._is_delayed = False
+        self._begin()
+
+    # In a thread
+
+    def _work(self, steps: Iterator[int], job: decode_slots.Job) -> _Slice:
+        began_s, decoded_bytes = time.thread_time(), 0
+        for step_bytes in steps:
+            decoded_bytes += step_bytes
+            used_s = time.thread_time() - began_s
+            if self._slots.is_over(job, used_s, decoded_bytes):
+                return _Slice(used_s, decoded_bytes, is_done=False)
+        return _Slice(time.thread_time() - began_s, decoded_bytes, is_done=True)

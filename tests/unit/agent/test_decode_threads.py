@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work of many images in a few threads: a long one is interrupted, and goes on where it was."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import trio
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.sources import decode_slots
+from acstor_agent.sources import decode_threads
+from acstor_common import ids
+
+GUEST = requests.Stream(requests.Klass.GUEST, "a guest")
+SLOW, OTHER = ids.ImageId("slow"), ids.ImageId("other")
+
+
+def busy(seconds: float) -> None:
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+def slow_steps(seconds: float, decoded_bytes: int = 1 << 20) -> Iterator[int]:
+    """Use a processor for so long, a millisecond at a time."""
+    for _ in range(round(seconds * 1000)):
+        busy(0.001)
+        yield decoded_bytes
+
+
+async def test_short_work_does_not_wait_for_the_end_of_long_work(nursery):
+    threads = decode_threads.DecodeThreads(nursery, 1)
+    ended = []
+
+    async def run(image_id, steps):
+        await threads.run(image_id, GUEST, steps)
+        ended.append(image_id)
+
+    for _ in range(4):
+        nursery.start_soon(run, SLOW, slow_steps(0.3))
+    await trio.sleep(0.05)
+    await run(OTHER, slow_steps(0.002))
+    assert ended == [OTHER]
+    nursery.cancel_scope.cancel()
+
+
+async def test_all_steps_are_gone_through_in_order_and_no_two_at_a_time(nursery):
+    threads = decode_threads.DecodeThreads(nursery, 3)
+    seen, lock = {number: [] for number in range(8)}, {n: threading.Lock() for n in range(8)}
+
+    def steps(number):
+        for step in range(20):
+            assert lock[number].acquire(blocking=False)
+            busy(0.0005)
+            seen[number].append(step)
+            lock[number].release()
+            yield 1 << 20
+
+    async with trio.open_nursery() as callers:
+        for number in seen:
+            callers.start_soon(threads.run, ids.ImageId(str(number % 3)), GUEST, steps(number))
+    assert all(found == list(range(20)) for found in seen.values())
+
+
+async def test_work_beyond_its_budget_goes_on_later_by_itself(nursery, monkeypatch):
+    monkeypatch.setattr(decode_slots, "BURST_S", 0.02)
+    threads = decode_threads.DecodeThreads(nursery, 2)
+    began_s = trio.current_time()
+    await threads.run(SLOW, GUEST, slow_steps(0.04, decoded_bytes=0))
+    took_s = trio.current_time() - began_s
+    assert took_s > 0.02 + 0.015 / decode_slots.REFILL
+
+
+async def test_who_is_cancelled_gives_back_slot_and_place(nursery):
+    threads = decode_threads.DecodeThreads(nursery, 1)
+    with trio.move_on_after(0.05):
+        async with trio.open_nursery() as callers:
+            for _ in range(3):
+                callers.start_soon(threads.run, SLOW, GUEST, slow_steps(0.1))
+    with trio.fail_after(5.0):
+        await threads.run(OTHER, GUEST, slow_steps(0.001))
+    assert threads._slots._waiting == 0
