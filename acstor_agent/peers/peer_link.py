@@ -34,6 +34,8 @@ from acstor_common import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
 """A receiver is not woken for less than this, or than the rest of a shorter frame."""
+TURN_BYTES = 1024
+"""What is decoded in a turn that others wait for: 64 Pings."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 RECORDS_PER_CALL = 64
@@ -96,6 +98,8 @@ class Link:
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
         self._early = b""  # came with the handshake
+        self.turns: trio.Lock | None = None
+        """Held while TURN_BYTES are decoded, where the other side sends many small messages."""
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None when the other side has closed.
@@ -113,7 +117,11 @@ class Link:
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
             try:
-                messages = self._receive_nowait(receiver)
+                if self.turns is None:
+                    messages = self._receive_nowait(receiver)
+                else:
+                    async with self.turns:
+                        messages = self._receive_nowait(receiver)
             except BlockingIOError:
                 self._is_empty = True
                 continue
@@ -131,10 +139,16 @@ class Link:
 
         None when the other side has closed.
         """
-        buffers = receiver.get_buffers()
+        buffers = self._spaces(receiver)
         count = self._sock.recvmsg_into(buffers)[0]
         self._is_empty = count < sum(map(len, buffers))
         return receiver.received(count) if count else None
+
+    def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
+        """Return where to receive next: in a turn little, unless it is of a chunk."""
+        spaces = receiver.get_buffers()
+        is_short = self.turns is not None and len(spaces) == 1
+        return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
         """Return the messages that are completed by what was received before."""
@@ -290,12 +304,15 @@ class TlsLink(Link):
 
     def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """See :meth:`Link._receive_nowait`."""
+        if self._session.has_more and (messages := self._feed(receiver, b"")):
+            return messages
         if self._session.is_over:
             return None
         data = self._sock.recv(self._call_bytes)
-        messages = self._feed(receiver, data) if data else None
-        self._is_empty = len(data) < self._call_bytes and not self._session.is_over
-        return messages
+        found = self._feed(receiver, data) if data else None
+        is_last = len(data) < self._call_bytes and not self._session.is_over
+        self._is_empty = is_last and not self._session.has_more
+        return found
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
         """See :meth:`Link._feed`."""
@@ -304,9 +321,11 @@ class TlsLink(Link):
         records = self._session.records
         try:
             while self._session.has_more and (
-                count := self._session.read_into(*receiver.get_buffers())
+                count := self._session.read_into(*self._spaces(receiver))
             ):
                 messages += receiver.received(count)
+                if self.turns is not None and messages:
+                    break
         except ssl.SSLError:
             self._say_why()
             raise

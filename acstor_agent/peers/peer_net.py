@@ -30,6 +30,7 @@ from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
 from acstor_agent.peers.connection import idle
 from acstor_agent.peers.connection import line as line_
+from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import rights
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -85,6 +86,7 @@ class PeerNet:
         self._leaving: set[line_.Line] = set()  # beside them: others are in their places, or none
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
+        self._share = loop_share.LoopShare(self._limits.incoming + self._limits.outgoing)
         self.faults = faults.Faults()
         self.unauthenticated = unauthenticated.Unauthenticated(
             self._limits.unauthenticated, self._limits.hello_s, hosts_at
@@ -265,7 +267,12 @@ class PeerNet:
             except BaseException:
                 link.close()
                 raise
-        return asking.Asking(line.host, link, receiver, line.peer, line.klass, self._gate), early
+        return (
+            asking.Asking(
+                line.host, link, receiver, line.peer, line.klass, self._gate, self._share
+            ),
+            early,
+        )
 
     # Answering
 
@@ -357,6 +364,7 @@ class PeerNet:
                 self._giver,
                 self._heard,
                 self._budgets,
+                self._share,
             )
             self._make_room_for(connection)
         except BaseException:

@@ -22,6 +22,7 @@ from acstor_agent.core import rates
 from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -30,6 +31,8 @@ Heard = Callable[[ids.HostId, peer_wire.News], None]
 """Takes note of what a peer tells; it decides for itself what to listen to."""
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
+_USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
+"""Refusals that are due to what was asked for, not to this host's state."""
 MESSAGE_BYTES = 128
 """What a message that waits takes beside its bytes."""
 ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
@@ -91,12 +94,12 @@ class Answering(base.Connection):
         giver: Giver,
         heard: Heard,
         budgets: Budgets,
+        share: loop_share.LoopShare,
     ) -> None:
-        super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate)
+        super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate, share)
         self._giver = giver
         self._heard = heard
         self._budgets = budgets
-        self._sharer = hello.host_id, hello.klass  # what is in bulk leaves room for what is urgent
         self._charged_bytes = 0
         self._asked: list[peer_wire.Request] = []  # the giver is told with what came with them
         self._open: dict[int, int] = {}  # requests that wait for an answer, and their bytes
@@ -112,6 +115,7 @@ class Answering(base.Connection):
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base.Part]:
         """Return messages without the requests that later ones cancel."""
         self._came_s = self.last_progress
+        self._charge_small(loop_share.small_messages(messages, self._open))
         if any([isinstance(message, peer_wire.Cancel) for message in messages]):
             return _not_cancelled(messages)
         return messages
@@ -225,16 +229,20 @@ class Answering(base.Connection):
 
     def reply(self, answers: Iterable[Answer]) -> None:
         """Answer requests that wait for it, together as far as may be."""
+        refused = 0
         awaited: list[Answer] = []
         lengths: list[int] = []
         for answer in answers:
             length = self._open.pop(answer.request_id, None)
             if length is not None:
                 awaited.append(answer)
+                refused += isinstance(answer, peer_wire.Refuse) and answer.code in _USELESS
                 lengths.append(length)
         if awaited:
             self._release(lengths)
             self.post(*awaited)
+        if refused:
+            self._charge_small(refused)
 
     def _release(self, lengths: Sequence[int]) -> None:
         """Note that requests for so many bytes each are not worked on any more."""

@@ -23,6 +23,7 @@ import trio
 from acstor_agent.core.transfers import outgoing
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -66,8 +67,9 @@ class Asking(base.Connection):
         peer: str,
         klass: peer_wire.Klass,
         gate: base.DemandGate,
+        share: loop_share.LoopShare,
     ) -> None:
-        super().__init__(host, link, receiver, peer, klass, gate)
+        super().__init__(host, link, receiver, peer, klass, gate, share)
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
         self._soon = outgoing.Outgoing()  # of them, and of news: what has not been sent yet
         self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
@@ -172,6 +174,7 @@ class Asking(base.Connection):
                 self._answer(message)
             else:
                 others.append(message)
+        self._charge_small(loop_share.small_messages(others))
         return others
 
     def _handle(self, part: base.Part) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import peer_link
+from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -120,6 +121,7 @@ class Connection(abc.ABC):
     :param host: the other side
     :param receiver: has already received Hello
     :param peer: the other side in words, for logs and errors
+    :param share: of the event loop
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Connection(abc.ABC):
         peer: str,
         klass: peer_wire.Klass,
         gate: DemandGate,
+        share: loop_share.LoopShare,
     ) -> None:
         self.host = host
         self.link = link
@@ -145,6 +148,10 @@ class Connection(abc.ABC):
         self.failure: errors.AcstorError | None = None
         self._receiver = receiver
         self._gate = gate
+        self._share = share
+        self._sharer = host, klass  # what is in bulk leaves room for what is urgent
+        self._has_turn = False
+        link.turns = share.turns  # until it has sent something else than many small messages
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
@@ -292,18 +299,21 @@ class Connection(abc.ABC):
                         if handled >= PARTS_PER_TURN:
                             handled = 0
                             self._uncork()
-                            await trio.lowlevel.checkpoint()
+                            await self._take_turn()
                         if not self._has_room(part):
                             if isinstance(part, peer_wire.Get):  # there may be some for a part
                                 parts.extendleft(reversed(part.requests))
                                 continue
                             self._uncork()
+                            self._end_turn()
                             await self._wait_for_room(part)
                         handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
                         self._is_corked = True
                         self._handle(part)
                 finally:
                     self._uncork()
+                    self._end_turn()
+                await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
             self.is_left = True
 
@@ -350,6 +360,31 @@ class Connection(abc.ABC):
         if self.is_closed or not self.is_drained:
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
+
+    async def _take_turn(self) -> None:
+        """Let other tasks run, and wait until no other connection goes on in this turn."""
+        self._end_turn()
+        await self._share.turns.acquire()
+        self._has_turn = True
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._share.turns.release()
+
+    def _charge_small(self, count: int) -> None:
+        """Have the other side pay for small messages; where they are many, it has to take turns."""
+        if count:
+            self._share.charge(self._sharer, count)
+        if count or self.link.turns is not None:
+            self.link.turns = self._share.turns_of(self._sharer)
+
+    async def _wait_for_tokens(self) -> None:
+        """Wait until the other side may send small messages again."""
+        if wait_s := self._share.wait_s(self._sharer):
+            self._is_full = True
+            await trio.sleep(wait_s)
+            self._is_full = False
 
     async def _wait_for_room(self, part: Part) -> None:
         self._is_full = True

@@ -9,6 +9,7 @@ import trio
 
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
+from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import peer_wire
 from tests.fakes import peer_giver
@@ -161,7 +162,8 @@ async def test_each_chunk_of_a_batch_is_answered_for_itself():
     assert "no answer within 0.3 s" in str(outcomes[3])
 
 
-async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then():
+async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then(monkeypatch):
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
     heard, came = [], trio.Event()
 
     async def converse(host):

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import log_limit
+from acstor_agent.core import rates
 from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import peer_giver
@@ -113,7 +116,9 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
                     await trio.sleep(0.01)
 
 
-async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
+async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypatch):
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
+
     class Refusing(peer_giver.TaskGiver):
         def asked(self, connection, requests, came_s):
             missing = peer_wire.RefuseCode.MISSING
@@ -194,7 +199,8 @@ async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
     assert len([r for r in caplog.records if "broke the protocol" in r.getMessage()]) == 1
 
 
-async def test_flood_of_small_messages_leaves_turns_to_others():
+async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
     async with nets.serving() as (_server, address):
         stream = await nets.dial(address)
         pings = b"".join(peer_wire.encode(peer_wire.Ping(n))[0] for n in range(20_000))
@@ -220,6 +226,59 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
             await stream.send_all(pings)
         assert turns > 20_000 / base.PARTS_PER_TURN / 2
         await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [peer_wire.Ping(1), peer_wire.Pong(1), peer_wire.Cancel((1, 2))],
+    ids=["Ping", "Pong", "Cancel of nothing"],
+)
+async def test_small_messages_are_read_at_the_rate_of_their_host(monkeypatch, message):
+    """The former code read all 20,000 of them at once."""
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rates.Rate(per_s=1e-3, burst=1000.0))
+    async with nets.serving() as (server, address):
+        flooding = await nets.dial(address)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flooding.send_all, hello("h1") + frame(message) * 20_000)
+            await nets.wait_until(lambda: any(c._is_full for c in server._answering), 30.0)
+            level = server._share._small.level((ids.HostId("h1"), DEMAND), trio.current_time())
+            assert -1000.0 <= level < 1.0
+            async with nets.asking(address) as client:
+                assert await client.fetch(0, 10) == DATA[:10]
+            nursery.cancel_scope.cancel()
+        await trio.aclose_forcefully(flooding)
+
+
+def frame(message):
+    return b"".join(peer_wire.encode(message))
+
+
+def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
+    get = peer_wire.Get((nets.REQUEST._replace(request_id=7),))
+    cancels = [peer_wire.Cancel((number,)) for number in (1, 2, 7, 8)]
+    assert loop_share.small_messages([get]) == 0
+    assert loop_share.small_messages([get, *cancels], {1, 2}) == 1
+    assert loop_share.small_messages([get, *cancels, *cancels], {1, 2}) == 5
+    assert loop_share.small_messages([peer_wire.Hurry((1, 9)), peer_wire.Ping(1)], {1}) == 1
+
+
+async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give():
+    class Refusing(peer_giver.TaskGiver):
+        def asked(self, connection, requests, came_s):
+            connection.reply([peer_wire.Refuse(one.request_id, self.code) for one in requests])
+
+    async with trio.open_nursery() as nursery:
+        giver = Refusing(nets.serve_data, nursery)
+        async with nets.serving(giver=giver) as (server, address):
+            async with nets.asking(address) as client:
+                levels = []
+                for giver.code in (peer_wire.RefuseCode.BUSY, peer_wire.RefuseCode.MISSING):
+                    for _ in range(20):
+                        with pytest.raises(errors.ChunkUnavailable):
+                            await client.fetch(0, 10)
+                    sharer = nets.CLIENT, DEMAND
+                    levels.append(server._share._small.level(sharer, trio.current_time()))
+        assert levels[0] == loop_share.SMALL_MESSAGES.burst and levels[1] < levels[0]
 
 
 @pytest.mark.expect_log("no Hello in time")

@@ -11,9 +11,11 @@ import struct
 import pytest
 import trio
 
+from acstor_agent.core import rates
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -25,6 +27,7 @@ CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
 PEER, SOON, LATER = peer_wire.Priority
+PLENTY = rates.Rate(per_s=1e9, burst=1e9)
 QUICK = peer_net.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_net.Limits()
 DATA = os.urandom(1 << 20)
@@ -306,6 +309,7 @@ async def test_ping_is_answered_by_either_side():
 async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
     """It gets the pongs that there is room for, and what it was asked goes on."""
     limit_bytes, pings, heard = 16 * 1024, 20_000, []
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", PLENTY)
     [pong] = peer_wire.encode(peer_wire.Pong(1))
     monkeypatch.setattr(asking_, "UNTOLD_BYTES", limit_bytes)
     may_read = trio.Event()

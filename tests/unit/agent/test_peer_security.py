@@ -14,6 +14,7 @@ from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import rights
 from acstor_common import certificates
 from acstor_common import credentials
@@ -513,7 +514,8 @@ class Connected(base.Connection):
         ours, self.theirs = socket.socketpair()
         link = peer_link.Link(ours)
         link.certificate = certificate
-        super().__init__(host, link, None, host, DEMAND, base.DemandGate())
+        share = loop_share.LoopShare(1)
+        super().__init__(host, link, None, host, DEMAND, base.DemandGate(), share)
 
     def _handle(self, message):
         pass
