@@ -54,6 +54,7 @@ from acstor_agent.images import uses
 from acstor_agent.images import waiting
 from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
+from acstor_agent.mount import dead_mounts
 from acstor_agent.mount import dying
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
@@ -166,6 +167,7 @@ class Agent:
         self._waiting = waiting.Waiting(deadline_s=deadline_s)
         opened = opened_.Opened(self._images, self._waiting, deadline_s, own.lost_after_s)
         self._rescue = rescue.Rescue(self._waiting.table, known)
+        self._dead_mounts = dead_mounts.DeadMounts(conf.acstor.mount_point)
         self._disks = disks.Disks(
             state_dir / "disks",
             opened,
@@ -263,6 +265,7 @@ class Agent:
                 failed_reads=self._images.failed_reads,
                 fallbacks=lambda: self._requests.nova_fallbacks,
                 troubles=self._troubles,
+                on_dead_mounts=lambda: self._dead_mounts.guests,
             ).now,
         )
 
@@ -335,6 +338,7 @@ class Agent:
         await keep("detaching of images", optional.begun(self._detaching.run))
         await keep("checkpoints", optional.begun(self._recovering.run))
         await keep("waiting reads", optional.begun(self._rescue.run))
+        await keep("guests on dead mounts", optional.begun(self._dead_mounts.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
         await keep("timelines of boots", optional.begun(self._timelines.run))
@@ -402,7 +406,12 @@ class Agent:
             "event_loop": status.of_latency(self._turns.latency),
             "troubles": self._troubles(),
             "sources": status.of_sources(self._source.places()),
-            "guests": status.of_guests(self._waiting, self._disks.writes, self._rescue.ended),
+            "guests": status.of_guests(
+                self._waiting,
+                self._disks.writes,
+                self._rescue.ended,
+                self._dead_mounts.guests,
+            ),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
 

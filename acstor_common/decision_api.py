@@ -56,6 +56,7 @@ MAX_FORMERS = 16
 MAX_WHY = 255
 MAX_REASONS = 64
 MAX_TROUBLES = 16
+MAX_GUESTS = 256
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
 COLLECTION_S = 5.0
@@ -258,6 +259,7 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
     :param failed_reads: of guests, in the last hour
     :param fallbacks: how often Nova did without acstor in the last hour, by the reason
     :param troubles: by the part
+    :param on_dead_mounts: servers, or processes, that use a mount that has ended
     """
 
     version: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -267,6 +269,7 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
     failed_reads: Bytes = 0
     fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}
     troubles: Annotated[dict[Label, HostTrouble], msgspec.Meta(max_length=MAX_TROUBLES)] = {}
+    on_dead_mounts: Annotated[tuple[Label, ...], msgspec.Meta(max_length=MAX_GUESTS)] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -357,6 +357,8 @@ def _status(status: dict[str, Any]) -> str:
         or "nobody for long",
         "Lost": ", ".join(name for name, image in status["images"].items() if image["lost_reads"])
         or "nothing",
+        "On dead mounts": textwrap.fill(", ".join(status["guests"]["on_dead_mounts"]), WIDTH)
+        or "nobody",
         "Disk policy": _disk_io(status["disk_io"]),
         "Worker's turns": f"{1000 * status['event_loop']['p99_s']:g} ms at most in 99 %, the "
         f"longest {1000 * status['event_loop']['longest_s']:.1f} ms",

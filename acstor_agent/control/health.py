@@ -25,6 +25,7 @@ class Health:
     :param late: returns the requests that have waited for long, by whose they are
     :param failed_reads: returns how many there were since the start
     :param fallbacks: returns how often Nova did without acstor since the start, by the reason
+    :param on_dead_mounts: returns the guests that use a mount that has ended
     :param troubles: returns which parts do not work, as the status has it
     """
 
@@ -35,9 +36,11 @@ class Health:
         failed_reads: Callable[[], int],
         fallbacks: Callable[[], Mapping[str, int]],
         troubles: Callable[[], Mapping[str, Mapping[str, Any]]],
+        on_dead_mounts: Callable[[], Collection[str]],
     ) -> None:
         self._late, self._failed_reads = late, failed_reads
         self._fallbacks, self._troubles = fallbacks, troubles
+        self._on_dead_mounts = on_dead_mounts
         self._version = version.installed()[:64]
         self._lately = lately.Lately(time.monotonic())
 
@@ -47,6 +50,7 @@ class Health:
         totals = {**self._fallbacks(), FAILED: self._failed_reads()}
         grown = self._lately.grown(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
+        lost = sorted(self._on_dead_mounts())[: decision_api.MAX_GUESTS]
         troubles = sorted(self._troubles().items())[: decision_api.MAX_TROUBLES]
         return decision_api.HostHealth(
             version=self._version,
@@ -61,4 +65,5 @@ class Health:
                 )
                 for what, one in troubles
             },
+            on_dead_mounts=tuple(guest[: decision_api.MAX_WHY] for guest in lost),
         )

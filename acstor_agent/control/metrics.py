@@ -322,6 +322,11 @@ def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
     for kind in ("reads", "writes"):
         waiting.add_metric([kind], guests[f"waiting_{kind}"])
     yield waiting
+    yield core.GaugeMetricFamily(
+        "acstor_guests_on_dead_mounts",
+        "Guests that use a mount that has ended, and get I/O errors",
+        len(guests["on_dead_mounts"]),
+    )
     yield core.CounterMetricFamily(
         "acstor_guests_refused",
         "Requests that failed because their guest had most of too many waiting",

@@ -361,12 +361,16 @@ def of_sources(sources: Iterable[failover.PlaceState]) -> dict[str, Any]:
     return {place.where: place.health._asdict() for place in sources}
 
 
-def of_guests(reads: waiting.Waiting, writes: waiting.Waiting, ended: int) -> dict[str, Any]:
+def of_guests(
+    reads: waiting.Waiting, writes: waiting.Waiting, ended: int, on_dead_mounts: Collection[str]
+) -> dict[str, Any]:
     """Return how many requests of guests wait for what is not here, and how many were refused.
 
     :param ended: those that were ended, as who had made them was being killed
+    :param on_dead_mounts: the guests that use a mount that has ended
     """
     return {
+        "on_dead_mounts": sorted(on_dead_mounts),
         "ended": ended,
         "waiting_reads": len(reads),
         "waiting_writes": len(writes),

@@ -118,14 +118,25 @@ def kept(descriptors: Sequence[int]) -> Connection | None:
 
 def mounted_type(mount_point: str) -> str | None:
     """Return the type of the file system mounted on ``mount_point``, None if there is none."""
+    return _mounted(mount_point)[0]
+
+
+def device(mount_point: str) -> str:
+    """Return the device number of what is mounted there, as mountinfo has it; empty if nothing."""
+    return _mounted(mount_point)[1]
+
+
+def _mounted(mount_point: str) -> tuple[str | None, str]:
+    """Return the type and the device of what is mounted last on ``mount_point``."""
     wanted = resolved(mount_point)
-    found = None
+    found: tuple[str | None, str] = (None, "")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
             fields, _, tail = line.partition(" - ")
-            path = fields.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            _, _, device, _, escaped, *_ = fields.split(" ")
+            path = escaped.encode("utf-8", "surrogateescape").decode("unicode_escape")
             if path == wanted:
-                found = tail.split(" ")[0]
+                found = tail.split(" ")[0], device
     return found
 
 

@@ -30,10 +30,10 @@ def users_of(mount_point: str) -> list[User]:
     """Return who has what open below a mount point; nothing below it is touched."""
     below = fuse_connection.resolved(mount_point)
     found = []
-    for pid in _pids():
+    for pid in pids():
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
         if paths:
-            found.append(User(pid, _name_of(pid), tuple(sorted(paths))))
+            found.append(User(pid, name_of(pid), tuple(sorted(paths))))
     return found
 
 
@@ -44,7 +44,7 @@ def images_open(mount_point: str) -> set[ids.ImageId]:
     """
     below = f"{fuse_connection.resolved(mount_point)}/images/"
     found = set()
-    for pid in _pids():
+    for pid in pids():
         for path in _open_of(pid):
             if path.startswith(below):
                 name, _, _ = path.removeprefix(below).partition(base.BlobKind.IMAGE.value)
@@ -70,7 +70,8 @@ def describe(users: list[User]) -> str:
     return "; ".join(told + more)
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
+    """Return the ids of all processes."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
@@ -85,7 +86,7 @@ def _open_of(pid: int) -> list[str]:
     return paths
 
 
-def _name_of(pid: int) -> str:
+def name_of(pid: int) -> str:
     """Return what a process calls itself, for QEMU with the name of its guest."""
     with contextlib.suppress(OSError):
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -99,4 +100,4 @@ def pids_with_open(path: str) -> list[int]:
     """Return the processes that have ``path`` open; the path itself is not touched."""
     folder, name = os.path.split(path)
     real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
-    return [pid for pid in _pids() if real in _open_of(pid)]
+    return [pid for pid in pids() if real in _open_of(pid)]

@@ -267,6 +267,15 @@ def _guests(seen: Seen) -> Iterator[Finding]:
             "they wait without an error until the bytes come: is the image store up, and the "
             "network between hosts? acstor-agent-ctl status there says more",
         )
+    if lost := [f"{host.name}: {guest}" for host, one in told for guest in one.on_dead_mounts]:
+        yield _finding(
+            "mount-dead",
+            Severity.ERROR,
+            "guests use the mount of an agent that ended, and get I/O errors",
+            lost,
+            "stop and start these servers (openstack server reboot --hard); they read through the "
+            "agent that serves now from then on",
+        )
     if failed := [(host, one) for host, one in told if one.failed_reads]:
         yield _finding(
             "reads-failed",

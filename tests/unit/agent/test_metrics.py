@@ -71,7 +71,7 @@ async def picture_of(host, by_image=False):
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "event_loop": status.of_latency(TURNS),
-        "guests": status.of_guests(host.waiting, waiting.Waiting(), 4),
+        "guests": status.of_guests(host.waiting, waiting.Waiting(), 4, ["s1"]),
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
@@ -214,7 +214,13 @@ def test_agent_without_images_has_metrics_too():
     picture["sources"] = {}
     picture["detached"] = {"images": 0, "purged_chunks": 0}
     picture["refused"] = {"gets": 0, "connections": 0}
-    picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0, "ended": 0}
+    picture["guests"] = {
+        "waiting_reads": 0,
+        "waiting_writes": 0,
+        "refused": 0,
+        "ended": 0,
+        "on_dead_mounts": (),
+    }
     picture["event_loop"] = status.of_latency(counters.Latency())
     picture["shares"] = None
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}

@@ -55,6 +55,7 @@ FOUND = {
     "table-old": seen(host(epoch=6)),
     "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
     "reads-failed": seen(told(failed_reads=1)),
+    "mount-dead": seen(told(on_dead_mounts=("s1", "process 7 (qemu)"))),
     "nova-falls-back": seen(told(fallbacks={"agent-unreachable": 2})),
     "part-broken": seen(told(troubles={"metrics": TROUBLE})),
     "versions-differ": seen(told(version="1.1"), host("h2")),

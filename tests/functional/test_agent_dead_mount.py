@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests whose mount has ended are named by the agent that serves now, and no other is."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+DATA = local.random_bytes(1 << 20)
+LOST = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+WELL = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
+
+
+@contextlib.contextmanager
+def guest(folder: pathlib.Path, instance_id: str, image: pathlib.Path) -> Iterator[None]:
+    """Have a process that holds what the QEMU of an instance holds: its disk and the image."""
+    disk = folder / instance_id / "disk"
+    disk.parent.mkdir()
+    with image.open("rb") as backing, disk.open("w+b") as overlay:
+        process = subprocess.Popen(["sleep", "120"], stdin=backing, stdout=overlay)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ended(agent: agents.Agent) -> bool:
+    try:
+        os.statvfs(agent.mount_point)
+    except OSError as e:
+        return e.errno == errno.ENOTCONN
+    return False
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+def test_guest_on_a_mount_that_has_ended_is_named(tmp_path, images):
+    image_id = images.add(DATA)
+    with hosts.running(tmp_path / "h1", images) as agent, contextlib.ExitStack() as stack:
+        path = agent.image_path(image_id)
+        stack.enter_context(guest(tmp_path, LOST, path))
+        hosts.kill_agent(agent)
+        hosts.wait_until(lambda: ended(agent), "the end of the mount")
+        agent.start()
+        agent.wait_ready()
+        hosts.wait_until(lambda: agent.status()["guests"]["on_dead_mounts"], "the guest")
+        stack.enter_context(guest(tmp_path, WELL, path))
+        killed = agent.worker_pid()
+        hosts.kill(killed)  # the next one looks at once
+        hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")
+        agent.wait_ready()
+        hosts.wait_until(lambda: agent.status()["guests"]["on_dead_mounts"], "the next look")
+        assert agent.status()["guests"]["on_dead_mounts"] == [LOST]
+        assert f"get I/O errors; stop and start them: {LOST}" in agent.log()
