@@ -2,19 +2,24 @@
 """Counts how often Nova did without acstor, and why.
 
 The agent shows the numbers in its status and metrics.  The agent being away is
-the most frequent reason, so what it could not be told is kept for the next
-time.  The rule: counting never fails and never adds more than one request.
+the most frequent reason, so what it could not be told is kept, and a thread
+tells it as soon as the agent answers.  The rule: counting never fails and never
+adds more than one request.
 """
 
 import collections
 import logging
 import threading
+import time
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import supervised
 from acstor_nova import agent_client
 
 LOG = logging.getLogger(__name__)
+
+TELL_AGAIN_S = 10.0
 
 
 class Fallbacks:
@@ -24,6 +29,7 @@ class Fallbacks:
         self._lock = threading.Lock()
         self._total: collections.Counter[control_wire.Fallback] = collections.Counter()
         self._untold: collections.Counter[control_wire.Fallback] = collections.Counter()
+        self._is_telling = False
 
     def count(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
         """Count a fallback and warn of it."""
@@ -40,8 +46,33 @@ class Fallbacks:
             times,
         )
 
-    def tell(self, agent: agent_client.AgentClient) -> None:
-        """Tell the agent what it does not know yet; what it cannot be told stays."""
+    def tell_later(self, agent: agent_client.AgentClient) -> None:
+        """Tell the agent what it does not know yet, in a thread, once it answers."""
+        with self._lock:
+            if self._is_telling:
+                return
+            self._is_telling = True
+        supervised.start_once("fallbacks", lambda: self._tell_until_known(agent))
+
+    def _tell_until_known(self, agent: agent_client.AgentClient) -> None:
+        is_known = False
+        while not is_known:
+            time.sleep(TELL_AGAIN_S)
+            try:
+                is_answered = self.tell(agent)
+            except Exception:
+                self._is_telling = False
+                raise
+            with self._lock:  # what is counted from here on starts a thread of its own
+                is_known = is_answered or not self._untold
+                self._is_telling = not is_known
+
+    def tell(self, agent: agent_client.AgentClient) -> bool:
+        """Tell the agent what it does not know yet; what it cannot be told stays.
+
+        :return: whether the agent answered
+        """
+        is_answered = True
         with self._lock:
             untold, self._untold = self._untold, collections.Counter()
         for reason in list(untold):
@@ -51,11 +82,13 @@ class Fallbacks:
                 LOG.info("fallbacks are not counted by the agent yet: %s", e)
                 continue
             except errors.AgentUnreachable as e:
-                LOG.info("fallbacks are not counted by the agent yet: %s", e)
+                LOG.debug("fallbacks are not counted by the agent yet: %s", e)
+                is_answered = False
                 break
             del untold[reason]
         with self._lock:
             self._untold += untold
+        return is_answered
 
     @property
     def total(self) -> dict[control_wire.Fallback, int]:

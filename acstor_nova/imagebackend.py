@@ -105,8 +105,10 @@ class Host:
     def fall_back(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
         """Say and count that an image is taken as Nova does by itself."""
         self.fallbacks.count(reason, image_id, why)
-        if reason != _REASONS.AGENT_UNREACHABLE:  # one that hangs is waited for once
-            self.fallbacks.tell(self.agent)
+        if reason == _REASONS.AGENT_UNREACHABLE:  # one that hangs is waited for once
+            self.fallbacks.tell_later(self.agent)
+        elif not self.fallbacks.tell(self.agent):
+            self.fallbacks.tell_later(self.agent)
 
     def link(self, context: Any, image_id: str, link: str, trusted_certs: Any = None) -> None:
         """Put an image's mirror where Nova looks for the image.

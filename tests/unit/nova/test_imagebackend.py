@@ -12,6 +12,7 @@ import pytest
 
 from acstor_common import control_wire
 from acstor_nova import agent_client
+from acstor_nova import fallbacks
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
 from tests.fakes import nova_backend
@@ -163,6 +164,21 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
         nova.spawn()
     assert agent.asked[-1] == control_wire.CountFallback(R.AGENT_UNREACHABLE, 2)
     assert os.readlink(nova.base) == str(nova.mirror)
+
+
+@pytest.mark.expect_log(r"\[agent-unreachable, 2 since the start\]")
+@pytest.mark.allow_log("agent-unreachable")
+def test_agent_that_is_back_is_told_without_another_image(nova, monkeypatch):
+    monkeypatch.setattr(fallbacks, "TELL_AGAIN_S", 0.05)
+    for _ in range(2):
+        nova.host.fall_back(IMAGE, R.AGENT_UNREACHABLE, "it is away")
+    time.sleep(0.2)  # it is asked again and again
+    nova.answers[control_wire.CountFallback] = scripted_agent.done()
+    with scripted_agent.running(nova.socket, nova.answers) as agent:
+        ends_s = time.monotonic() + 10
+        while not agent.asked and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert agent.asked == [control_wire.CountFallback(R.AGENT_UNREACHABLE, 2)]
 
 
 @pytest.mark.expect_log(r"\[holes-unknown, 1 since the start\]")
