@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common import boot_timeline
+from acstor_common import printable
 
 WIDTH = 56
 LABEL = 24
@@ -205,7 +206,7 @@ def _bytes(timeline: boot_timeline.Timeline) -> Iterator[str]:
 def _longest(timeline: boot_timeline.Timeline, offset_s: float) -> Iterator[str]:
     yield f"{'Longest reads: at s':>20} {'took s':>8} {'byte':>14} {'KiB':>6}  from"
     for read in timeline.longest:
-        why = "".join(one if one.isprintable() else "?" for one in read.why)
+        why = printable.text(read.why)
         where = f"{_from(read.bytes)}{f' ({why})' if why else ''}"
         yield (
             f"{read.at_s + offset_s:20.2f} {read.took_s:8.3f} {read.offset:14} "

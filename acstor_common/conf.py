@@ -16,6 +16,7 @@ from oslo_config import cfg
 from oslo_config import iniparser
 from oslo_log import log
 
+from acstor_common import log_format
 from acstor_common import stray_options
 
 LOG = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def load(
     log.register_options(conf)
     read(conf, args, prog, register, options, description=description)
     log.setup(conf, "acstor")
+    log_format.install()
     warn_of_strays(conf, options)
 
 

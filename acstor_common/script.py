@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 
+from acstor_common import printable
 from acstor_common import version
 
 MISUSE = 2
@@ -52,8 +53,8 @@ def said(error: Exception) -> str:
     'ring.json: No such file or directory'
     """
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        return printable.text(f"{error.filename}: {error.strerror}")
+    return printable.text(str(error))
 
 
 @contextlib.contextmanager
@@ -65,5 +66,5 @@ def told_in_one_line(program: str, *faults: type[Exception]) -> Iterator[None]:
     try:
         yield
     except faults as e:
-        print(f"{program}: {e}", file=sys.stderr, flush=True)
+        print(f"{program}: {said(e)}", file=sys.stderr, flush=True)
         raise SystemExit(NO_APPLICATION) from e

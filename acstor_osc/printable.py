@@ -12,29 +12,12 @@ from cliff import columns
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_common import printable
+
 _OF_LIBRARY = (format_columns.DictColumn, format_columns.ListColumn)
 
 
-def text(told: str) -> str:
-    r"""Return what others say without what would do something to a terminal.
-
-    >>> text("\x1b[2J\u202eaway\n")
-    '?[2J?away?'
-    """
-    return "".join(one if one.isprintable() else "?" for one in told)
-
-
-def data(told: Any) -> Any:
-    r"""Return the same with all its words printable.
-
-    >>> data({"\n": ["a\n", 1]})
-    {'?': ['a?', 1]}
-    """
-    if isinstance(told, str):
-        return text(told)
-    if isinstance(told, dict):
-        return {data(name): data(value) for name, value in told.items()}
-    return [data(one) for one in told] if isinstance(told, list) else told
+text, data = printable.text, printable.data
 
 
 class Words(columns.FormattableColumn[Any]):
@@ -50,6 +33,14 @@ class Words(columns.FormattableColumn[Any]):
         """Return them as they are."""
         value = self._value
         return value.machine_readable() if isinstance(value, _OF_LIBRARY) else value
+
+
+class Lines(columns.FormattableColumn[str]):
+    """A text of several lines, such as PEM: they are the lines of its cell."""
+
+    def human_readable(self) -> str:
+        """Return the lines."""
+        return printable.lines(self._value.strip())
 
 
 def _shown(value: Any) -> Any:

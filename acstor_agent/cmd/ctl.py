@@ -25,6 +25,7 @@ from acstor_common import conf as common_conf
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import printable
 from acstor_common import ring
 from acstor_common import script
 
@@ -45,7 +46,7 @@ def main() -> int:
         path = options.socket or _configured_socket(options.config_file)
         result = _ask(path, options.make(options), show_progress=not options.json)
     except errors.AgentUnreachable as e:
-        print(f"acstor-agent-ctl: {e}. {REMEDY}", file=sys.stderr)
+        print(f"acstor-agent-ctl: {script.said(e)}. {REMEDY}", file=sys.stderr)
         return 1
     except (errors.AcstorError, cfg.Error, OSError) as e:
         print(f"acstor-agent-ctl: {script.said(e)}", file=sys.stderr)
@@ -53,8 +54,13 @@ def main() -> int:
     except KeyboardInterrupt:
         print("acstor-agent-ctl: stopped; what has come stays in the cache", file=sys.stderr)
         return 1
-    print(json.dumps(result, indent=2) if options.json else options.show(result))
+    print(json.dumps(result, indent=2) if options.json else _shown(options, result))
     return 0
+
+
+def _shown(options: argparse.Namespace, result: Any) -> str:
+    """Return an answer in words, without what others may have put into theirs."""
+    return str(options.show(printable.data(result)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,8 @@ import sys
 from acstor_agent.process import holder
 from acstor_common import arguments
 from acstor_common import errors
+from acstor_common import log_format
+from acstor_common import script
 from acstor_common import signals
 
 
@@ -24,6 +26,7 @@ def main() -> int:
     if given.check:
         return check(given.state_dir)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_format.install()
     signals.install()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -31,7 +34,7 @@ def main() -> int:
         with holder.Holder(given.state_dir) as held:
             held.serve()
     except errors.Unusable as e:
-        print(f"acstor-agent-holder: {e}", file=sys.stderr)
+        print(f"acstor-agent-holder: {script.said(e)}", file=sys.stderr)
         return 1
     return 0
 

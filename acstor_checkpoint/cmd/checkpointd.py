@@ -25,6 +25,7 @@ from acstor_common import conf as common_conf
 from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import identity_files
+from acstor_common import script
 from acstor_common import signals
 
 PROG = "acstor-checkpointd"
@@ -47,7 +48,7 @@ def main() -> int:
     try:
         return run(load_conf(sys.argv[1:]))
     except (errors.Unusable, cfg.Error) as e:
-        print(f"{PROG}: {e}", file=sys.stderr)
+        print(f"{PROG}: {script.said(e)}", file=sys.stderr)
         return 1
 
 

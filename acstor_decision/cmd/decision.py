@@ -18,6 +18,7 @@ from oslo_config import cfg
 from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import script
 from acstor_common import signals
 from acstor_common import supervised
 from acstor_decision import checkpoints
@@ -43,7 +44,7 @@ def main() -> int:
         conf = decision_conf.load(sys.argv[1:])
         return run(conf)
     except (errors.Unusable, cfg.Error) as e:
-        print(f"acstor-decision: {e}", file=sys.stderr)
+        print(f"acstor-decision: {script.said(e)}", file=sys.stderr)
         return 1
 
 

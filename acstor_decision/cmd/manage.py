@@ -17,6 +17,7 @@ from acstor_common import arguments
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import printable
 from acstor_common import script
 from acstor_common import whole_file
 from acstor_decision import authority
@@ -235,7 +236,7 @@ def _show_history(store: database.Database, arguments: argparse.Namespace) -> No
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ring.published_s))
         print(
             f"{when}  epoch {ring.epoch}  {ring.reason:9}  {ring.moved} of {ring.vnodes} v-nodes "
-            f"moved  {ring.hosts} hosts  {' '.join(ring.overloaded)}".rstrip()
+            f"moved  {ring.hosts} hosts  {printable.text(' '.join(ring.overloaded))}".rstrip()
         )
 
 

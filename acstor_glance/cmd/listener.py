@@ -12,6 +12,7 @@ from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common import script
 from acstor_common import signals
 from acstor_glance import boot_ahead
 from acstor_glance import boot_images
@@ -59,7 +60,7 @@ def main() -> int:
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
     except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {exc}", file=sys.stderr)
+        print(f"{PROG}: {script.said(exc)}", file=sys.stderr)
         return 1
 
 

@@ -28,7 +28,10 @@ from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import log_format
+from acstor_common import printable
 from acstor_common import scope
+from acstor_common import script
 from acstor_glance import census
 from acstor_glance import conf as glance_conf
 from acstor_glance import exporter
@@ -54,11 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(argv)
     level = logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    log_format.install()
     try:
         tool = Tool(load_conf(options.config_file), options)
         return int(options.run(tool))
     except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {exc}", file=sys.stderr)
+        print(f"{PROG}: {script.said(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print(f"{PROG}: stopped; what was done stays", file=sys.stderr)
@@ -355,7 +359,7 @@ class Tool:
     def _say(self, facts: dict[str, Any]) -> None:
         """Print a result, above the progress bars."""
         shown = {name: ", ".join(value) if isinstance(value, list) else value
-                 for name, value in facts.items()}  # fmt: skip
+                 for name, value in printable.data(facts).items()}  # fmt: skip
         words = "  ".join(f"{name} {value}" for name, value in shown.items() if value)
         with tqdm.tqdm.external_write_mode():
             print(json.dumps(facts) if self._options.json else words, flush=True)

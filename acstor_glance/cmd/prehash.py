@@ -26,7 +26,9 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
+from acstor_common import log_format
 from acstor_common import scope
+from acstor_common import script
 from acstor_glance import mapped_file
 from acstor_glance import prehash
 from acstor_glance.cmd import image_files
@@ -55,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(exc))
     level = logging.ERROR if options.quiet else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    log_format.install()
     try:
         summary = run(options, image_id)
     except (errors.AcstorError, ValueError) as exc:
-        print(f"acstor-prehash: {exc}", file=sys.stderr)
+        print(f"acstor-prehash: {script.said(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("acstor-prehash: stopped; run again to continue", file=sys.stderr)

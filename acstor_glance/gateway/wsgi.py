@@ -14,6 +14,7 @@ from oslo_log import log
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common import log_format
 from acstor_common import script
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
@@ -36,6 +37,7 @@ def load(files: list[str]) -> app.Wsgi:
         conf, args, "glance-api", gateway_conf.register_opts, options, project="glance"
     )
     log.setup(conf, "acstor-glance-gateway")
+    log_format.install()
     for stray in common_conf.strays(conf, options):
         if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
             common_conf.LOG.warning("%s", stray)

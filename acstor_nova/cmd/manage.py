@@ -14,6 +14,8 @@ from oslo_config import cfg
 
 from acstor_common import arguments
 from acstor_common import errors
+from acstor_common import printable
+from acstor_common import script
 from acstor_nova import check
 from acstor_nova import compute_user
 from acstor_nova import switching
@@ -25,7 +27,7 @@ def main() -> int:
     try:
         return int(options.run(options))
     except (cfg.Error, errors.Unusable) as e:
-        print(f"acstor-nova-manage: {e}", file=sys.stderr)
+        print(f"acstor-nova-manage: {script.said(e)}", file=sys.stderr)
         return 1
 
 
@@ -115,7 +117,9 @@ def _command(
 def _table(findings: list[check.Finding]) -> str:
     table = prettytable.PrettyTable(["What", "Level", "Detail", "What to do"], align="l")
     table.max_width = 60
-    table.add_rows([[item.what, item.level, item.detail, item.remedy] for item in findings])
+    for item in findings:
+        words = (item.what, item.level, item.detail, item.remedy)
+        table.add_row([printable.lines(str(word)) for word in words])
     return str(table)
 
 

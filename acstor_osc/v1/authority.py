@@ -18,4 +18,7 @@ class ShowAuthority(printable.ShowOne):
         """Return the fields and their values."""
         found = client.of(self).get("/v1/authority")
         shown = {**found, "revoked": format_columns.DictColumn(found["revoked"])}
+        for name in ("ca", "signers"):
+            if isinstance(shown.get(name), str):
+                shown[name] = printable.Lines(shown[name])
         return list(shown), list(shown.values())

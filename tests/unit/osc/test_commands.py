@@ -225,7 +225,11 @@ def test_a_host_that_is_gone_is_forgotten(run):
 def test_the_authority_is_shown_with_who_is_revoked(run):
     run(host.RevokeHost, "h0002")
     shown = fields(run(authority.ShowAuthority))
-    assert shown["ca"].startswith("-----BEGIN CERTIFICATE") and shown["enrolment"] == "automatic"
+    assert shown["enrolment"] == "automatic"
+    for name in ("ca", "signers"):
+        pem = shown[name].machine_readable()
+        assert pem.startswith("-----BEGIN ") and pem.endswith("-----\n")
+        assert shown[name].human_readable() == pem.strip()
     assert set(shown["revoked"].machine_readable()) == {"h0002"}
 
 
