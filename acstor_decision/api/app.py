@@ -6,6 +6,7 @@ request have been checked, and what it raises becomes an answer in one place her
 """
 
 import dataclasses
+import functools
 import http
 import logging
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova
 from acstor_decision import rpc
+from acstor_decision.api import health_check
 from acstor_decision.api import image_service
 from acstor_decision.api import middleware
 from acstor_decision.api import openapi
@@ -119,7 +121,9 @@ def make_plain_app(
         view = _view(known, template, enforcer)
         app.add_url_rule(rule, known.name, view, methods=[known.method])
     app.add_url_rule("/", "versions", _versions)
-    app.add_url_rule("/healthz", "healthz", lambda: _healthz(store))
+    app.add_url_rule(
+        "/healthz", "healthz", functools.partial(_healthz, health_check.HealthCheck(store))
+    )
     app.add_url_rule("/v1/openapi.json", "openapi", openapi.document)
     app.before_request(_check_version)
     app.register_error_handler(Exception, _fault)
@@ -197,14 +201,10 @@ def _versions() -> flask.Response:
     return _json({"versions": [version]})
 
 
-def _healthz(store: database.Database) -> flask.Response:
-    """Say whether the API can do its work: whether its database answers."""
-    try:
-        store.latest_epoch()
-    except database.DatabaseError as e:
-        LOG.warning("the database fails: %s", str(e).partition("\n")[0])
-        return _json({"status": "no database"}, http.HTTPStatus.SERVICE_UNAVAILABLE)
-    return _json({"status": "ok"})
+def _healthz(check: health_check.HealthCheck) -> flask.Response:
+    if check.has_database():
+        return _json({"status": "ok"})
+    return _json({"status": "no database"}, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _fault(error: Exception) -> flask.Response:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to ``/healthz``: whether the API can do its work.
+
+Anybody may ask, without a token, so the database is asked once in KEPT_S, however many ask.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from acstor_decision.db import database
+
+LOG = logging.getLogger(__name__)
+
+KEPT_S = 1.0
+
+
+class HealthCheck:
+    """Asks the database.
+
+    :param clock: in seconds; never goes back
+    """
+
+    def __init__(
+        self, store: database.Database, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._answers, self._until_s = True, -float("inf")
+
+    def has_database(self) -> bool:
+        """Say whether the database answers, or did at most KEPT_S ago."""
+        with self._lock:
+            if self._clock() >= self._until_s:
+                self._answers = self._asked()
+                self._until_s = self._clock() + KEPT_S
+            return self._answers
+
+    def _asked(self) -> bool:
+        try:
+            self._store.latest_epoch()
+        except database.DatabaseError as e:
+            LOG.warning("the database fails: %s", str(e).partition("\n")[0])
+            return False
+        return True
