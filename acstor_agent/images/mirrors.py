@@ -36,8 +36,9 @@ LOG = logging.getLogger(__name__)
 
 MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
-"""A source that offers a longer map is wrong: it would be of an image of 8 TiB."""
-
+"""A source that offers a longer map is wrong: it would be of an image of 7 TiB."""
+MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
+"""Of the chunk maps of a host together: those of 28 TiB of distinct chunks."""
 
 _BLOCKS_IN_A_ROW, _REST_S = 8, 0.0005  # 0.5 ms each
 
@@ -276,6 +277,10 @@ class Mirrors:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
         if size_bytes > max_map_bytes:
             raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
+        all_bytes = size_bytes + await trio.to_thread.run_sync(_bytes_in, self._folder)
+        if all_bytes > MAX_ALL_MAPS_BYTES:
+            why = f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}"
+            raise errors.Unusable(what, why, "Detach images that no guest uses")
         with whole_file.written(path, 0o600, is_durable=False) as incoming:
             for offset in range(0, size_bytes, MAP_READ_BYTES):
                 length = min(MAP_READ_BYTES, size_bytes - offset)
@@ -320,6 +325,16 @@ def _images_in(folder: pathlib.Path, level: int) -> set[ids.ImageId]:
     except OSError as e:
         LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
     return found
+
+
+def _bytes_in(folder: pathlib.Path) -> int:
+    """Return how long all files of a folder are together."""
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:

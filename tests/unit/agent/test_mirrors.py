@@ -220,6 +220,17 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
         await host.mirrors.attach(IMAGE)
 
 
+async def test_all_maps_of_a_host_have_one_bound(host, monkeypatch):
+    host.add(DATA, OTHER)
+    monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
+    await host.mirrors.attach(IMAGE)
+    with pytest.raises(errors.Unusable, match=r"all chunk maps take .* Detach images"):
+        await host.mirrors.attach(OTHER)
+    assert host.mirrors.attached() == [IMAGE]
+    host.mirrors.detach(IMAGE)
+    assert (await host.mirrors.attach(OTHER)).size_bytes == len(DATA)
+
+
 @pytest.mark.parametrize(
     ("os_hash", "why"),
     [
