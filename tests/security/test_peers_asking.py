@@ -162,3 +162,11 @@ def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images,
         with raw_peer.RawPeer(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
             assert peer.greet() is None
         assert "it is not on the v-node table" in cloud["h1"].log()
+
+
+def test_where_nothing_is_proven_nobody_takes_the_agents_own_name(tmp_path, images):
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), security="insecure") as cloud:
+        for name, is_answered in (("h1", False), ("h2", True)):
+            with raw_peer.RawPeer(cloud.ports["h1"], name, None) as peer:
+                assert isinstance(peer.greet(), peer_wire.Hello) is is_answered
+        assert "that is this host's own name" in cloud["h1"].log()

@@ -51,9 +51,12 @@ async def welcome(
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     """Wait for Hello and answer it; return it and the messages that came with it.
 
-    :raises errors.NotAuthentic: who says it may not speak; it gets no answer
+    :raises errors.NotAuthentic: who says it may not speak, or has this host's own name, which
+        anybody may say where nothing is proven; it gets no answer
     """
     theirs, early = await _receive_hello(link, receiver, may_speak)
+    if theirs.host_id == host_id:
+        raise errors.NotAuthentic(f"Hello of {host_id}", "that is this host's own name")
     await _send(link, peer_wire.Hello(host_id, theirs.klass, ring_epoch))
     return theirs, early
 
