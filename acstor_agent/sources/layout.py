@@ -72,12 +72,24 @@ LayoutOf = Callable[[ids.ImageId], Layout | None]
 """Says how an image is stored; None if it is not known here."""
 
 
+_Place = tuple[ids.ImageId, layout.Extent]
+
+
+def _place(image_id: ids.ImageId, extent: layout.Extent) -> _Place:
+    """Return where a cluster is stored, whichever guest bytes it is."""
+    return image_id, extent._replace(at=0)
+
+
 class _Remembered:
-    """Clusters that were decoded last, by where they are stored; safe to use from many threads."""
+    """Clusters that were decoded last, by where they are stored; safe to use from many threads.
+
+    Where there are too many, the image that has most loses its oldest.
+    """
 
     def __init__(self, limit_bytes: int = REMEMBERED_BYTES) -> None:
-        self._lock, self._left_bytes = threading.Lock(), limit_bytes
+        self._lock, self._limit_bytes = threading.Lock(), limit_bytes
         self._kept: collections.OrderedDict[_Place, base.Buffer] = collections.OrderedDict()
+        self._bytes: collections.Counter[ids.ImageId] = collections.Counter()
 
     def get(self, image_id: ids.ImageId, extent: layout.Extent) -> base.Buffer | None:
         place = _place(image_id, extent)
@@ -87,25 +99,24 @@ class _Remembered:
             return data
 
     def put(self, image_id: ids.ImageId, extent: layout.Extent, data: base.Buffer) -> None:
-        self.forget(image_id, extent)
+        place = _place(image_id, extent)
         with self._lock:
-            self._kept[_place(image_id, extent)] = data
-            self._left_bytes -= len(data)
-            while self._left_bytes < 0:
-                self._left_bytes += len(self._kept.popitem(last=False)[1])
+            self._drop(place)
+            self._kept[place] = data
+            self._bytes[image_id] += len(data)
+            while self._bytes.total() > self._limit_bytes:
+                [(most, _)] = self._bytes.most_common(1)
+                self._drop(next(kept for kept in self._kept if kept[0] == most))
 
     def forget(self, image_id: ids.ImageId, extent: layout.Extent) -> None:
         with self._lock:
-            if (data := self._kept.pop(_place(image_id, extent), None)) is not None:
-                self._left_bytes += len(data)
+            self._drop(_place(image_id, extent))
 
-
-_Place = tuple[ids.ImageId, layout.Extent]
-
-
-def _place(image_id: ids.ImageId, extent: layout.Extent) -> _Place:
-    """Return where a cluster is stored, whichever guest bytes it is."""
-    return image_id, extent._replace(at=0)
+    def _drop(self, place: _Place) -> None:
+        if (data := self._kept.pop(place, None)) is not None:
+            self._bytes[place[0]] -= len(data)
+            if not self._bytes[place[0]]:
+                del self._bytes[place[0]]
 
 
 class LayoutSource(base.Wrapper):

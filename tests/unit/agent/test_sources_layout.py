@@ -14,6 +14,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import failover
 from acstor_agent.sources import layout as layout_source
+from acstor_common import codecs
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -249,6 +250,41 @@ async def test_what_is_remembered_is_bounded():
     kept.forget(IMAGE_ID, extents[3])
     kept.put(IMAGE_ID, extents[0], bytes(400))
     assert kept.get(IMAGE_ID, extents[4]) is not None
+
+
+async def test_image_with_many_clusters_pushes_out_its_own():
+    kept = layout_source._Remembered(limit_bytes=1000)
+    other = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+    extents = [layout.Extent(n, 200, layout.Codec.ZSTD, n, 10) for n in range(20)]
+    kept.put(other, extents[0], bytes(200))
+    for extent in extents:
+        kept.put(IMAGE_ID, extent, bytes(200))
+        kept.put(IMAGE_ID, extent, bytes(200))
+    assert kept.get(other, extents[0]) is not None
+    assert [kept.get(IMAGE_ID, e) is not None for e in extents] == [False] * 16 + [True] * 4
+
+
+async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monkeypatch):
+    monkeypatch.setattr(layout_source, "SLOW_S", 0.0)
+    image = Image(length=20 * CHUNK)
+    first = next(extent for extent in image.extents if extent.codec)
+    cluster = bytes(image.data[first.at : first.at + CHUNK])
+    image.data[:] = 20 * cluster
+    image.set_layout([first._replace(at=n * CHUNK) for n in range(20)])
+    decoded = []
+    real = codecs.decode_steps
+
+    def decode_steps(*args):
+        decoded.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(codecs, "decode_steps", decode_steps)
+    place = Place(image, nursery)
+    pieces = [base.Piece(n * CHUNK, CHUNK) for n in range(20)]
+    for piece in pieces:
+        assert await told_of(place.source, [piece]) == [cluster]
+    assert await told_of(place.source, pieces) == [cluster] * 20
+    assert len(decoded) == 1
 
 
 async def test_who_is_cancelled_is_told_no_more_and_harms_nobody(nursery):
