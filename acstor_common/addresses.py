@@ -84,6 +84,15 @@ def is_within(ip: str, networks: Iterable[Network]) -> bool:
     return any(found in network for network in networks)
 
 
+def plain(ip: str) -> str:
+    """Return an IP address; of one that leads to an IPv4 host, the IPv4 address.
+
+    >>> plain("::ffff:10.0.0.1"), plain("FD00::1")
+    ('10.0.0.1', 'fd00::1')
+    """
+    return str(_plain(ip))
+
+
 def _plain(ip: str) -> Address:
     """Return an address; of one that leads to an IPv4 host, the IPv4 address.
 

@@ -48,6 +48,15 @@ OPTS = [
         help="Patterns (with * and ?) of the host ids that may join. Samples of others are refused "
         "and counted.",
     ),
+    cfg.IntOpt(
+        "hosts_per_ip",
+        default=4,
+        min=1,
+        help="Hosts that may be on the v-node table with one IP address and different ports. More "
+        "than one are behind NAT, or are agents of a test. Samples of further ones are refused and "
+        "counted. Agents give each host of the table an allowance of connections, so somebody "
+        "who enrols many names must not put them all at one address.",
+    ),
     cfg.BoolOpt(
         "remap",
         default=True,
@@ -176,6 +185,7 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
         dead_after=own.dead_after,
         overload_share=own.overload_share,
         allowed=own.allowed_hosts,
+        hosts_per_ip=own.hosts_per_ip,
     )
 
 

@@ -57,7 +57,11 @@ was slow. 1,000 hosts make 200 rows a second."""
 TABLES_KEPT = 200
 """V-node tables that stay in the database. One of 1,000 hosts has 84 KiB, or 321 KiB where every
 tenth v-node has moved."""
-_CLAIMS = (members.Refusal.TAKEN_ADDRESS, members.Refusal.UNREACHABLE)
+_CLAIMS = (
+    members.Refusal.TAKEN_ADDRESS,
+    members.Refusal.UNREACHABLE,
+    members.Refusal.CROWDED,
+)
 
 Publish = Callable[[decision_api.RingTable], bool]
 SendTo = Callable[[str, decision_api.RingTable], bool]

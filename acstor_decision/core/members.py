@@ -19,14 +19,13 @@ from acstor_common import addresses
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
+from acstor_decision.core import address_book
 from acstor_decision.core import sample_order
 
 SAMPLES_TO_JOIN = 2
 Refusal = sample_order.Refusal
 
 _cached = functools.lru_cache(2 * ring.MAX_HOSTS)
-_home = _cached(addresses.parse)
-"""Where an address leads, however it is spelt: ``:7201`` and ``:07201`` are one port."""
 _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.fault_of)
 
 
@@ -40,6 +39,7 @@ class Limits:
     :param overload_collections: overloaded collections in a row after which v-nodes move; after
         one of them every burst would
     :param allowed: patterns of the host ids that may join
+    :param hosts_per_ip: that may be at one IP address, but for the loopback, where labs are
     """
 
     collection_s: float = decision_api.COLLECTION_S
@@ -47,6 +47,7 @@ class Limits:
     overload_share: float = 0.8
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)
+    hosts_per_ip: int = 4
 
 
 class Member:
@@ -104,7 +105,7 @@ class Members:
         self.limits = limits
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
-        self._by_address: dict[tuple[str, int], ids.HostId] = {}
+        self._addresses = address_book.AddressBook()
         self._order: sample_order.SampleOrder[ids.HostId] = sample_order.SampleOrder(
             silent_s(limits)
         )
@@ -136,7 +137,7 @@ class Members:
         if host not in self._members:
             self._members[host] = Member(unknown, now_s)
             self._members[host].samples = SAMPLES_TO_JOIN
-            self._by_address[_home(address)] = host
+            self._addresses.put(host, address_book.parse(address))
 
     def hear(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         """Take a sample; return why it is refused, if it is.
@@ -149,11 +150,9 @@ class Members:
             self.refused[refusal] += 1
             return refusal
         host = ids.HostId(sample.host)
-        if host in self._members and self._is_at_home(host):
-            del self._by_address[_home(self._members[host].last.address)]
         if host not in self._members or self._is_silent(host, now_s):
             self._members[host] = Member(sample, now_s)
-        self._by_address[_home(sample.address)] = host
+        self._addresses.put(host, address_book.parse(sample.address))
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
         self._order.note(host, sample, now_s)
@@ -191,7 +190,7 @@ class Members:
         """Forget hosts at once, silent or not: they are not to be believed any more."""
         for host in hosts:
             self._members.pop(ids.HostId(host), None)
-        self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
+        self._addresses.keep(self._members)
 
     def forget_overloads(self) -> None:
         """Count overloads from 0 again: what was seen has been answered."""
@@ -204,13 +203,12 @@ class Members:
         dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
         for host in dead:
             del self._members[host]
-        self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
+        self._addresses.keep(self._members)
         self._order.forget_late(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
         """Say whether nobody has come to a host's address since it was heard last."""
-        address = _home(self._members[host].last.address)
-        return self._by_address.get(address) == host
+        return self._addresses.address_of(host) is not None
 
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
         return now_s - self._members[host].heard_s > silent_s(self.limits)
@@ -237,16 +235,21 @@ class Members:
             return stale
         if sample.host not in self._members and len(self._members) >= ring.MAX_HOSTS:
             return Refusal.FULL
-        address = _home(sample.address)
-        if _address_fault(address[0]) or self._is_its_own(sample.host, address[0]):
-            return Refusal.UNREACHABLE
-        other = self._by_address.get(address, ids.HostId(sample.host))
-        if other != sample.host and other in self._members and not self._is_silent(other, now_s):
-            return Refusal.TAKEN_ADDRESS
-        return None
+        return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
 
-    def _is_its_own(self, host: str, ip: str) -> bool:
-        """Say whether an address is on the loopback, and others are not: in a lab all are."""
-        return _is_loopback(ip) and any(
-            other != host and not _is_loopback(at) for (at, _), other in self._by_address.items()
-        )
+    def _address_refusal(self, host: ids.HostId, text: str, now_s: float) -> Refusal | None:
+        address = address_book.parse(text)
+        is_loopback = _is_loopback(address.ip)  # in a lab all hosts are there
+        if _address_fault(address.ip):
+            return Refusal.UNREACHABLE
+        if is_loopback and self._addresses.are_others_in_network(host):
+            return Refusal.UNREACHABLE
+        other = self._addresses.host_at(address) or host
+        if other != host and other in self._members and not self._is_silent(other, now_s):
+            return Refusal.TAKEN_ADDRESS
+        others = self._addresses.others_at(address.ip, host) - (other != host)
+        current = self._addresses.address_of(host)
+        has_moved = current is None or current.ip != address.ip
+        if has_moved and not is_loopback and others >= self.limits.hosts_per_ip:
+            return Refusal.CROWDED
+        return None

@@ -30,6 +30,7 @@ class Refusal(enum.Enum):
     OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
     TAKEN_ADDRESS = "taken_address"  # another member lives there
     UNREACHABLE = "unreachable"  # its address leads nobody else to it
+    CROWDED = "crowded"  # as many hosts as may be are at its IP address
     FULL = "full"  # no v-node table has room for more hosts
 
 

@@ -300,7 +300,7 @@ def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
             cloud.hear(sample("h1", number, address=f"10.0.0.{number}:7201", sent_s=WALL_S)) is None
         )
     cloud.round = 39
-    assert len(cloud.members._by_address) == 1
+    assert len(cloud.members._addresses) == 1
     assert cloud.hear(sample("h7", 40, sent_s=WALL_S + cloud.now_s)) is None
 
 
@@ -310,6 +310,26 @@ def test_while_most_are_silent_no_two_hosts_live_at_one_address():
     cloud.round += 10
     cloud.collect("h9", times=2, address="10.0.0.1:7201")
     assert cloud.living() == ["h2", "h3", "h9"]
+
+
+def test_at_one_ip_address_are_no_more_hosts_than_may_be():
+    cloud = Cloud(hosts_per_ip=3)
+    for number in range(1, 8):
+        at = {"address": f"10.0.0.1:{7200 + number}"}
+        expected = None if number <= 3 else R.CROWDED
+        assert cloud.hear(sample(f"h{number}", **at)) is expected
+    assert cloud.hear(sample("h8", address="[::ffff:10.0.0.1]:7300")) is R.CROWDED
+    cloud.round += 1
+    assert cloud.hear(sample("h1", 2, address="10.0.0.1:7300")) is None  # it moves its port
+    assert cloud.hear(sample("h2", 2)) is None  # it moves away
+    assert cloud.hear(sample("h8", 2, address="10.0.0.1:7301")) is None
+    assert cloud.members.refused[R.CROWDED] == 5
+
+
+def test_in_a_lab_all_hosts_may_be_at_one_address_of_the_loopback():
+    cloud = Cloud(hosts_per_ip=1)
+    for number in range(1, 9):
+        assert cloud.hear(sample(f"h{number}", address=f"127.0.0.1:{7200 + number}")) is None
 
 
 def test_there_is_no_room_for_more_hosts_than_a_table_has(monkeypatch):

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which host is at which address, and how many hosts are at each IP address."""
+
+import collections
+import functools
+from collections.abc import Container
+from typing import NamedTuple
+
+from acstor_common import addresses
+from acstor_common import ids
+from acstor_common import ring
+
+_cached = functools.lru_cache(2 * ring.MAX_HOSTS)
+_is_loopback = _cached(addresses.is_loopback)
+
+
+class Address(NamedTuple):
+    """Where an agent listens: however it is spelt, one address is one."""
+
+    ip: str
+    port: int
+
+
+@_cached
+def parse(text: str) -> Address:
+    """Return an address; of one that leads to an IPv4 host, the IPv4 address.
+
+    >>> parse("10.0.0.1:07201") == parse("[::ffff:10.0.0.1]:7201")
+    True
+    """
+    ip, port = addresses.parse(text)
+    return Address(addresses.plain(ip), port)
+
+
+class AddressBook:
+    """One host at each address, one address of each host."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[Address, ids.HostId] = {}
+        self._at: dict[ids.HostId, Address] = {}
+        self._at_ip: collections.Counter[str] = collections.Counter()
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def host_at(self, address: Address) -> ids.HostId | None:
+        """Return the host at an address."""
+        return self._hosts.get(address)
+
+    def address_of(self, host: ids.HostId) -> Address | None:
+        """Return the address of a host; None if another host has it now."""
+        return self._at.get(host)
+
+    def others_at(self, ip: str, host: ids.HostId) -> int:
+        """Return how many hosts but this one are at an IP address."""
+        own = self._at.get(host)
+        return self._at_ip[ip] - (own is not None and own.ip == ip)
+
+    def are_others_in_network(self, host: ids.HostId) -> bool:
+        """Say whether a host but this one is at another address than the loopback's."""
+        return any(not _is_loopback(ip) and self.others_at(ip, host) > 0 for ip in self._at_ip)
+
+    def put(self, host: ids.HostId, address: Address) -> None:
+        """Put a host at an address: it leaves its own, and whoever was there has none."""
+        if self._at.get(host) == address:
+            return
+        self.remove(host)
+        if (former := self._hosts.get(address)) is not None:
+            self.remove(former)
+        self._hosts[address], self._at[host] = host, address
+        self._at_ip[address.ip] += 1
+
+    def remove(self, host: ids.HostId) -> None:
+        """Let a host have no address."""
+        address = self._at.pop(host, None)
+        if address is None:
+            return
+        del self._hosts[address]
+        self._at_ip[address.ip] -= 1
+        if not self._at_ip[address.ip]:
+            del self._at_ip[address.ip]
+
+    def keep(self, hosts: Container[ids.HostId]) -> None:
+        """Remove all hosts but these."""
+        for host in [host for host in self._at if host not in hosts]:
+            self.remove(host)
