@@ -279,8 +279,11 @@ class Mirrors:
             raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
         all_bytes = size_bytes + await trio.to_thread.run_sync(_bytes_in, self._folder)
         if all_bytes > MAX_ALL_MAPS_BYTES:
-            why = f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}"
-            raise errors.Unusable(what, why, "Detach images that no guest uses")
+            raise errors.Unusable(
+                what,
+                f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}",
+                "Detach images that no guest uses",
+            )
         with whole_file.written(path, 0o600, is_durable=False) as incoming:
             for offset in range(0, size_bytes, MAP_READ_BYTES):
                 length = min(MAP_READ_BYTES, size_bytes - offset)
