@@ -92,6 +92,12 @@ def words(whole: Whole | None) -> str:
     return f"{said}: {printable.text(whole['why'])}" if whole["why"] else said
 
 
+ON_DEAD_MOUNT = (
+    "a mount that has ended: its reads of the image fail until it is stopped and started again "
+    "(openstack server reboot --hard)"
+)
+
+
 def depends_on(whole: Whole | None) -> str:
     """Return whom a server needs, beside its own host, for the image that it runs from."""
     if whole is None:

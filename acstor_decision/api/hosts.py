@@ -18,6 +18,7 @@ from acstor_decision.api import operation
 from acstor_decision.api import rings
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
+from acstor_decision.db import samples
 
 
 class State(enum.StrEnum):
@@ -98,9 +99,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostDetail(Host, frozen=True, kw_only=True):
-    """One host, with the chunk bytes that it exchanged with each peer in the last collection."""
+    """One host, with the chunk bytes that it exchanged with each peer in the last collection.
+
+    :param on_dead_mounts: servers, or processes, that use the mount of an agent that ended
+    """
 
     peers: dict[str, decision_api.Exchanged]
+    on_dead_mounts: tuple[str, ...]
 
 
 class Hosts(msgspec.Struct, frozen=True):
@@ -189,7 +194,12 @@ def one(call: operation.Call) -> HostDetail:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
     peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Exchanged])
-    return HostDetail(**_fields(call, row, enrolled, _owners(call)), peers=peers)
+    told = samples.health_of(row)
+    return HostDetail(
+        **_fields(call, row, enrolled, _owners(call)),
+        peers=peers,
+        on_dead_mounts=told.on_dead_mounts if told else (),
+    )
 
 
 def _unheard(name: str) -> models.Host:

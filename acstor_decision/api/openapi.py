@@ -10,7 +10,7 @@ import msgspec
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "1.8", "1.9", "1.10")
+VERSIONS = tuple(f"1.{number}" for number in range(12))
 """Of the API: the first number is in the paths, the second grows when something is added.
 
 Nothing is ever taken away or changed, so whoever wants an earlier one gets this one.

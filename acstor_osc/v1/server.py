@@ -6,7 +6,9 @@ host read together.
 """
 
 import argparse
+import contextlib
 import json
+from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
@@ -52,11 +54,21 @@ class ShowServer(printable.ShowOne):
                 titles, values = image.fields({**place._asdict(), "whole": None, **host})
                 values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
                 values[titles.index("whole")] = whole.WholeColumn(host.get("whole"))
-                return [*titles, "depends_on"], [*values, whole.depends_on(host.get("whole"))]
+                needed = whole.depends_on(host.get("whole"))
+                if self._is_on_dead_mount(place):
+                    needed = whole.ON_DEAD_MOUNT
+                return [*titles, "depends_on"], [*values, needed]
         raise exceptions.CommandError(
             f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
             "lie on acstor, and is the agent there running? (openstack acstor host list)"
         )
+
+    def _is_on_dead_mount(self, place: _Place) -> bool:
+        """Say whether a server's host names it so; who may not see hosts is told nothing."""
+        host: Mapping[str, Any] = {}
+        with contextlib.suppress(exceptions.CommandError):
+            host = client.of(self).get(f"/v1/hosts/{place.host}")
+        return place.server_id in host.get("on_dead_mounts", ())
 
 
 class ShowServerTimeline(command.Command):

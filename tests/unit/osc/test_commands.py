@@ -500,6 +500,14 @@ def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance)
     assert (shown["whole"].machine_readable() or {}).get("state") == (told or {}).get("state")
 
 
+def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
+    glance.add(IMAGE)
+    hold(store)
+    health = decision_api.HostHealth(on_dead_mounts=(SERVER,))
+    samples.note(store, samples.sample(1, sent_s=time.time(), health=health))
+    assert "a mount that has ended" in fields(run(server.ShowServer, "web"))["depends_on"]
+
+
 def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
     glance.add(IMAGE)
     hold(store, size_bytes=None, cached_bytes=None, missing_bytes=None)
