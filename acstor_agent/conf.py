@@ -50,10 +50,10 @@ OPTS = [
         "agent's user may enter it (mode 0700). While it cannot be written, nothing new is cached "
         "and guests are served all the same.",
     ),
-    cfg.IntOpt(
+    acstor_common.conf.size_opt(
         "cache_limit_bytes",
         default=20 * 1024 * geometry.MIB,
-        min=geometry.MIB,
+        least=geometry.MIB,
         help="Upper bound of the public cache on disk, counted over the agent's own files only.",
     ),
     cfg.StrOpt(
@@ -138,10 +138,9 @@ OPTS = [
         "stopped instances use; with one above 90 minutes nothing counts as unused. 0 detaches "
         "none.",
     ),
-    cfg.IntOpt(
+    acstor_common.conf.size_opt(
         "boot_memory_limit_bytes",
         default=512 * geometry.MIB,
-        min=0,
         help="Memory that boot images may take while guests boot, all together; one takes some "
         "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
         "turns boot images off: none is used here, and what guests read when they boot is not "

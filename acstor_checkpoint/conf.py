@@ -35,17 +35,15 @@ OPTS: list[cfg.Opt] = [
         help="Folder of the vault. A file system of its own is a good idea, with a file for each "
         "64 KiB. Only the daemon's user may enter it (mode 0700).",
     ),
-    cfg.IntOpt(
+    common_conf.size_opt(
         "vault_limit_bytes",
         default=100 << 30,
-        min=0,
         help="What the vault keeps for all hosts together, in bytes on disk. What comes beyond "
         "that is refused, and its owner looks for another host. Lowering it drops nothing.",
     ),
-    cfg.IntOpt(
+    common_conf.size_opt(
         "vault_limit_of_host_bytes",
         default=50 << 30,
-        min=0,
         help="What the vault keeps for one host, so that none takes all the room. With the "
         "default, a host that runs wild takes half of it.",
     ),

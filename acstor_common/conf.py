@@ -7,6 +7,7 @@ Nobody reads a global CONF: ``register_opts(conf)`` takes the object.
 import contextlib
 import logging
 import pathlib
+import re
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 from oslo_config import iniparser
+from oslo_config import types
 from oslo_log import log
 
 from acstor_common import log_format
+from acstor_common import sizes
 from acstor_common import stray_options
 
 LOG = logging.getLogger(__name__)
@@ -37,6 +40,41 @@ OPTS: list[cfg.Opt] = [
         help="Folder on which the agent shows the mirrors: images/<image id>.raw.",
     ),
 ]
+
+
+_INVALID = re.compile(
+    r"Value for option \S+ from LocationInfo\(location=.*?, detail='(.*?)'\) is not valid: (.*)",
+    re.DOTALL,
+)
+
+
+class Size(types.Integer):
+    """The type of an option that is a size: bytes, or such as 20GiB."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        super().__init__(min=least, max=most, type_name="size in bytes, or such as 20GiB")
+
+    def __call__(self, value: object) -> int:
+        """Return the bytes.
+
+        :raises ValueError: it is no size, or out of the bounds
+        """
+        found = sizes.parse(value) if isinstance(value, str) else int(str(value))
+        if self.min is not None and found < self.min:
+            raise ValueError(f"{sizes.shown(found)} is less than {sizes.shown(int(self.min))}")
+        if self.max is not None and found > self.max:
+            raise ValueError(f"{sizes.shown(found)} is more than {sizes.shown(int(self.max))}")
+        return found
+
+
+def size_opt(
+    name: str, default: int, help: str, least: int = 0, most: int | None = None
+) -> cfg.IntOpt:
+    """Return an option that is a size."""
+    told = f"{help} Bytes, or a size such as {sizes.shown(default)}."
+    option = cfg.IntOpt(name, default=default, sample_default=sizes.shown(default), help=told)
+    option.type = Size(least, most)
+    return option
 
 
 def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
@@ -144,4 +182,22 @@ def read(
     for group, members in options:
         for option in members:
             if option.dest in conf[group.name]:
-                _ = conf[group.name][option.dest]
+                try:
+                    _ = conf[group.name][option.dest]
+                except cfg.ConfigFileValueError as e:
+                    raise cfg.ConfigFileValueError(_why_invalid(group, option, e)) from e
+
+
+def _why_invalid(group: cfg.OptGroup, option: cfg.Opt, error: cfg.ConfigFileValueError) -> str:
+    """Return what is wrong with a value: where it stands, why, and a right one.
+
+    The value of a secret is not shown.
+    """
+    match = _INVALID.fullmatch(str(error))
+    file, why = match.groups() if match else ("", str(error))
+    if option.secret:
+        why = "it makes no sense"
+    where = f"{file}: " if file else ""
+    default = option.sample_default or option.default
+    example = "" if default in (None, "") else f". For example: {option.name} = {default}"
+    return f"{where}[{group.name}] {option.name}: {why}{example}"

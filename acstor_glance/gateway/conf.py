@@ -34,11 +34,11 @@ OPTS: list[cfg.Opt] = [
         help="How long a store may take for one read. What is later is answered with 504; the read "
         "counts among the reads of its store until it has ended.",
     ),
-    cfg.IntOpt(
+    common_conf.size_opt(
         "longest_range_bytes",
         default=8 << 20,
-        min=1 << 20,
-        max=64 << 20,
+        least=1 << 20,
+        most=64 << 20,
         help="The longest range that is read; what asks for more is refused. Agents ask for 1 MiB "
         "at a time. Each read that is under way may take as much memory.",
     ),

@@ -189,3 +189,48 @@ def test_sections_of_all_services_are_known():
     }
     ours = {name for name in groups if name.startswith("acstor")}
     assert ours <= stray_options.OURS
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("20GiB", 20 << 30), ("20G", 20 << 30), ("20 GB", 20 * 10**9), ("1048576", 1 << 20)],
+)
+def test_size_may_have_a_unit(tmp_path, text, size_bytes):
+    file = tmp_path / "agent.conf"
+    file.write_text(f"[acstor_agent]\ncache_limit_bytes = {text}\n")
+    conf = agent.load_conf(["--config-file", str(file)])
+    assert conf.acstor_agent.cache_limit_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("cache_limit_bytes", "20GX", "'20GX' is no size: write bytes, or a number with KiB, MiB"),
+        ("cache_limit_bytes", "5", "5 is less than 1MiB"),
+        ("read_deadline_s", "soon", "could not convert string to float: 'soon'"),
+    ],
+)
+def test_value_that_makes_no_sense_is_told_with_its_place_and_a_right_one(
+    tmp_path, option, value, why
+):
+    file = tmp_path / "agent.conf"
+    file.write_text(f"[acstor_agent]\n{option} = {value}\n")
+    with pytest.raises(cfg.Error) as caught:
+        agent.load_conf(["--config-file", str(file)])
+    said = str(caught.value)
+    assert said.startswith(f"{file}: [acstor_agent] {option}: {why}"), said
+    assert f"For example: {option} = " in said and "LocationInfo" not in said
+
+
+def test_value_of_a_secret_is_not_told(tmp_path):
+    file = tmp_path / "some.conf"
+    file.write_text("[some]\nport = hidden\n")
+    group, option = cfg.OptGroup("some"), cfg.IntOpt("port", secret=True)
+    conf, named = cfg.ConfigOpts(), [f"--config-file={file}"]
+
+    def register(found):
+        common_conf.register(found, group, [option])
+
+    with pytest.raises(cfg.Error, match=r"\[some\] port") as caught:
+        common_conf.read(conf, named, "x", register, [(group, [option])])
+    assert "hidden" not in str(caught.value)
