@@ -44,8 +44,8 @@ OPTS: list[cfg.Opt] = [
     common_conf.size_opt(
         "vault_limit_of_host_bytes",
         default=50 << 30,
-        help="What the vault keeps for one host, so that none takes all the room. With the "
-        "default, a host that runs wild takes half of it.",
+        help="What the vault keeps for one host, so that none takes all the room; it may have the "
+        "same share of vault_limit_files. With the default, a host that runs wild takes half.",
     ),
     cfg.IntOpt(
         "vault_limit_files",

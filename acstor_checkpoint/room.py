@@ -28,6 +28,15 @@ class Limits(NamedTuple):
     host_bytes: int
     files: int
 
+    @property
+    def host_files(self) -> int:
+        """How many files it may keep for one host: as large a share as that of the bytes.
+
+        >>> Limits(total_bytes=100, host_bytes=50, files=1000).host_files
+        500
+        """
+        return min(self.files, self.files * self.host_bytes // max(1, self.total_bytes))
+
 
 class Used(NamedTuple):
     """What is kept."""
@@ -98,4 +107,6 @@ class Room:
             return f"{one.size_bytes} of the {limits.host_bytes} bytes of one host are in use"
         if total.files >= limits.files:
             return f"{total.files} of {limits.files} files are there"
+        if one.files >= limits.host_files:
+            return f"{one.files} of the {limits.host_files} files of one host are there"
         return ""

@@ -267,8 +267,19 @@ def test_what_no_vault_made_is_left_alone(vault: vault_.Vault) -> None:
     again.close()
 
 
+def test_small_chunks_of_one_host_leave_others_their_share_of_the_files(
+    tmp_path: pathlib.Path,
+) -> None:
+    vault = open_in(tmp_path, room.Limits(800 * 4096, 400 * 4096, 8))
+    put(vault, *CHUNKS[:4])
+    with pytest.raises(errors.VaultFull, match="4 of the 4 files of one host"):
+        put(vault, *CHUNKS[4:5])
+    put(vault, *CHUNKS[:4], disk=names.Disk(H2, DISK.disk))
+    vault.close()
+
+
 def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
-    vault = open_in(tmp_path, room.Limits(8 * 4096, 4 * 4096, 6))
+    vault = open_in(tmp_path, room.Limits(8 * 4096, 6 * 4096, 6))
     put(vault, *CHUNKS[:4])
     for disk, chunks, why in (
         (DISK, CHUNKS[4:5], "one host"),
