@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a local user who scrapes the metrics costs a real agent's guests, and learns."""
 
-import contextlib
 import mmap
 import os
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 
+from tests.fakes import denials
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -24,38 +21,6 @@ P99_S = 0.010
 READS = 1000
 ROUNDS = 3
 IMAGES = 100
-SCRAPERS = 16
-SCRAPE = """
-import socket, sys, threading
-
-def scrape() -> None:
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as link:
-                link.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n")
-                while link.recv(1 << 20):
-                    pass
-        except OSError:
-            pass
-
-for _ in range(int(sys.argv[2])):
-    threading.Thread(target=scrape, daemon=True).start()
-print("scrapes", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def scraping(port: int) -> Iterator[None]:
-    """Scrape from another process, with SCRAPERS connections at a time."""
-    argv = ["nice", sys.executable, "-c", SCRAPE, str(port), str(SCRAPERS)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"scrapes\n"
-            yield
-        finally:
-            process.kill()
 
 
 def p99_s(path: pathlib.Path, data: bytes) -> float:
@@ -95,7 +60,7 @@ def test_scrapes_do_not_hold_up_cached_reads_and_name_no_image(images, start):
     assert path.read_bytes() == data
     names = read_all(agent, images, IMAGES)
     rest_s = min(p99_s(path, data) for _ in range(ROUNDS))
-    with scraping(port):
+    with denials.scraping(port):
         time.sleep(0.5)
         beside_s = min(p99_s(path, data) for _ in range(ROUNDS))
     print(f"p99 of cached reads: {rest_s * 1000:.2f} ms, beside scrapes {beside_s * 1000:.2f} ms")

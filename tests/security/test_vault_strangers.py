@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections without a certificate keep no host from a real vault, however many they are."""
 
-import collections
 import contextlib
-import itertools
 import pathlib
 import random
-import socket
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,14 +15,11 @@ from acstor_checkpoint import places
 from acstor_common import checkpoint_sealing
 from acstor_common import handshakes
 from acstor_common import ids
+from tests.fakes import denials
 from tests.lab import vaults
 
 SEAL = checkpoint_sealing.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-ADDRESSES = [f"127.0.1.{n}" for n in range(1, 101)]
-"""Of the loopback, and none of a host: the v-node table has those at 127.0.0.1."""
-HELD = 300
-"""Silent connections that the flood keeps open; older ones it leaves."""
 UPLOADS = 20
 FLOOD_S = 4.0
 UPLOAD_S = 3.0
@@ -41,42 +34,6 @@ def pair(tmp_path: pathlib.Path) -> Iterator[tuple[vaults.Vault, vaults.Vault]]:
         stack.callback(h2.close)
         h2.start()
         yield h1, h2
-
-
-class Flood:
-    """Silent connections from many addresses, made as quickly as can be while the block lasts."""
-
-    def __init__(self, port: int) -> None:
-        self.made = 0
-        self._port, self._ended = port, threading.Event()
-        self._held: collections.deque[socket.socket] = collections.deque()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Flood":
-        self._thread.start()
-        while self.made < 2 * places.UNAUTHENTICATED and self._thread.is_alive():
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        for sock in self._held:
-            sock.close()
-
-    def _run(self) -> None:
-        for address in itertools.cycle(ADDRESSES):
-            if self._ended.wait(0.0005):
-                return
-            with contextlib.suppress(OSError):
-                self._held.append(silent(self._port, address))
-            self.made += 1
-            if len(self._held) > HELD:
-                self._held.popleft().close()
-
-
-def silent(port: int, address: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), 5, source_address=(address, 0))
 
 
 def sealed(number: int) -> list[names.Sealed]:
@@ -102,7 +59,7 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
 ) -> None:
     h1, h2 = pair
     rest_s = max(upload(h1, h2, number) for number in range(5))
-    with h1.client(h2) as going_on, Flood(h2.port) as flood:
+    with h1.client(h2) as going_on, denials.Strangers(h2.port) as flood:
         until_s, took_s = time.monotonic() + FLOOD_S, list[float]()
         while len(took_s) < UPLOADS or time.monotonic() < until_s:
             took_s.append(upload(h1, h2, 5 + len(took_s)))
@@ -117,7 +74,7 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
 
 
 @pytest.mark.parametrize(
-    "address_of", [lambda n: ADDRESSES[n % len(ADDRESSES)], lambda n: "127.0.0.1"]
+    "address_of", [lambda n: denials.STRANGERS[n % len(denials.STRANGERS)], lambda n: "127.0.0.1"]
 )
 def test_strangers_that_hold_all_places_are_displaced(
     pair: tuple[vaults.Vault, vaults.Vault], address_of: Callable[[int], str]
@@ -128,5 +85,5 @@ def test_strangers_that_hold_all_places_are_displaced(
     assert count < len(vaults.HOSTS) * handshakes.OF_HOST.burst
     with contextlib.ExitStack() as stack:
         for number in range(count):
-            stack.enter_context(silent(h2.port, address_of(number)))
+            stack.enter_context(denials.silent(h2.port, address_of(number)))
         assert upload(h1, h2, 0) < UPLOAD_S
