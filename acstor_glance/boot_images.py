@@ -284,10 +284,14 @@ class BootImages:
     def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
         """Count a boot image to its project's quota; one that does not fit goes.
 
+        :raises errors.LimitExceeded: it is longer than the image
         :raises errors.QuotaExceeded: it does not fit
         """
+        count, size_bytes = output.stat().st_size, image_record.size_bytes_of(image)
+        budget = glance_budget.Budget(f"image {image['id']}", size_bytes)
         try:
-            self._quota.reserve(image, output.stat().st_size)
+            budget.check_artefact(BOOT_IMAGE, count)
+            self._quota.reserve(image, count)
         except errors.AcstorError:
             output.unlink()
             raise

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import geometry
 
@@ -24,8 +25,8 @@ SPARE_CPU_S = 1.0
 SLOWEST_BYTES_S = 1 * geometry.MIB
 """Uploaded bytes for each second until the deadline, in which an image may also be copied."""
 SPARE_S = 300.0
-SPARE_MAP_BYTES = 64 * geometry.MIB
-"""Bytes of a chunk map that each image may have: that of a disk of 128 GiB."""
+SPARE_ARTEFACT_BYTES = 64 * geometry.MIB
+"""Bytes that each artefact may have: the chunk map of a disk of 128 GiB."""
 NOT_RETRIED = "It is not tried again by itself"
 
 
@@ -106,15 +107,15 @@ class Budget:
             )
         self.check_time()
 
-    def check_map(self, count: int) -> None:
-        """Raise if the chunk map is longer than the image.
+    def check_artefact(self, kind: artefacts.Kind, count: int) -> None:
+        """Raise if an artefact is longer than the image.
 
         :raises errors.LimitExceeded: it is, and not a short one
         """
-        if count > max(self._uploaded_bytes, SPARE_MAP_BYTES):
+        if count > max(self._uploaded_bytes, SPARE_ARTEFACT_BYTES):
             raise self._exceeded(
-                f"its chunk map would have {count} bytes, and its {self._uploaded_bytes} bytes do "
-                "not allow that",
+                f"its {kind.value} would have {count} bytes, and its {self._uploaded_bytes} bytes "
+                "do not allow that",
                 "Make its disk smaller",
             )
 

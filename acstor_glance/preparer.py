@@ -379,7 +379,7 @@ class Preparer:
         """
         file.flush()
         count = os.fstat(file.fileno()).st_size
-        self._budget(image).check_map(count)
+        self._budget(image).check_artefact(CHUNK_MAP, count)
         self._quota.reserve(image, count)
         with mapped_file.mapped(file) as view:
             is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)

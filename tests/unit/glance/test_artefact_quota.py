@@ -91,7 +91,7 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
 
 @pytest.mark.expect_log("could not be prepared")
 def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf, monkeypatch) -> None:
-    monkeypatch.setattr(budget, "SPARE_MAP_BYTES", 0)
+    monkeypatch.setattr(budget, "SPARE_ARTEFACT_BYTES", 0)
     image = images.add(b"some bytes")
     assert preparer.Preparer(images, conf).handle(ids.parse_image_id(image["id"])) is Outcome.FAILED
     assert "its 10 bytes do not allow that" in image["acstor_message"]

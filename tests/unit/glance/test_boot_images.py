@@ -10,6 +10,7 @@ import pytest
 from acstor_common import artefacts
 from acstor_common import boot_frames
 from acstor_common import chunk_map
+from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
@@ -272,3 +273,13 @@ def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_
     assert not builds.make(IMAGE_ID)
     assert "over their quota" in glance.image["acstor_boot_message"]
     assert glance.image["acstor_boot_retry"].startswith("1 2")
+
+
+def test_boot_image_is_no_longer_than_its_image(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(budget, "SPARE_ARTEFACT_BYTES", 0)
+    output = tmp_path / "boot image"
+    output.write_bytes(bytes(101))
+    made._reserve({"id": IMAGE_ID, "size": 101, "owner": "p"}, output)
+    with pytest.raises(errors.LimitExceeded, match="its boot_image would have 101 bytes"):
+        made._reserve({"id": IMAGE_ID, "size": 100, "owner": "p"}, output)
+    assert not output.exists()

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import budget as glance_budget
 
-MIB = geometry.MIB
+MIB, CHUNK_MAP = geometry.MIB, artefacts.Kind.CHUNK_MAP
 
 
 class Clock:
@@ -58,14 +59,14 @@ def test_deadline_grows_with_the_uploaded_bytes() -> None:
             late()
 
 
-def test_chunk_map_is_no_longer_than_its_image() -> None:
+def test_artefact_is_no_longer_than_its_image() -> None:
     spent = made(100 * MIB)
-    spent.check_map(100 * MIB)
-    with pytest.raises(errors.LimitExceeded, match="its chunk map would have 104857601 bytes"):
-        spent.check_map(100 * MIB + 1)
-    made(1).check_map(glance_budget.SPARE_MAP_BYTES)
+    spent.check_artefact(CHUNK_MAP, 100 * MIB)
+    with pytest.raises(errors.LimitExceeded, match="its chunk_map would have 104857601 bytes"):
+        spent.check_artefact(CHUNK_MAP, 100 * MIB + 1)
+    made(1).check_artefact(CHUNK_MAP, glance_budget.SPARE_ARTEFACT_BYTES)
     with pytest.raises(errors.LimitExceeded, match="its 1 bytes do not allow that"):
-        made(1).check_map(glance_budget.SPARE_MAP_BYTES + 1)
+        made(1).check_artefact(CHUNK_MAP, glance_budget.SPARE_ARTEFACT_BYTES + 1)
 
 
 def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
