@@ -51,7 +51,10 @@ _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
 _SIGNALLED = 128
 """What started it in its sandbox says above this by which signal it was ended, like a shell."""
-_TOOK_TOO_LONG = (-signal.SIGXCPU, _SIGNALLED + signal.SIGXCPU)
+_OF_BOUNDS = {
+    status for one in (signal.SIGXCPU, signal.SIGXFSZ) for status in (-one, _SIGNALLED + one)
+}
+"""Statuses of what took too long or wrote too much; other signals are this host's."""
 _GRACE_S = 5
 """Seconds of a processor between the signal of the bound and the kill."""
 _MODE = 0o666
@@ -157,7 +160,7 @@ class _Job:
                     process.wait()
             complaints.seek(0)
             told = complaints.read(_WORDS_BYTES).decode(errors="replace").strip()
-        if status in _TOOK_TOO_LONG or TOO_LONG in told:
+        if status in _OF_BOUNDS or TOO_LONG in told:
             raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:
             raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by something else")
