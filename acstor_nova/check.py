@@ -177,6 +177,7 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
         detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
         yield Finding("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
     yield _fallbacks(status)
+    yield _guests(status)
     yield from whole_images.of_status(status, whole_images.of_instances(conf))
 
 
@@ -187,6 +188,14 @@ def _fallbacks(status: dict[str, Any]) -> Finding:
         remedy = "The warnings in nova-compute's log say which images, and why."
         return Finding("fallbacks", Level.WARNING, f"Nova did without acstor: {seen}", remedy)
     return Finding("fallbacks", Level.OK, "none since the agent's start")
+
+
+def _guests(status: dict[str, Any]) -> Finding:
+    if lost := status.get("guests", {}).get("on_dead_mounts", ()):
+        detail = f"these use a mount that has ended, and their reads fail: {', '.join(lost)}"
+        remedy = "Stop and start each (openstack server reboot --hard)."
+        return Finding("guests", Level.ERROR, detail, remedy)
+    return Finding("guests", Level.OK, "none uses a mount that has ended")
 
 
 def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> Finding:

@@ -34,7 +34,7 @@ class Machine:
         (folder / "instances/_base").mkdir(parents=True)
         self.nova_conf = folder / "nova.conf"
         self.configure()
-        self.fallbacks = {"disk-format": 0}
+        self.fallbacks, self.on_dead_mounts = {"disk-format": 0}, []
         self.user = compute_user.here()
         self.kept, self.may_grow, self.images, self.promised_bytes = "host", False, {}, 0
 
@@ -57,6 +57,7 @@ class Machine:
             "worker_pid": 7,
             "mount_point": str(mount_point or self.mount_point),
             "nova": {"fallbacks": self.fallbacks},
+            "guests": {"on_dead_mounts": self.on_dead_mounts},
             "keep_images": self.kept,
             "cache_may_grow_for_pins": self.may_grow,
             "cache": {"limit_bytes": LIMIT_BYTES, "promised_bytes": self.promised_bytes},
@@ -161,6 +162,13 @@ def test_mirror_that_is_not_mounted_is_named(machine, agent):
 def test_fallbacks_are_shown(machine, agent):
     machine.fallbacks = {"disk-format": 2, "signed": 0}
     assert machine.look()["fallbacks"].detail == "Nova did without acstor: disk-format 2"
+
+
+def test_guest_on_a_mount_that_has_ended_is_an_error(machine, agent):
+    assert machine.findings()["guests"].level == "ok"
+    machine.on_dead_mounts = ["s1", "s2"]
+    found = machine.look()["guests"]
+    assert found.level == "error" and "s1, s2" in found.detail and "reboot --hard" in found.remedy
 
 
 def test_dangling_link_is_shown(machine, agent):
