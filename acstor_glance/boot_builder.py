@@ -92,6 +92,12 @@ class Summary:
     image_bytes: int
     seconds_s: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.chunks} chunks, {self.stored_bytes / geometry.MIB:.1f} MiB, "
+            f"in {self.seconds_s:.1f} s, until {self.end}"
+        )
+
 
 # Building
 

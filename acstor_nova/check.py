@@ -6,6 +6,7 @@ changed, and nothing is read through the mirror that is not there already.
 """
 
 import contextlib
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -234,6 +235,8 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
                 yield Finding("image cache", Level.WARNING, detail, remedy)
     except OSError as e:
         remedy = "Run this command as a user who may read it."
+        if e.errno == errno.ENOTCONN:
+            remedy = "The mirror is dead: start acstor-agent, and reboot the servers that use it."
         yield Finding("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
         return
     yield Finding("image cache", Level.OK, f"{folder}: {links} links to mirrors")

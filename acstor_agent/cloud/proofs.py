@@ -20,7 +20,7 @@ from acstor_common import signing
 
 LOG = logging.getLogger(__name__)
 
-NO_SIGNERS = "this host knows nobody who may sign it (signers.pem)"
+NO_SIGNERS = "this host has no key of who signs them (signers.pem)"
 
 
 def checked_table(sent: decision_api.RingTable, signers: identity_files.Signers) -> ring.Ring:

@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str, make: Any, show: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
+        added.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="as before the command"
+        )
         added.set_defaults(make=make, show=show)
         return added
 
@@ -229,10 +232,18 @@ def _replies(path: str, request: control_wire.Request) -> Iterator[control_wire.
 
 
 def _table(names: list[str], rows: list[list[Any]]) -> str:
-    table = prettytable.PrettyTable(names, align="r")
-    table.align[names[0]] = "l"
+    table = prettytable.PrettyTable(names, align="l")
+    for at, name in enumerate(names):
+        if all(_is_number(row[at]) for row in rows):
+            table.align[name] = "r"
     table.add_rows(rows)
     return str(table)
+
+
+def _is_number(cell: Any) -> bool:
+    """Say whether a cell is a number, or stands for one that is not known."""
+    plain = str(cell).replace(",", "").replace(".", "", 1)
+    return plain.isdigit() or plain == "-"
 
 
 def _fields(result: dict[str, Any]) -> str:
@@ -334,6 +345,12 @@ def _due(due_in_s: float | None, is_late: bool | None) -> str:
     return f", due in {due_in_s:.0f} s{', will be late' if is_late else ''}"
 
 
+def _turns(loop: dict[str, Any]) -> str:
+    """Say how long turns of the worker's event loop take; a quantile is the bound of a bucket."""
+    most_s = min(loop["p99_s"], loop["longest_s"])
+    return f"99 % within {1000 * most_s:.1f} ms, the longest {1000 * loop['longest_s']:.1f} ms"
+
+
 def _status(status: dict[str, Any]) -> str:
     cache, exchange = status["cache"], status["exchange"]
     about = {
@@ -366,8 +383,7 @@ def _status(status: dict[str, Any]) -> str:
         "On dead mounts": textwrap.fill(", ".join(status["guests"]["on_dead_mounts"]), WIDTH)
         or "nobody",
         "Disk policy": _disk_io(status["disk_io"]),
-        "Worker's turns": f"{1000 * status['event_loop']['p99_s']:g} ms at most in 99 %, the "
-        f"longest {1000 * status['event_loop']['longest_s']:.1f} ms",
+        "Worker's turns": _turns(status["event_loop"]),
         "Peers left alone": ", ".join(
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["in_backoff"].items()
         )

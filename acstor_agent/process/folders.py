@@ -59,7 +59,8 @@ def make_private(folder: pathlib.Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # a temporary file that is gone by now
                 narrow(path)
     except OSError as e:
-        raise errors.Unusable(str(folder), f"cannot be made private: {e.strerror}") from e
+        remedy = "" if os.geteuid() == 0 else "Run this as root"
+        raise errors.Unusable(str(folder), f"cannot be made private: {e.strerror}", remedy) from e
 
 
 def narrow(path: pathlib.Path) -> bool:

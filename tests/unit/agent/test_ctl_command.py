@@ -96,3 +96,20 @@ def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
 def test_an_image_of_a_worker_that_tells_no_deadlines_is_shown():
     told = {"state": "filling", "why": "", "share": 0.5, "left_s": None, "is_asked": False}
     assert ctl._whole(told) == "filling 50 %"
+
+
+@pytest.mark.parametrize("argv", [["--json", "status"], ["status", "--json"]])
+def test_json_may_stand_before_and_behind_the_command(argv):
+    assert ctl._parser().parse_args(argv).json
+    assert not ctl._parser().parse_args(["status"]).json
+
+
+def test_longest_turn_is_the_longest():
+    shown = ctl._turns({"p99_s": 0.025, "longest_s": 0.0137})
+    assert shown == "99 % within 13.7 ms, the longest 13.7 ms"
+
+
+def test_numbers_stand_right_and_words_left_in_a_table():
+    table = ctl._table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
+    assert "| a      | 1,024.0 |" in table
+    assert "| longer |       - |" in table

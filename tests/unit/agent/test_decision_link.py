@@ -296,7 +296,9 @@ async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(h
     assert host.rings.ring.epoch == 3
 
 
-@pytest.mark.expect_log("no v-node tables and tasks are taken yet: this host knows nobody who may")
+@pytest.mark.expect_log(
+    "no v-node tables and tasks are taken yet: this host has no key of who signs"
+)
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
 async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
     tmp_path, nursery, watched_log
@@ -306,7 +308,7 @@ async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
     made.files.look_again()
     nursery.start_soon(made.link.run)
     await trio.sleep(2.5 * COLLECTION_S)
-    with pytest.raises(errors.NotAuthentic, match="knows nobody who may sign it"):
+    with pytest.raises(errors.NotAuthentic, match="has no key of who signs them"):
         await made.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(9, ())))
     with pytest.raises(errors.NotAuthentic):
         await made.hear(decision_api.IMAGE_TASK_GIVEN, KEYS.task(TASK))

@@ -224,7 +224,7 @@ def test_table_is_signed_for_no_other_purpose():
 
 
 def test_without_signers_no_table_is_taken():
-    with pytest.raises(errors.NotAuthentic, match="knows nobody who may sign it"):
+    with pytest.raises(errors.NotAuthentic, match="has no key of who signs them"):
         proofs.checked_table(signed(9, "h1"), ())
 
 
@@ -295,7 +295,7 @@ def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, p
     assert joined().current().epoch == 3
 
 
-@pytest.mark.expect_log("the v-node table in .*ring.json: this host knows nobody who may sign it")
+@pytest.mark.expect_log("the v-node table in .*ring.json: this host has no key of who signs them")
 def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
     take(joined(), signed(9, "h1"))
     assert keep().current().epoch == 0
