@@ -380,7 +380,7 @@ def _write_map(
 
 
 def _count_zeros(cids: bytes) -> int:
-    if not any(cids):
+    if cids == bytes(len(cids)):
         return len(cids) // ids.CID_BYTES
     starts = range(0, len(cids), ids.CID_BYTES)
     return sum(cids.startswith(ids.ZERO_CID, start) for start in starts)

@@ -83,6 +83,9 @@ def main(folder: str, told: str) -> None:
                         "message": image.get("acstor_message", ""),
                         "retry": image.get("acstor_retry", ""),
                         "s": ended[image["name"]],
+                        "artefact_bytes": sum(
+                            one["size"] for one in images.every_artefact(image["id"])
+                        ),
                     }
                     for image in tenants
                 },

@@ -26,6 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory):
         "aliased": qcow2_bombs.aliased(DISK_BYTES),
         "shared": qcow2_bombs.aliased(DISK_BYTES, stored_bytes=4096),
         "slow": qcow2_bombs.slow(256 * geometry.MIB),
+        "empty": qcow2_bombs.empty(DISK_BYTES // 4),
     }
     for name, data in hostile.items():
         (folder / f"hostile.{name}.qcow2").write_bytes(data)
@@ -58,3 +59,9 @@ def test_image_of_another_project_is_prepared_beside_them(told):
     # It was found last.  One project leaves a worker to the others, so it waits for one at most.
     hostile = sorted(told["images"][name]["s"] for name in ("aliased", "shared", "slow"))
     assert honest["s"] < hostile[1]
+
+
+def test_empty_image_of_a_large_disk_takes_little_of_the_store(told):
+    empty = told["images"]["empty"]
+    assert empty["state"] == "ready"
+    assert empty["artefact_bytes"] < 2 * geometry.MIB
