@@ -15,9 +15,9 @@ from oslo_config import cfg
 from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import image_record
+from acstor_common import sizes
 from acstor_glance import images as glance_images
 
-GIB = 1 << 30
 REMEMBERED_S = 300.0
 """How long a project's sum is believed; what this process adds is added to it."""
 ASK_AGAIN_S = 10.0
@@ -40,7 +40,7 @@ class ArtefactQuota:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images = images
-        self._most_gib = int(conf.acstor_glance.artefacts_of_project)
+        self._most_bytes = int(conf.acstor_glance.artefacts_of_project)
         self._clock, self._lock = clock, threading.Lock()
         self._known: dict[str, _Used] = {}
 
@@ -59,23 +59,23 @@ class ArtefactQuota:
                 raise errors.QuotaExceeded(
                     f"image {image['id']}",
                     f"the artefacts of its project take {used.used_bytes} bytes, and {count} more "
-                    f"are over their quota of {self._most_gib} GiB",
+                    f"are over their quota of {sizes.shown(self._most_bytes)}",
                     "Delete images, or raise [acstor_glance] artefacts_of_project",
                 )
             self._known[project] = used._replace(used_bytes=used.used_bytes + count)
 
     def _fits(self, used: _Used, count: int) -> bool:
-        return used.used_bytes + max(count, 1) <= self._most_gib * GIB
+        return used.used_bytes + max(count, 1) <= self._most_bytes
 
     def _used(self, project: str, age_s: float) -> _Used:
         """Return what a project uses, as Glance had it no longer ago than ``age_s``."""
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.artefacts_of_project(project)
-            sizes = [
+            used_bytes = sum(
                 image_record.size_bytes_of(one)
                 for one in found
                 if artefacts.kind_of(one) in _COUNTED
-            ]
-            known = self._known[project] = _Used(sum(sizes), now_s)
+            )
+            known = self._known[project] = _Used(used_bytes, now_s)
         return known

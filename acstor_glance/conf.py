@@ -76,13 +76,12 @@ OPTS = [
         "The listener and the import plugin refuse an image that holds more, before it costs them "
         "more time than its upload is worth. Compressed disks of guests have a ratio of 2 to 10.",
     ),
-    cfg.IntOpt(
+    common_conf.size_opt(
         "artefacts_of_project",
-        default=16,
-        min=1,
-        max=1_000_000,
-        help="How many GiB the chunk maps and boot images of one project's images may take. They "
-        "are stored in the service's own project, so the project's quota in Glance does not count "
+        default=16 << 30,
+        least=1 << 20,
+        help="How much the chunk maps and boot images of one project's images may take. They are "
+        "stored in the service's own project, so the project's quota in Glance does not count "
         "them. An image beyond it is not prepared until images of the project are deleted. An "
         "image takes 20 to 60 MiB.",
     ),

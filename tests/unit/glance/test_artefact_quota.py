@@ -36,7 +36,7 @@ def images() -> memory_images.MemoryImages:
 @pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
     return glance_options.conf(
-        state_dir=tmp_path / "state", artefacts_of_project=1, dedup_scope="cloud"
+        state_dir=tmp_path / "state", artefacts_of_project=GIB, dedup_scope="cloud"
     )
 
 
@@ -53,7 +53,7 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
     store(images, mine, 5 * GIB, CONVERTED)
     quota = artefact_quota.ArtefactQuota(images, conf)
     quota.reserve(mine, 600)
-    with pytest.raises(errors.QuotaExceeded, match=r"1073741424 bytes, and 401 more .* of 1 GiB"):
+    with pytest.raises(errors.QuotaExceeded, match=r"1073741424 bytes, and 401 more .* of 1GiB"):
         quota.reserve(mine, 401)
     quota.reserve(mine, 400)
     with pytest.raises(errors.QuotaExceeded):
@@ -80,7 +80,7 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
     image = images.add(b"some bytes" * 100)
     image_id = ids.parse_image_id(image["id"])
     assert preparer.Preparer(images, conf).handle(image_id) is Outcome.FAILED
-    assert "over their quota of 1 GiB" in image["acstor_message"]
+    assert "over their quota of 1GiB" in image["acstor_message"]
     assert image["acstor_retry"].startswith("1 2")
     images.delete(artefact_id)
     again = preparer.Preparer(images, conf).handle(image_id, is_forced=True)

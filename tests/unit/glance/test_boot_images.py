@@ -256,7 +256,7 @@ def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
     assert glance.image["acstor_boot_retry"] == "1 never"
 
 
-@pytest.mark.expect_log("over their quota of 16 GiB")
+@pytest.mark.expect_log("over their quota of 16GiB")
 def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
     glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = (16 << 30) - 1000
     made.traced(boot(5, 3))
