@@ -25,6 +25,9 @@ from acstor_common import identity_files
 
 LOG = logging.getLogger(__name__)
 
+PROOF_PROTOCOL = "acstor-proof"
+"""ALPN of who only wants to see this host's certificate, as the decision service does before it
+publishes an address; the handshake is all, and its client shows none."""
 NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL; Python has no name for it."""
 SAY_AGAIN_S = 600.0
@@ -105,7 +108,8 @@ class Credentials:
         context.verify_flags |= NO_CHECK_TIME
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # connections live long and are never resumed
-        context.set_alpn_protocols([self.protocol])
+        is_server = protocol == ssl.PROTOCOL_TLS_SERVER
+        context.set_alpn_protocols([self.protocol, PROOF_PROTOCOL][: 1 + is_server])
         context.load_verify_locations(cadata=identity.ca.decode("ascii"))
         with _in_memory(own.pem + identity.key) as path:
             context.load_cert_chain(path)

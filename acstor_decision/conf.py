@@ -58,6 +58,16 @@ OPTS = [
         "who enrols many names must not put them all at one address.",
     ),
     cfg.BoolOpt(
+        "prove_addresses",
+        default=True,
+        help="Put a host on the v-node table only after the agent at its peer_listen has proven by "
+        "TLS that it is that host, and take a silent host off only after it was not reached there. "
+        "The service connects to the agents for that, so it must reach their port. Turn it off "
+        "where it cannot, or where agents have peer_security = insecure: then every agent "
+        "connects to whatever address an enrolled host names. Addresses of the loopback need no "
+        "proof.",
+    ),
+    cfg.BoolOpt(
         "remap",
         default=True,
         help="Let traffic move v-nodes. When off, only hosts that come, go or are drained do.",

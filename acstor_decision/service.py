@@ -8,10 +8,14 @@ lock), the service goes on with the rest and waits; agents keep their last table
 """
 
 import collections
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from oslo_config import cfg
@@ -23,11 +27,13 @@ from acstor_common import message_bus
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import address_prover
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
 from acstor_decision import metrics
 from acstor_decision import trust
+from acstor_decision.core import address_book
 from acstor_decision.core import decider
 from acstor_decision.core import health
 from acstor_decision.core import members
@@ -68,12 +74,23 @@ SendTo = Callable[[str, decision_api.RingTable], bool]
 GiveTo = Callable[[str, decision_api.Signed], bool]
 
 
+class Prover(Protocol):
+    """Connects to addresses; no method waits."""
+
+    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+        """Have addresses connected to."""
+
+    def results(self) -> Sequence[address_prover.Proof]:
+        """Return what came of it since the last call."""
+
+
 class Service:
     """One instance.
 
     :param publish: sends a table to all agents
     :param send_to: sends a table to one agent
     :param give_to: gives one agent a task about an image
+    :param prover: connects to agents, where addresses are to be proven
     """
 
     def __init__(
@@ -86,12 +103,15 @@ class Service:
         publish: Publish,
         send_to: SendTo,
         give_to: GiveTo,
+        prover: Prover | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.own = conf.acstor_decision
         self.name = self.own.instance
-        self.members = members.Members(decision_conf.limits(self.own))
+        limits = decision_conf.limits(self.own)
+        limits = dataclasses.replace(limits, prove_addresses=prover is not None)
+        self.members = members.Members(limits)
         self.decider = decider.Decider(
             decision_conf.policy(self.own), self.members, decider.Table({})
         )
@@ -100,6 +120,7 @@ class Service:
         self.picture = metrics.Picture()
         self._store, self._lead, self._loads = store, lead, loads
         self._publish, self._send_to, self._give_to = publish, send_to, give_to
+        self._prover = prover
         self._clock, self._wall = clock, wall
         self._keeper = authority.Keeper(self.own, store, wall)
         self._trust = trust.Trust()
@@ -261,6 +282,7 @@ class Service:
 
     def _lead_round(self) -> None:
         self._note()
+        self._prove_addresses()
         self.decider.observe(self._busy_levels())
         decision = self.decider.decide(self._clock(), self._store.drained())
         if decision is None and self._highest_epoch() > self.current.epoch:
@@ -283,6 +305,17 @@ class Service:
         if self._clock() >= self._forgets_s:
             self._store.forget_old(self._wall())
             self._forgets_s = self._clock() + FORGET_EVERY_S
+
+    def _prove_addresses(self) -> None:
+        """Take what came of connecting to agents, and have more addresses connected to."""
+        if self._prover is None:
+            return
+        for proof in self._prover.results():
+            self.members.note_proof(proof.address, proof.host, self._clock())
+            if not proof.host:
+                told = (*proof.address, proof.why)
+                self._complaints.say("no agent proves who it is at %s port %d: %s", *told)
+        self._prover.ask(self.members.to_prove(self._clock()))
 
     def _busy_levels(self) -> tuple[int, ...] | None:
         """Return the levels whose switches are busy; None if nobody can say so now."""

@@ -78,6 +78,10 @@ def reason(error: Exception) -> str:
     return str(error) or str(error.__cause__ or "") or type(error).__name__
 
 
+class ProofGiven(Exception):
+    """The other side wanted to see this host's certificate, and nothing else."""
+
+
 class Link:
     """A TCP connection in clear text.
 
@@ -241,7 +245,9 @@ class TlsLink(Link):
             while not self._session.handshake():
                 await self._send_all(self._session.take())
                 await self._receive_some()
-        except ssl.SSLError:
+        except ssl.SSLError as error:
+            if self._session.protocol == credentials_.PROOF_PROTOCOL:
+                raise ProofGiven from error
             self._say_why()
             raise
         await self._send_all(self._session.take())

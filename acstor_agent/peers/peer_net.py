@@ -304,7 +304,10 @@ class PeerNet:
             with self.unauthenticated.one_from(ip):
                 if not await self._may_begin(stream, ip):
                     return
-                connection, early = await self._welcome(stream, peer)
+                try:
+                    connection, early = await self._welcome(stream, peer)
+                except peer_link.ProofGiven:
+                    return
             self._answering.add(connection)
             peer = connection.peer
             try:

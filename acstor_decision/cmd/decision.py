@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common import script
 from acstor_common import signals
 from acstor_common import supervised
+from acstor_decision import address_prover
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
 from acstor_decision import intervals
@@ -63,6 +64,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     leadership.check_driver(own.coordination_url)
     lead = leadership.Leadership(own.coordination_url, own.instance, decision_api.COLLECTION_S)
     bus: rpc.Rpc
+    prover = address_prover.AddressProver(lambda: made.trust()) if own.prove_addresses else None
     made = service.Service(
         conf,
         store,
@@ -71,6 +73,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         publish=lambda table: bus.publish(table),
         send_to=lambda host, table: bus.send(host, table),
         give_to=lambda host, task: bus.give(host, task),
+        prover=prover,
     )
     asked = nova.Nova(conf)
     kept = checkpoints.Checkpoints(
@@ -104,6 +107,8 @@ def run(conf: cfg.ConfigOpts) -> int:
     address = own.metrics_listen
     by_server = own.metrics_by_server
     stop_metrics = metrics.serve(address, picture, by_server) if address else lambda: None
+    if prover is not None:
+        prover.start(stopping)
     bus.start()
     supervised.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
     LOG.info("%s serves", own.instance)

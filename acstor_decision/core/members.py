@@ -20,6 +20,7 @@ from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
 from acstor_decision.core import address_book
+from acstor_decision.core import address_proofs
 from acstor_decision.core import sample_order
 
 SAMPLES_TO_JOIN = 2
@@ -40,6 +41,7 @@ class Limits:
         one of them every burst would
     :param allowed: patterns of the host ids that may join
     :param hosts_per_ip: that may be at one IP address, but for the loopback, where labs are
+    :param prove_addresses: a host is a member only where it proved to be, but for the loopback
     """
 
     collection_s: float = decision_api.COLLECTION_S
@@ -48,6 +50,7 @@ class Limits:
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)
     hosts_per_ip: int = 4
+    prove_addresses: bool = False
 
 
 class Member:
@@ -106,6 +109,7 @@ class Members:
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
         self._addresses = address_book.AddressBook()
+        self._proofs = address_proofs.AddressProofs()
         self._order: sample_order.SampleOrder[ids.HostId] = sample_order.SampleOrder(
             silent_s(limits)
         )
@@ -138,6 +142,8 @@ class Members:
             self._members[host] = Member(unknown, now_s)
             self._members[host].samples = SAMPLES_TO_JOIN
             self._addresses.put(host, address_book.parse(address))
+        if self._claim(host) == address_book.parse(address):
+            self._proofs.prove(host, self._claim(host))
 
     def hear(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         """Take a sample; return why it is refused, if it is.
@@ -150,9 +156,9 @@ class Members:
             self.refused[refusal] += 1
             return refusal
         host = ids.HostId(sample.host)
-        if host not in self._members or self._is_silent(host, now_s):
+        if host not in self._members or self._is_gone(host, now_s):
             self._members[host] = Member(sample, now_s)
-        self._addresses.put(host, address_book.parse(sample.address))
+        self._take_address(host, address_book.parse(sample.address))
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
         self._order.note(host, sample, now_s)
@@ -165,7 +171,7 @@ class Members:
             for host, member in self._members.items()
             if member.samples >= SAMPLES_TO_JOIN and self._is_at_home(host)
         ]
-        silent = [host for host in settled if self._is_silent(host, now_s)]
+        silent = [host for host in settled if self._is_gone(host, now_s)]
         if 2 * len(silent) > len(settled):
             return sorted(settled)
         return sorted(set(settled).difference(silent))
@@ -192,6 +198,31 @@ class Members:
             self._members.pop(ids.HostId(host), None)
         self._addresses.keep(self._members)
 
+    def to_prove(self, now_s: float) -> list[address_book.Address]:
+        """Return the addresses to connect to now: those not proven yet, and those of the silent."""
+        if not self.limits.prove_addresses:
+            return []
+        claims = ((host, self._claim(host)) for host in self._members)
+        wanted = [
+            address
+            for host, address in claims
+            if not self._is_proven(host, address)
+            or (self._is_silent(host, now_s) and not _is_loopback(address.ip))
+        ]
+        return self._proofs.due(wanted, now_s)
+
+    def note_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
+        """Note which host proved to be at an address.
+
+        :param found: "": none did
+        """
+        host = ids.HostId(found)
+        has_failed = host not in self._members or self._claim(host) != address
+        self._proofs.note_attempt(address, found, now_s, has_failed=has_failed)
+        if not has_failed:
+            self._proofs.prove(host, address)
+            self._addresses.put(host, address)
+
     def forget_overloads(self) -> None:
         """Count overloads from 0 again: what was seen has been answered."""
         for member in self._members.values():
@@ -203,12 +234,41 @@ class Members:
         dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
         for host in dead:
             del self._members[host]
+        self._proofs.keep(self._members, {self._claim(host) for host in self._members})
         self._addresses.keep(self._members)
         self._order.forget_late(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
-        """Say whether nobody has come to a host's address since it was heard last."""
-        return self._addresses.address_of(host) is not None
+        """Say whether a host is where it said, and nobody has come to its address since."""
+        address = self._addresses.address_of(host)
+        return address is not None and self._is_proven(host, address)
+
+    def _claim(self, host: ids.HostId) -> address_book.Address:
+        """Return where a host says that it is."""
+        return address_book.parse(self._members[host].last.address)
+
+    def _is_proven(self, host: ids.HostId, address: address_book.Address) -> bool:
+        is_exempt = not self.limits.prove_addresses or _is_loopback(address.ip)
+        return is_exempt or self._proofs.is_proven(host, address)
+
+    def _take_address(self, host: ids.HostId, address: address_book.Address) -> None:
+        """Put a host at the address that it claims, unless another one proved to be there."""
+        other = self._addresses.host_at(address) or host
+        must_prove = self.limits.prove_addresses and not _is_loopback(address.ip)
+        if other == host or not (must_prove and self._proofs.is_proven(other, address)):
+            self._addresses.put(host, address)
+        elif self._addresses.address_of(host) != address:
+            self._addresses.remove(host)
+
+    def _is_gone(self, host: ids.HostId, now_s: float) -> bool:
+        """Say whether a host is silent and, where addresses are proven, was not reached since."""
+        if not self._is_silent(host, now_s):
+            return False
+        address = self._claim(host)
+        if not self.limits.prove_addresses or _is_loopback(address.ip):
+            return True
+        silent_since_s = self._members[host].heard_s + silent_s(self.limits)
+        return self._proofs.was_missed(host, address, silent_since_s)
 
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
         return now_s - self._members[host].heard_s > silent_s(self.limits)
@@ -237,6 +297,11 @@ class Members:
             return Refusal.FULL
         return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
 
+    def _holds(self, host: ids.HostId, address: address_book.Address, now_s: float) -> bool:
+        """Say whether an address is a host's, and nobody's claim to it is looked at."""
+        is_heard = host in self._members and not self._is_silent(host, now_s)
+        return is_heard and self._is_proven(host, address)
+
     def _address_refusal(self, host: ids.HostId, text: str, now_s: float) -> Refusal | None:
         address = address_book.parse(text)
         is_loopback = _is_loopback(address.ip)  # in a lab all hosts are there
@@ -245,7 +310,7 @@ class Members:
         if is_loopback and self._addresses.are_others_in_network(host):
             return Refusal.UNREACHABLE
         other = self._addresses.host_at(address) or host
-        if other != host and other in self._members and not self._is_silent(other, now_s):
+        if other != host and self._holds(other, address, now_s):
             return Refusal.TAKEN_ADDRESS
         others = self._addresses.others_at(address.ip, host) - (other != host)
         current = self._addresses.address_of(host)

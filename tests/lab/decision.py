@@ -64,6 +64,7 @@ class Instance:
             "instance": name,
             "coordination_url": f"file://{folder}/coordination",
             "metrics_listen": "",
+            "prove_addresses": False,  # instances are in no network of the hosts
             **options,
         }
         self._constants = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}

@@ -44,7 +44,13 @@ class Sender:
     def next(self, **fields: Any) -> dict[str, Any]:
         """Return the next sample as it is sent."""
         self.number += 1
-        own = {"number": self.number, "started_s": self.started_s, "interval_s": COLLECTION_S}
+        address = f"127.0.0.{self.name[1:]}:7201"
+        own = {
+            "address": address,
+            "number": self.number,
+            "started_s": self.started_s,
+            "interval_s": COLLECTION_S,
+        }
         sample = decision_databases.sample(self.name, time.time(), **own | fields)
         return decision_api.encode(sealed.seal(sample, signing.SAMPLE, *self._identity))
 
@@ -88,6 +94,7 @@ def instance(
         f"sqlite:///{tmp_path}/decision.sqlite",
         constants={tuned.COLLECTION_S: COLLECTION_S},
         dead_after=DEAD_AFTER,
+        prove_addresses=True,
     )
     with made:
         hosts.wait_until(made.leads, "an instance that leads", WAIT_S)

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,9 +23,11 @@ from acstor_common import message_bus
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import address_prover
 from acstor_decision import authority
 from acstor_decision import rpc
 from acstor_decision import service
+from acstor_decision.core import address_book
 from acstor_decision.core import threshold
 from acstor_decision.db import database
 from acstor_decision.db import held_images
@@ -65,7 +68,13 @@ class Loads(none.NoLoads):
 class Instance:
     """One instance of the service."""
 
-    def __init__(self, conf: cfg.ConfigOpts, store: database.Database, leads: bool = True) -> None:
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        store: database.Database,
+        leads: bool = True,
+        prover: service.Prover | None = None,
+    ) -> None:
         self.lead, self.loads, self.store = Lead(leads), Loads(), store
         self.published: list[decision_api.RingTable] = []
         self.sent: list[tuple[str, int]] = []
@@ -82,6 +91,7 @@ class Instance:
             publish=self.publish,
             send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
             give_to=self.give_to,
+            prover=prover,
             clock=lambda: self.now_s,
             wall=self.wall,
         )
@@ -523,6 +533,38 @@ def test_of_two_hosts_that_claim_one_address_the_first_keeps_it(lone):
     lone.hear(thief)
     cloud.collect(2)
     assert lone.epochs() == [1]
+
+
+class Network:
+    """Who proves to be at an address, for a service that connects there."""
+
+    def __init__(self, **hosts: str) -> None:
+        self.hosts = {address_book.parse(f"{ip}:7201"): host for host, ip in hosts.items()}
+        self.asked: list[address_book.Address] = []
+
+    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+        self.asked += addresses
+
+    def results(self) -> list[address_prover.Proof]:
+        asked, self.asked = self.asked, []
+        return [address_prover.Proof(at, self.hosts.get(at, ""), "timed out") for at in asked]
+
+
+@pytest.mark.expect_log("no agent proves who it is at 10.0.0.3 port 7201: timed out")
+def test_an_address_is_published_once_its_host_was_found_there(configure, store):
+    network = Network(h1="10.0.0.1", h2="10.0.0.2")
+    lone = Instance(configure(), store, prover=network)
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    assert [host.host for host in open_table(lone, lone.published[-1]).hosts] == ["h1", "h2"]
+    network.hosts[address_book.parse("10.0.0.3:7201")] = "h3"
+    cloud.collect(3)
+    names = [host.host for host in open_table(lone, lone.published[-1]).hosts]
+    assert names == ["h1", "h2", "h3"]
+    after = Instance(configure(), store, prover=Network())
+    after.now_s = lone.now_s
+    after.service.round()
+    assert after.service.members.living(after.now_s) == ["h1", "h2", "h3"]  # as the table says
 
 
 def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts are on the table where they proved to be."""
+
+import pytest
+
+from acstor_decision.core import address_book
+from acstor_decision.core import address_proofs
+from acstor_decision.core import members
+from tests.unit.decision.core import test_members as known
+
+R = members.Refusal
+
+
+def at(host: str) -> address_book.Address:
+    return address_book.parse(f"10.0.0.{host[1:]}:7201")
+
+
+@pytest.fixture
+def cloud() -> known.Cloud:
+    return known.Cloud(prove_addresses=True, dead_after=3)
+
+
+def prove(cloud: known.Cloud, *hosts: str) -> None:
+    for host in hosts:
+        cloud.members.note_proof(at(host), host, cloud.now_s)
+
+
+def test_a_host_is_a_member_once_it_proved_its_address(cloud):
+    cloud.collect("h1", "h2", times=3)
+    assert cloud.living() == []
+    assert cloud.members.to_prove(cloud.now_s) == [at("h1"), at("h2")]
+    prove(cloud, "h1")
+    assert cloud.living() == ["h1"]
+    assert cloud.members.to_prove(cloud.now_s) == [at("h2")]
+
+
+def test_a_host_that_is_found_where_another_one_says_to_be_gets_the_address(cloud):
+    assert cloud.hear(known.sample("h9", address="10.0.0.1:7201")) is None
+    assert cloud.hear(known.sample("h1")) is None  # whoever claimed it first proved nothing
+    cloud.round = 1
+    prove(cloud, "h1")
+    assert cloud.hear(known.sample("h9", 2, address="10.0.0.1:7201")) is R.TAKEN_ADDRESS
+    assert cloud.hear(known.sample("h1", 2)) is None
+    assert cloud.living() == ["h1"]
+
+
+def test_a_silent_host_leaves_after_it_was_not_reached(cloud):
+    cloud.collect("h1", "h2", "h3", times=2)
+    prove(cloud, "h1", "h2", "h3")
+    cloud.collect("h1", "h2", times=4)
+    assert cloud.living() == ["h1", "h2", "h3"]
+    assert cloud.members.to_prove(cloud.now_s) == [at("h3")]
+    prove(cloud, "h3")
+    assert cloud.living() == ["h1", "h2", "h3"]
+    cloud.collect("h1", "h2", times=2)
+    cloud.members.note_proof(at("h3"), "", cloud.now_s)
+    assert cloud.living() == ["h1", "h2"]
+
+
+def test_nobody_takes_the_address_of_a_silent_host_without_being_there(cloud):
+    cloud.collect("h1", "h2", "h3", times=2)
+    prove(cloud, "h1", "h2", "h3")
+    cloud.round += 10
+    cloud.collect("h9", times=2, address="10.0.0.1:7201")
+    assert cloud.living() == ["h1", "h2", "h3"]
+    prove(cloud, "h1")
+    assert cloud.living() == ["h1", "h2", "h3"]
+    cloud.members.note_proof(at("h1"), "h9", cloud.now_s)  # h1 was installed anew as h9
+    assert cloud.living() == ["h2", "h3", "h9"]
+
+
+def test_hosts_of_a_table_need_no_proof_again(cloud):
+    cloud.members.expect("h1", "10.0.0.1:7201", "", cloud.now_s)
+    assert cloud.living() == ["h1"] and cloud.members.to_prove(cloud.now_s) == []
+
+
+def test_addresses_where_nobody_is_are_tried_less_and_less_and_after_new_ones():
+    proofs = address_proofs.AddressProofs()
+    wanted = [address_book.Address("10.0.0.1", port) for port in range(1, 201)]
+    assert len(proofs.due(wanted, 0.0)) == address_proofs.AT_A_TIME
+    tried = []
+    for now_s in range(4000):
+        for address in proofs.due(wanted[:1], float(now_s)):
+            proofs.note_attempt(address, "", float(now_s), has_failed=True)
+            tried.append(now_s)
+    assert tried[:4] == [0, 5, 15, 35]
+    assert tried[-1] - tried[-2] == address_proofs.LONGEST_PAUSE_S
+    assert proofs.due(wanted, 10_000.0)[0] == wanted[1]
