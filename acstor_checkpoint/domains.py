@@ -26,6 +26,7 @@ from typing import NamedTuple
 import libvirt
 
 from acstor_checkpoint import servers
+from acstor_common import call_deadline
 from acstor_common import errors
 from acstor_common import supervised
 
@@ -38,6 +39,7 @@ EXPORT_BITMAP: Final = "changed"
 _AGENT_TIMEOUT_S: Final = 10
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
+_OPEN_S: Final = 30.0
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -77,6 +79,7 @@ class Domains:
         self._uri, self.base_of = uri, base_of
         self._connection: Any = None
         self._lock = threading.Lock()
+        self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
 
     def present(self) -> list[servers.Server]:
         """Return the servers whose disks are taken, running or not.
@@ -103,10 +106,18 @@ class Domains:
         with self._lock:
             if self._connection is None or not self._connection.isAlive():
                 _run_events()
-                self._connection = libvirt.open(self._uri)
-                # A libvirtd that hangs is given up, and whoever waits for it gets an error.
-                self._connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
+                try:
+                    self._connection = self._opening.call(self._opened)
+                except call_deadline.Late as e:
+                    option = f"[acstor_checkpoint] libvirt_uri = {self._uri}"
+                    raise errors.Unusable(option, str(e), "Does libvirt run here?") from e
             return self._connection
+
+    def _opened(self) -> Any:
+        connection = libvirt.open(self._uri)
+        # A libvirtd that hangs is given up, and whoever waits for it gets an error.
+        connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
+        return connection
 
 
 class Domain:

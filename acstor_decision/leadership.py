@@ -15,11 +15,14 @@ from stevedore import exception
 from tooz import coordination
 from tooz import locking
 
+from acstor_common import call_deadline
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
 LOCK = b"acstor-decision"
+ANSWER_S = 20.0
+"""The longest that where instances agree may take; most of tooz' drivers wait for ever."""
 
 
 def check_driver(url: str) -> None:
@@ -52,16 +55,19 @@ class Leadership:
         self._lock: Any = None  # a locking.Lock, all of which have acquired
         self._leads = False
         self._was_reachable = True
+        self._deadline = call_deadline.CallDeadline("coordination", ANSWER_S)
 
     def is_leader(self) -> bool:
         """Say whether this instance leads now; takes the lead if nobody has it."""
         try:
-            self._leads = self._hold()
-        except (tooz.ToozError, OSError) as e:
+            self._leads = self._deadline.call(self._hold)
+        except (tooz.ToozError, OSError, call_deadline.Late) as e:
             if self._was_reachable:
                 LOG.warning("%s cannot say who leads: %s; trying again", self._shown_url(), e)
             self._was_reachable = False
-            self.step_down()
+            self._leads = False
+            if not isinstance(e, call_deadline.Late):  # else the call goes on, and is looked at
+                self.step_down()
         else:
             self._was_reachable = True
         return self._leads
@@ -69,6 +75,12 @@ class Leadership:
     def step_down(self) -> None:
         """Let another one lead; this instance may try again later."""
         self._leads = False
+        try:
+            self._deadline.call(self._let_go)
+        except call_deadline.Late as e:
+            LOG.debug("%s", e)
+
+    def _let_go(self) -> None:
         coordinator, self._coordinator = self._coordinator, None
         lock, self._lock = self._lock, None
         try:
@@ -98,7 +110,7 @@ class Leadership:
             return True  # this kind cannot tell
         if not owns:
             LOG.warning("%s has lost the lead", self._instance)
-            self.step_down()
+            self._let_go()
         return owns
 
     def _shown_url(self) -> str:

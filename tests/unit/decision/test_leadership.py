@@ -4,10 +4,12 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from acstor_decision import leadership
+from tests.fakes import silent_server
 
 HOLDER = """
 import sys, time
@@ -46,3 +48,15 @@ def test_who_is_killed_leads_no_more(tmp_path: pathlib.Path) -> None:
 def test_nobody_leads_where_nobody_can_tell_who(tmp_path: pathlib.Path) -> None:
     lead = leadership.Leadership("mysql://user:secret@127.0.0.1:1/db", "one")
     assert not lead.is_leader() and not lead.is_leader()
+
+
+@pytest.mark.expect_log("cannot say who leads: coordination does not answer within 0.5 s")
+def test_place_that_hangs_is_as_one_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leadership, "ANSWER_S", 0.5)
+    with silent_server.serve() as server:
+        lead = leadership.Leadership(f"mysql://root@{server.address}/db", "one")
+        began_s = time.monotonic()
+        assert not lead.is_leader() and not lead.is_leader()
+        lead.step_down()
+        assert time.monotonic() - began_s < 10
+        assert server.connections == 1

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A libvirtd that accepts connections and never answers is an error that names the option."""
+
+import pathlib
+import socket
+import time
+
+import pytest
+
+from acstor_checkpoint import domains
+from acstor_common import errors
+
+
+def test_libvirt_that_never_answers_is_given_up(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domains, "_OPEN_S", 1.0)
+    path = tmp_path / "libvirt-sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        found = domains.Domains(f"qemu+unix:///system?socket={path}", lambda _: None)
+        began_s = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(
+                errors.Unusable, match=r"libvirt_uri = .*does not answer within 1 s"
+            ):
+                found.present()
+        assert time.monotonic() - began_s < 10

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that hangs ends for its caller, costs one thread, and goes on by itself."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from acstor_common import call_deadline
+
+
+def test_caller_gets_what_the_call_returns_and_raises() -> None:
+    deadline = call_deadline.CallDeadline("a test", 10.0)
+    assert deadline.call(lambda: 7) == 7
+    with pytest.raises(LookupError):
+        deadline.call(lambda: {}["no"])
+    assert deadline.call(lambda: 8) == 8
+
+
+def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> None:
+    deadline, ended = call_deadline.CallDeadline("a test", 0.1), threading.Event()
+    before = threading.active_count()
+    for _ in range(3):
+        began_s = time.monotonic()
+        with pytest.raises(call_deadline.Late, match="a test does not answer"):
+            deadline.call(lambda: ended.wait(30))
+        assert time.monotonic() - began_s < 5
+    assert threading.active_count() <= before + 1
+    ended.set()
+    ends_s = time.monotonic() + 10
+    said = 0
+    while not said and time.monotonic() < ends_s:
+        with contextlib.suppress(call_deadline.Late):
+            said = deadline.call(lambda: 7)
+    assert said == 7
