@@ -19,6 +19,7 @@ import oslo_messaging
 from oslo_config import cfg
 
 from acstor_common import checkpoint_messages
+from acstor_common import concurrency_limit
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import message_bus
@@ -29,6 +30,8 @@ from acstor_common import trace_message
 LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
+CALLERS = 3
+"""Threads of a process of the API that wait for the broker at a time."""
 HEARD_S = 10
 """A daemon answers at once: it asks libvirt at most."""
 
@@ -195,6 +198,7 @@ class Caster:
         self._conf, self._seal, self._wall = conf, seal, wall
         self._transport: Any = None
         self._opening = threading.Lock()
+        self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
 
     def give(self, task: decision_api.ImageTask, hosts: Iterable[str] | None) -> None:
         """Give a task to the agents of some hosts, or of all.
@@ -239,7 +243,8 @@ class Caster:
         encoded = decision_api.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
         client = _client(self._opened(), target, timeout=HEARD_S)
         try:
-            said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
+            with self._limit.place():
+                said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
         except oslo_messaging.MessagingTimeout:
             return None
         except Exception as e:  # see _cast
@@ -247,7 +252,11 @@ class Caster:
         return None if said is None else decision_api.decode(said, decision_api.Signed)
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
-        _cast(self._opened(), target, method, payload)
+        try:
+            with self._limit.place():
+                _cast(self._opened(), target, method, payload)
+        except concurrency_limit.LimitReached as e:
+            raise BusUnreachable(str(e)) from e
 
     def _opened(self) -> oslo_messaging.Transport:
         with self._opening:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Glance that accepts connections and never answers takes neither the API nor its threads."""
+"""A Glance or a broker that never answers takes few of the API's threads."""
 
 import time
 from concurrent import futures
 
+import oslo_messaging
 import pytest
 from keystoneauth1 import noauth
 from oslo_config import cfg
 
+from acstor_common import decision_api
+from acstor_common import message_bus
+from acstor_decision import rpc
 from acstor_decision.api import app
 from acstor_decision.api import image_service
 from tests.fakes import silent_server
@@ -59,3 +63,26 @@ def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, 
     assert len(away) == len(answers)
     named = "no answer within 2 s ([glance] timeout): Request to " + glance.url
     assert any(one.startswith(named) for one in away)
+
+
+def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypatch):
+    cfg.CONF([], project="acstor", default_config_files=[])
+    monkeypatch.setattr(rpc, "SEND_RETRIES", 0)
+    wanted = decision_api.ImageWanted("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", False)
+    with futures.ThreadPoolExecutor(THREADS) as pool:
+        with silent_server.serve() as broker:
+            url = f"rabbit://u:p@{broker.address}/"
+            bus = rpc.Caster(cfg.CONF, lambda payload, _: decision_api.Signed("{}", "", ""))
+            transport = message_bus.open_transport(
+                cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, url)
+            )
+            monkeypatch.setattr(bus, "_transport", transport)
+            asking = [pool.submit(bus.want, wanted, number) for number in range(THREADS)]
+            refused = futures.wait(asking, 3.0).done  # those that found no place
+            said = {str(one.exception()).partition(": ")[2] for one in refused}
+            assert broker.connections <= 2 * rpc.CALLERS
+        assert f"{rpc.CALLERS} others wait for the message bus" in said
+        assert len(refused) >= THREADS - 2 * rpc.CALLERS
+        for one in asking:
+            assert isinstance(one.exception(60), rpc.BusUnreachable)
+    cfg.CONF.reset()
