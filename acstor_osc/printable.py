@@ -35,6 +35,32 @@ class Words(columns.FormattableColumn[Any]):
         return value.machine_readable() if isinstance(value, _OF_LIBRARY) else value
 
 
+def mib(size_bytes: float) -> str:
+    """Return a size in MiB, the one unit of all tables.
+
+    >>> mib(4 << 20), mib(0), mib(10000)
+    ('4.0 MiB', '0.0 MiB', '0.0095 MiB')
+    """
+    count = size_bytes / (1 << 20)
+    return f"{count:,.1f} MiB" if count >= 1 or not count else f"{count:.2g} MiB"
+
+
+class Size(columns.FormattableColumn[Any]):
+    """A size for people; programs get its bytes, and all get what stands for one as it is."""
+
+    def human_readable(self) -> str:
+        """Return it in MiB."""
+        return mib(self._value) if isinstance(self._value, int | float) else str(self._value)
+
+
+class Sizes(columns.FormattableColumn[dict[str, int]]):
+    """Sizes by name."""
+
+    def human_readable(self) -> str:
+        """Return them in MiB."""
+        return ", ".join(f"{text(name)} {mib(size)}" for name, size in sorted(self._value.items()))
+
+
 class Lines(columns.FormattableColumn[str]):
     """A text of several lines, such as PEM: they are the lines of its cell."""
 

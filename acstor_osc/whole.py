@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cliff import columns
-from osc_lib import utils
 
 from acstor_osc import printable
 
@@ -143,4 +142,4 @@ def _due(due_in_s: float, *, is_late: bool) -> str:
 
 
 def _size(count: int) -> str:
-    return str(utils.format_size(count))
+    return printable.mib(count)

@@ -36,7 +36,7 @@ class ShowBootImage(printable.ShowOne):
             [*names, "read_bytes", "hosts"],
             [
                 *(found.get(name, whole.NOT_TOLD) for name in names),
-                format_columns.SizeColumn(read),
+                printable.Size(read),
                 format_columns.DictColumn(states),
             ],
         )

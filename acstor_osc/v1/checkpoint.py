@@ -181,7 +181,7 @@ def _id(text: str) -> str:
 
 def _shown(name: str, value: Any) -> Any:
     if name.endswith("_bytes"):
-        return format_columns.SizeColumn(value)
+        return printable.Size(value)
     return format_columns.ListColumn(value) if isinstance(value, list) else value
 
 

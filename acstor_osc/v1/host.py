@@ -265,7 +265,7 @@ def _load_percent(host: dict[str, Any]) -> int:
 def _shown(name: str, value: Any) -> Any:
     if name in ("received", "sent"):
         return round(value)
-    return format_columns.SizeColumn(value) if name.startswith("cache_") else value
+    return printable.Size(value) if name.startswith("cache_") else value
 
 
 def _fields(host: dict[str, Any]) -> tuple[list[str], list[Any]]:

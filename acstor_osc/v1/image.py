@@ -65,7 +65,7 @@ class ListImage(printable.Lister):
                 [
                     *(image[name] for name in ("image_id", "name", "state")),
                     image.get("boot_state", whole.NOT_TOLD),
-                    format_columns.SizeColumn(image["size_bytes"]),
+                    printable.Size(image["size_bytes"]),
                     image["hosts"],
                     image["warm_hosts"],
                     *(image.get(name, whole.NOT_TOLD) for name in ("using_hosts", "whole_hosts")),
@@ -123,7 +123,7 @@ class ListImageHost(printable.Lister):
             [
                 [
                     host["host"],
-                    format_columns.SizeColumn(host["cached_bytes"]),
+                    printable.Size(host["cached_bytes"]),
                     whole.WholeColumn(host.get("whole")),
                     host["boot_image"],
                     *_shares(host["read"]),
@@ -358,23 +358,23 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     shown = dict(image)
     for name in shown.keys() & set(SIZES):
         known = shown[name] is not None
-        shown[name] = format_columns.SizeColumn(shown[name]) if known else whole.NOT_TOLD
+        shown[name] = printable.Size(shown[name]) if known else whole.NOT_TOLD
     if "parents" in shown:
         shown["parents"] = format_columns.ListColumn(shown["parents"])
     for name in ("read", "fetched"):
-        shown[name] = format_columns.DictColumn(shown[name])
+        shown[name] = printable.Sizes(shown[name])
     return list(shown), list(shown.values())
 
 
 def _long(image: Mapping[str, Any], name: str) -> Any:
     value = image.get(name, whole.NOT_TOLD)
-    return format_columns.SizeColumn(value) if name in SIZES else value
+    return printable.Size(value) if name in SIZES else value
 
 
 def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
     sizes = (host["size_bytes"], host["missing_bytes"])
-    fetched = format_columns.DictColumn(host["fetched"])
-    return (*map(format_columns.SizeColumn, sizes), host["boot_revision"], fetched)
+    fetched = printable.Sizes(host["fetched"])
+    return (*map(printable.Size, sizes), host["boot_revision"], fetched)
 
 
 def _whole_by_host(api: client.Client, image_id: str) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def test_image_is_shown_with_its_parents(run, store, glance):
     glance.add(IMAGE, acstor_base=base, acstor_own_bytes="100000000")
     shown = fields(run(image.ShowImage, IMAGE))
     assert (shown["parents"].human_readable(), shown["depth"]) == (base, 1)
-    assert shown["own_bytes"].human_readable() == "100M"
+    assert shown["own_bytes"].human_readable() == "95.4 MiB"
     assert shown["shared_bytes"] == "not told"
 
 
@@ -334,7 +334,7 @@ def test_image_is_shown_with_where_it_is_whole_and_how_far_it_is_elsewhere(run, 
     assert shown["whole"] == "on 1 of 2 hosts that use it"
     assert shown["whole_by_host"].human_readable().splitlines() == [
         "h0000: whole",
-        "h0001: filling, 75 %, 10K/s, 1 min 40 s left, in a hurry",
+        "h0001: filling, 75 %, 0.0095 MiB/s, 1 min 40 s left, in a hurry",
     ]
     machine = shown["whole_by_host"].machine_readable()
     assert (machine["h0001"]["share"], machine["h0001"]["left_s"]) == (0.75, 100.0)
@@ -473,7 +473,8 @@ def test_an_image_is_hurried_to_be_whole_within_a_time_or_by_one(run, store, bus
         ({**OWNED, "is_shared": True}, "other hosts, of which any one may be lost"),
         (
             FILLING,
-            "other hosts and the image store, for 1M of the 4M of its image; for about 1 min 40 s",
+            "other hosts and the image store, for 0.95 MiB of the 3.8 MiB of its image; "
+            "for about 1 min 40 s",
         ),
         ({**FILLING, "left_s": None}, "of its image"),
         ({**FILLING, "state": "booting", "left_s": None}, "comes when its boot is over"),
