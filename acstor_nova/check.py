@@ -226,7 +226,7 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
         for path in sorted(folder.iterdir()) if folder.exists() else []:
             image_id = mirror_link.image_of(str(path))
             links += image_id is not None
-            if image_id is not None and not path.exists():
+            if image_id is not None and not _is_there(path):
                 detail = f"{path} leads to {os.readlink(path)}, which is not there"
                 remedy = (
                     "It is mended when an instance of the image starts; if Glance has the image no "
@@ -240,6 +240,19 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
         yield Finding("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
         return
     yield Finding("image cache", Level.OK, f"{folder}: {links} links to mirrors")
+
+
+def _is_there(path: pathlib.Path) -> bool:
+    """Say whether a link leads to a file; an image that its source refuses (EIO) is none.
+
+    :raises OSError: it cannot be looked at
+    """
+    try:
+        return path.exists()
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+        return False
 
 
 def _gateway(conf: cfg.ConfigOpts) -> Finding:
