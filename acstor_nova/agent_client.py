@@ -78,12 +78,18 @@ class AgentClient:
         """Have an image attached, with its beginning on the host; return how Glance has it.
 
         :param head_bytes: what Nova is about to read itself, and must not wait for as guests do
-        :param os_hash: Glance's hash of the image, as its record says now
+        :param os_hash: Glance's hash of the image; an agent that is too old to compare it is asked
+            without
         :raises errors.AgentRefused: the agent cannot attach it, or not get its beginning in time
         :raises errors.AgentUnreachable: it does not answer in time
         """
         asked = control_wire.Ensure(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
-        answer = self._ask(asked)
+        try:
+            answer = self._ask(asked)
+        except errors.AgentRefused as e:
+            if e.kind != errors.RemoteProtocolError.__name__ or not os_hash.algo:
+                raise
+            answer = self._ask(control_wire.Ensure(image_id, head_bytes))
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def drop(self, image_id: str) -> None:

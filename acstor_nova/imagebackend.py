@@ -21,6 +21,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import image_record
@@ -45,6 +46,10 @@ SWITCH_OFF_S = 2.0
 """An agent that hangs keeps no instance longer from being switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 RAW = "raw"
+NOTE = "acstor_image"
+"""In the system metadata of an instance: the id of its image, and Glance's hash of that."""
+_MIGRATING = "migrating"
+_UNKNOWN = chunk_map.UNKNOWN_OS_HASH
 _MISSING = "ChunkMissing"
 _NOT_THERE = (_MISSING, "ChunkRefused")
 _REASONS = control_wire.Fallback
@@ -110,8 +115,10 @@ class Host:
         elif not self.fallbacks.tell(self.agent):
             self.fallbacks.tell_later(self.agent)
 
-    def link(self, context: Any, image_id: str, link: str, trusted_certs: Any = None) -> None:
-        """Put an image's mirror where Nova looks for the image.
+    def link(
+        self, context: Any, image_id: str, link: str, trusted_certs: Any = None
+    ) -> dict[str, Any]:
+        """Put an image's mirror where Nova looks for the image; return what Glance says of it.
 
         :raises NotEligibleError: it has to be downloaded
         """
@@ -142,6 +149,7 @@ class Host:
         mirror_link.make(path, link)
         self.fallbacks.tell(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
+        return image
 
     def _ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
         try:
@@ -168,7 +176,7 @@ class Host:
         try:
             return self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
         except errors.AgentRefused as e:
-            if e.kind != errors.IdUsedAgain.__name__:
+            if not _is_used_again(e):
                 raise
             if disks := self._disks_on(self.base_path(image_id)):
                 raise self.seams.cannot_start(
@@ -218,17 +226,26 @@ class Host:
             return False
         return True
 
-    def wait_for(self, image_id: str) -> None:
+    def wait_for(
+        self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+    ) -> None:
         """Wait until an image's mirror can be read.
 
-        :raises errors.AcstorError: it cannot within AGENT_WAIT_S
+        :param os_hash: of the bytes that the disk was made on, if that is known
+        :raises errors.AcstorError: it cannot within AGENT_WAIT_S, or shows other bytes
         """
         ends_s = time.monotonic() + AGENT_WAIT_S
         while True:
             try:
-                self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
+                self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
                 os.stat(self.mirror_path(image_id))
             except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
+                if _is_used_again(e):
+                    raise errors.Unusable(
+                        f"the mirror of image {image_id}",
+                        str(e),
+                        "Start it on a host that still has the former chunk map",
+                    ) from e
                 if time.monotonic() > ends_s:
                     raise errors.Unusable(
                         f"the mirror of image {image_id}", str(e), "Is acstor-agent running?"
@@ -237,6 +254,11 @@ class Host:
             else:
                 return
             time.sleep(ASK_AGAIN_S)
+
+
+def _is_used_again(error: Exception) -> bool:
+    """Say whether the agent refuses an image because its id names other bytes there."""
+    return isinstance(error, errors.AgentRefused) and error.kind == errors.IdUsedAgain.__name__
 
 
 def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> None:
@@ -279,6 +301,7 @@ class MirrorBase:
     def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(instance, *args, **kwargs)  # type: ignore[call-arg]
         self._image_ref = getattr(instance, "image_ref", None)
+        self._instance = instance
 
     def cache(
         self,
@@ -303,17 +326,25 @@ class MirrorBase:
         if image_id is None:
             return make(fetch_func)
         base = self.host.base_path(image_id)
+        if getattr(self._instance, "task_state", None) == _MIGRATING:
+            self._check_noted(image_id)
+        is_new = not os.path.lexists(self.path)
+        self._linked: dict[str, Any] | None = None
         image = None
         if mirror_link.image_of(base) is not None:  # it may be of a former image of this id
             image = self.host.seams.get_image(kwargs.get("context"), image_id)
         lost = self.host.why_unreadable(base, image)
         if lost is None:
             try:
-                return make(functools.partial(self._fetch, fetch_func))
+                make(functools.partial(self._fetch, fetch_func))
             except Exception as e:
                 if mirror_link.image_of(base) is None or self.host.can_read(base):
                     raise
                 lost = e
+            else:
+                if is_new and mirror_link.image_of(base) is not None:
+                    self._note(image_id, image or self._linked)
+                return None
         self.host.fall_back(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(base)
@@ -323,10 +354,48 @@ class MirrorBase:
         """Do what Nova calls to download an image to ``target``."""
         image_id = kwargs["image_id"]
         try:
-            self.host.link(kwargs["context"], image_id, target, kwargs.get("trusted_certs"))
+            self._linked = self.host.link(
+                kwargs["context"], image_id, target, kwargs.get("trusted_certs")
+            )
         except NotEligibleError as e:
             self.host.fall_back(image_id, e.reason, e.why)
             download(target=target, **kwargs)
+
+    def _note(self, image_id: str, image: dict[str, Any] | None) -> None:
+        """Note with the instance which bytes its disk was made on: ids may be used again.
+
+        Nova saves it when the instance is there.  It goes along when the instance moves.
+        """
+        if getattr(self._instance, "task_state", None) == _MIGRATING:
+            return
+        os_hash = image_record.os_hash_of(image or {})
+        with contextlib.suppress(AttributeError, TypeError):
+            known = dict(self._instance.system_metadata)
+            known.pop(NOTE, None)
+            if os_hash.algo:
+                known[NOTE] = f"{image_id} {os_hash.algo} {os_hash.value.hex()}"
+            self._instance.system_metadata = known
+
+    def _noted(self, image_id: str) -> chunk_map.OsHash:
+        """Return the hash of the bytes that the instance's disk was made on, if it was noted."""
+        try:
+            text = self._instance.system_metadata.get(NOTE, "")
+        except Exception as e:  # Nova may have to ask its database
+            LOG.info("image %s: which bytes it had is not known: %s", image_id, e)
+            return _UNKNOWN
+        noted_id, algo, value = (*text.split(), "", "", "")[:3]
+        return image_record.parse_os_hash(algo, value) if noted_id == image_id else _UNKNOWN
+
+    def _check_noted(self, image_id: str) -> None:
+        """Refuse to take an instance in whose image had other bytes.
+
+        :raises Exception: Nova's own
+        """
+        try:
+            self.host.agent.ensure(image_id, 0, self._noted(image_id))
+        except errors.AcstorError as e:
+            if _is_used_again(e):
+                raise self.host.seams.cannot_start(str(e)) from e
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Return libvirt's view of the disk; waits for the mirror under it, if there is one.
@@ -338,7 +407,7 @@ class MirrorBase:
         image_id = self._image_beneath()
         if image_id is not None:
             try:
-                self.host.wait_for(image_id)
+                self.host.wait_for(image_id, self._noted(image_id))
             except errors.AcstorError as e:
                 raise self.host.seams.cannot_start(str(e)) from e
             self._settle(info)

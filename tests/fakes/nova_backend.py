@@ -108,10 +108,14 @@ class Nova:
 
     def disk(self, name="disk"):
         instance = types.SimpleNamespace(image_ref=IMAGE, uuid=INSTANCE, metadata={})
+        instance.system_metadata, instance.task_state = {}, None
         return self.backend(instance, name, str(self.folder / INSTANCE / name))
 
     def spawn(self, filename=None, **kwargs):
-        made = self.disk()
+        return self.cached(self.disk(), filename, **kwargs)
+
+    def cached(self, made, filename=None, **kwargs):
+        """Let a disk be made, as Nova has it made."""
         options = {"context": None, "image_id": IMAGE, "trusted_certs": None, **kwargs}
         made.cache(fetch_func=download, filename=filename or base_name(IMAGE), **options)
         return made

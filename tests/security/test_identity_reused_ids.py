@@ -75,6 +75,26 @@ def test_new_owner_never_reads_the_former_bytes_and_running_guests_keep_theirs(
     assert not nova.host.fallbacks.total
 
 
+@pytest.mark.parametrize("moment", ["start", "live migration"])
+def test_instance_of_a_former_image_does_not_come_to_lie_on_the_later_bytes(
+    nova: nova_backend.Nova, images: local.ImageFolder, agent: agents.Agent, moment: str
+) -> None:
+    """The host does not have the former map any more, or never had it."""
+    nova.image |= put(images, FORMER)
+    made = nova.spawn()
+    made.libvirt_info("none")
+    nova.image |= put(images, LATER)
+    agents.request(agent.control_socket, "drop", image_id=IMAGE)
+    again = nova.backend(made._instance, "disk", made.path)
+    with pytest.raises(nova_backend.CannotStartError, match="its id was used again"):
+        if moment == "start":
+            again.libvirt_info("none")
+        else:
+            pathlib.Path(made.path).unlink()
+            made._instance.task_state = "migrating"
+            nova.cached(again)
+
+
 @pytest.mark.expect_log("is open in processes")
 def test_image_that_is_open_where_nova_knows_no_disk_stays_and_the_new_one_is_downloaded(
     nova: nova_backend.Nova, images: local.ImageFolder, agent: agents.Agent

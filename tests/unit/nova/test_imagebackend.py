@@ -56,6 +56,33 @@ def test_agent_is_told_the_hash_that_glance_has_now_also_where_the_link_is_there
     assert agent.asked[-1] == control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)
 
 
+def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
+    nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
+    made = nova.spawn()
+    assert len(made._instance.system_metadata[imagebackend.NOTE]) < 255
+    nova.image["os_hash_value"] = "cd" * 64
+    made.libvirt_info("none")
+    assert agent.asked[-1].os_hash_value == "ab" * 64
+    made._instance.system_metadata = {imagebackend.NOTE: "damaged"}
+    made.libvirt_info("none")
+    assert agent.asked[-1] == control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)
+
+
+def test_agent_that_is_too_old_to_compare_is_asked_without_a_hash(nova, agent):
+    attached = agent.answers[control_wire.Ensure]
+
+    def older(request):
+        if request.os_hash_algo:
+            return control_wire.encode(control_wire.Failed("RemoteProtocolError", "unknown field"))
+        return attached(request)
+
+    agent.answers[control_wire.Ensure] = older
+    nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
+    nova.spawn().libvirt_info("none")
+    assert os.readlink(nova.base) == str(nova.mirror)
+    assert not nova.host.fallbacks.total
+
+
 @pytest.mark.parametrize("is_in_glance", [True, False])
 def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
     agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 3)
