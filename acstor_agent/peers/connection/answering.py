@@ -242,7 +242,7 @@ class Answering(base.Connection):
             self._release(lengths)
             self.post(*awaited)
         if refused:
-            self._charge_small(refused)
+            self._charge_small(refused * loop_share.REFUSAL_PRICE)
 
     def _release(self, lengths: Sequence[int]) -> None:
         """Note that requests for so many bytes each are not worked on any more."""

@@ -313,7 +313,8 @@ class Connection(abc.ABC):
                 finally:
                     self._uncork()
                     self._end_turn()
-                await self._wait_for_tokens()
+                if self.link.turns is not None:  # else there are tokens
+                    await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
             self.is_left = True
 
@@ -372,7 +373,7 @@ class Connection(abc.ABC):
             self._has_turn = False
             self._share.turns.release()
 
-    def _charge_small(self, count: int) -> None:
+    def _charge_small(self, count: float) -> None:
         """Have the other side pay for small messages; where they are many, it has to take turns."""
         if count:
             self._share.charge(self._sharer, count)

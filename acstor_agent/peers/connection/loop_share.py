@@ -17,7 +17,9 @@ from acstor_common import peer_wire
 
 SMALL_MESSAGES = rates.Rate(per_s=50.0, burst=200.0)
 """Messages of a host and class that bring nobody a chunk: Ping, Pong, a Cancel or Hurry of nothing
-that is open, and a request that is refused."""
+that is open, and four requests that are refused."""
+REFUSAL_PRICE = 0.25
+"""Of a request: honest hosts are refused, too, where the source fails and they ask around."""
 FEW = 40.0
 """Messages that a host may have sent lately without having to take turns."""
 _SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.Hurry, peer_wire.Cancel)
@@ -35,7 +37,7 @@ class LoopShare:
         self.turns = trio.Lock()
         self._small: rates.Buckets[Hashable] = rates.Buckets(SMALL_MESSAGES, limit)
 
-    def charge(self, sharer: Hashable, count: int) -> None:
+    def charge(self, sharer: Hashable, count: float) -> None:
         """Take tokens for messages of a host and class; it may owe a burst."""
         self._small.take(sharer, count, trio.current_time())
 
