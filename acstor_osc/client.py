@@ -23,6 +23,8 @@ from acstor_osc import versions
 
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
+TIMEOUT_S = 60.0
+"""The longest that the API may be silent, unless api_timeout of clouds.yaml says otherwise."""
 REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
 
 
@@ -44,6 +46,7 @@ class Client:
     """
 
     _asked, _sent = versions.MAJOR, versions.KNOWN[0]
+    _timeout_s: float | None = None
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class Client:
     ) -> None:
         self._region, self._interface = region, interface or "public"
         self._asked = asked
+        if session.timeout is None:
+            self._timeout_s = TIMEOUT_S
         self._adapter = adapter.Adapter(
             session, service_type=SERVICE_TYPE, region_name=region, interface=self._interface
         )
@@ -84,6 +89,8 @@ class Client:
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
         more["headers"] = {"OpenStack-API-Version": f"{SERVICE_TYPE} {self._sent}"}
+        if self._timeout_s is not None:
+            more["timeout"] = self._timeout_s
         try:
             answer = self._adapter.request(path, method, raise_exc=False, **more)
         except exceptions.EndpointNotFound as e:
@@ -93,7 +100,7 @@ class Client:
                 f"{SERVICE_TYPE}{where}: is the REST API of acstor installed and registered? "
                 "(openstack catalog list; --os-interface, --os-region-name)"
             ) from e
-        except exceptions.ConnectFailure as e:
+        except (exceptions.ConnectFailure, exceptions.ConnectTimeout) as e:
             raise osc_exceptions.CommandError(
                 f"the REST API of acstor does not answer: {e}. Is it running?"
             ) from e

@@ -88,7 +88,10 @@ def test_latest_is_what_both_know():
 
 def test_client_is_made_for_the_version_that_was_asked_for():
     given = types.SimpleNamespace(
-        session=None, region_name=None, interface=None, _api_version={"acstor": "1.4"}
+        session=types.SimpleNamespace(timeout=None),
+        region_name=None,
+        interface=None,
+        _api_version={"acstor": "1.4"},
     )
     with pytest.raises(exceptions.CommandError, match=r"asks for 1\.4"):
         plugin.make_client(given).since("1.8")

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A REST API that accepts connections and never answers ends a command with words."""
+
+import time
+
+import pytest
+from osc_lib import exceptions
+
+from acstor_osc import client
+from tests.fakes import fake_glance
+from tests.fakes import silent_server
+
+
+def test_command_ends_while_the_api_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_S", 1.0)
+    with silent_server.serve() as api:
+        asked = client.Client(fake_glance.session(api.url), None, None)
+        began_s = time.monotonic()
+        with pytest.raises(exceptions.CommandError, match=f"does not answer: .*{api.url}"):
+            asked.get("/v1/status")
+        assert time.monotonic() - began_s < 10
