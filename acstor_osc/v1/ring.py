@@ -13,6 +13,7 @@ from acstor_osc import client
 from acstor_osc import printable
 
 EPOCH = common_arguments.number(1, 1 << 62)
+TITLES = {"vnodes": "V-nodes"}
 HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
 
 
@@ -83,7 +84,7 @@ class ListRing(printable.Lister):
         query = {"limit": parsed_args.limit, "before": parsed_args.before}
         found = client.of(self).get("/v1/rings", query)["rings"]
         return (
-            [name.replace("_", " ").title() for name in HISTORY],
+            [TITLES.get(name, name.replace("_", " ").title()) for name in HISTORY],
             [
                 [
                     format_columns.ListColumn(row[name]) if name == "overloaded" else row[name]

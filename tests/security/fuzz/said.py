@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets that come over sockets and the bus: frames, control lines, tables, samples, HTTP."""
 
+import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from acstor_agent.sources import http_place
 from acstor_agent.sources import http_range
 from acstor_common import control_wire
 from acstor_common import decision_api
@@ -244,6 +246,15 @@ def _parse_answer(data: bytes) -> int | None:
     number = int(status) if status.isascii() and status.isdecimal() and len(status) < 5 else 0
     assert 0.0 <= http_range.pause_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
     http_range.is_of_empty_blob(number, headers)
+    if number in http_range.REDIRECTS:
+        led_to = http_range.redirected(ASKED, ASKED.where, headers, 0)
+        with contextlib.suppress(ValueError):
+            server, target = http_place.place_of(led_to)
+            assert not server.is_tls and target.isascii() and not target.startswith("\r\n")
+        return None
+    if number == 200:
+        assert http_range.check_head(ASKED, number, headers) >= 0
+        return None
     return http_range.check_answer(ASKED, number, headers)
 
 
@@ -261,6 +272,8 @@ HTTP_ANSWER = Target(
         b"416\nContent-Range: bytes */0",
         b"503\nRetry-After: Fri, 31 Dec 1999 23:59:59 GMT\nDate: Fri, 31 Dec 1999 23:59:50 GMT",
         b"429\nRetry-After: 120",
+        b"302\nLocation: ../other/image?token=a%2Fb",
+        b"200\nContent-Length: 4096",
     ],
     _check_answer,
 )
