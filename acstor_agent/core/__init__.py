@@ -16,6 +16,6 @@ In folders by what they serve:
 
 What lies here itself serves several of them: ``counters`` (what an agent counts), ``lately`` (what
 of it was lately), ``troubles`` (what does not work now), ``log_limit`` (which lines to log),
-``rates`` (how much somebody may have in a second), ``turns`` (whose turn it is), ``longest_queue``
-(who must go when too many wait), ``variants`` (what is done in another way for experiments).
+``turns`` (whose turn it is), ``longest_queue`` (who must go when too many wait), ``variants`` (what
+is done in another way for experiments).
 """

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.chunks import exchange
-from acstor_agent.core import rates
 from acstor_agent.core.boot import boot_ahead
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.images import whole_pace
@@ -39,6 +38,7 @@ from acstor_common import chunk_map
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import rates
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core import rates
 from acstor_agent.core.images import keepers as keepers_
 from acstor_agent.core.images import leases as leases_
 from acstor_agent.core.images import shares
@@ -30,6 +29,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
+from acstor_common import rates
 from acstor_common import ring
 
 LOG = logging.getLogger(__name__)

@@ -29,7 +29,6 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.core import log_limit
-from acstor_agent.core import rates
 from acstor_agent.images import map_page
 from acstor_agent.images import single_flight
 from acstor_agent.sources import base
@@ -38,6 +37,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import rates
 
 LOOK_AGAIN_S = 60.0
 """After so long the source is asked again whether an image may be read."""

@@ -9,8 +9,8 @@ images it serves already, and no more in a day than it keeps of such.
 import enum
 from collections.abc import Iterable
 
-from acstor_agent.core import rates
 from acstor_common import chunk_map
+from acstor_common import rates
 
 BEGIN_PER_S = 2.0
 """Hosts that begin in a second, of all that are told at once: each asks Glance some ten times."""

@@ -9,8 +9,8 @@ The time that all news together take is bounded, whatever is mirrored and howeve
 many tell; what is beyond it is dropped and counted.
 """
 
-from acstor_agent.core import rates
 from acstor_common import ids
+from acstor_common import rates
 
 LOOKUPS_OF_PEER = rates.Rate(per_s=40_000.0, burst=20_000.0)
 """A look-up takes up to 1 us (measured): 4 % of a processor, and 20 ms at once."""

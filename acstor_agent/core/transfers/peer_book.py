@@ -24,13 +24,13 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
-from acstor_agent.core import rates
 from acstor_agent.core.exchange import listening
 from acstor_agent.core.transfers import failure as failure_
 from acstor_agent.core.transfers import priority as priority_
 from acstor_agent.core.transfers import transfer as transfer_
 from acstor_agent.core.transfers import turns
 from acstor_common import ids
+from acstor_common import rates
 
 CREDIT_BYTES = 8 * 1024 * 1024
 """Asked of one peer at a time: what 10 Gbit/s carry in 7 ms, and 25 Mbit/s in 2.7 s."""

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import trio
 
-from acstor_agent.core import rates
 from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
@@ -26,6 +25,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import rates
 
 Heard = Callable[[ids.HostId, peer_wire.News], None]
 """Takes note of what a peer tells; it decides for itself what to listen to."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent.core import rates
 from acstor_common import peer_wire
+from acstor_common import rates
 
 SMALL_MESSAGES = rates.Rate(per_s=50.0, burst=200.0)
 """Messages of a host and class that bring nobody a chunk: Ping, Pong, a Cancel or Hurry of nothing

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import log_limit
-from acstor_agent.core import rates
 from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
@@ -20,6 +19,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import rates
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets
 

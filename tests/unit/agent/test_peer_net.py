@@ -11,7 +11,6 @@ import struct
 import pytest
 import trio
 
-from acstor_agent.core import rates
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base
@@ -19,6 +18,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import rates
 from tests.fakes import peer_giver
 
 CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")

@@ -4,9 +4,9 @@
 import pytest
 
 from acstor_agent import conf
-from acstor_agent.core import rates
 from acstor_agent.core.boot import boot_ahead
 from acstor_common import ids
+from acstor_common import rates
 
 Mode = boot_ahead.Mode
 OURS, THEIRS = (ids.ScopeKey(bytes([n]) * 32) for n in (1, 2))

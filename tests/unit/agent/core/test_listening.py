@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import rates
 from acstor_agent.core.exchange import listening
+from acstor_common import rates
 
 FAST = rates.Rate(20_000.0, 20_000.0)
 
