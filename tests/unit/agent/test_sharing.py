@@ -324,7 +324,8 @@ async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
 
 @pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
 async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, monkeypatch, limit):
-    monkeypatch.setattr(sharing, limit, 9000)
+    one_map = max(len(one_host.map_of(data)) for data in (DATA, SECOND))
+    monkeypatch.setattr(sharing, limit, one_map)
     async with running(tmp_path, place) as keeper:
         if limit == "MAP_BYTES":
             keeper.host.add(one_host.image_bytes(300 * CHUNK), IMAGE)
