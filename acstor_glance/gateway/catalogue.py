@@ -237,12 +237,9 @@ class Catalogue:
 
 
 def quota_left(said: image_record.Record) -> int | None:
-    """Return the bytes that are left of a project's quota, as Glance tells its usage.
+    """Return the bytes that are left of a project's quota; None if it has none.
 
-    >>> quota_left({"usage": {"image_size_total": {"limit": 1000, "usage": 400}}}) == 600 << 20
-    True
-    >>> quota_left({"usage": {"image_size_total": {"limit": -1, "usage": 400}}})
-    >>> quota_left({"usage": {}})
+    :param said: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
     """
     try:
         found = said["usage"]["image_size_total"]
