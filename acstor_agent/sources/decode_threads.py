@@ -5,6 +5,7 @@ What is decoded is a generator that stops after each step, so that it can go on 
 another thread: one that takes long holds a slot no longer than others wait.
 """
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class DecodeThreads:
         self._slots = decode_slots.DecodeSlots(threads)
         self._limiter = trio.CapacityLimiter(threads)
         self._begun: dict[decode_slots.Job, trio.Event] = {}
-        self._is_delayed = False
+        self._begins_at_s = math.inf
 
     async def run(
         self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
@@ -73,17 +74,19 @@ class DecodeThreads:
 
     def _begin(self) -> None:
         """Give slots to those whose turn it is."""
-        while (job := self._slots.begin(trio.current_time())) is not None:
+        now_s = trio.current_time()
+        while (job := self._slots.begin(now_s)) is not None:
             self._begun[job].set()
-        delay_s = self._slots.delay_s(trio.current_time())
-        if delay_s is not None and not self._is_delayed:
-            self._is_delayed = True
-            self._nursery.start_soon(self._begin_later, delay_s)
+        delay_s = self._slots.delay_s(now_s)
+        if delay_s is not None and now_s + delay_s < self._begins_at_s:
+            self._begins_at_s = now_s + delay_s
+            self._nursery.start_soon(self._begin_later, self._begins_at_s)
 
-    async def _begin_later(self, delay_s: float) -> None:
-        await trio.sleep(delay_s)
-        self._is_delayed = False
-        self._begin()
+    async def _begin_later(self, at_s: float) -> None:
+        await trio.sleep_until(at_s)
+        if at_s == self._begins_at_s:  # no earlier one took its place
+            self._begins_at_s = math.inf
+            self._begin()
 
     # In a thread
 

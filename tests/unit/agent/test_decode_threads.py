@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import trio
+import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.sources import decode_slots
@@ -81,3 +82,20 @@ async def test_who_is_cancelled_gives_back_slot_and_place(nursery):
     with trio.fail_after(5.0):
         await threads.run(OTHER, GUEST, slow_steps(0.001))
     assert threads._slots._waiting == 0
+
+
+async def test_who_may_begin_soon_does_not_wait_for_who_may_begin_late(nursery):
+    threads = decode_threads.DecodeThreads(nursery, 2)
+
+    def owe(image_id, used_s):
+        job = threads._slots.wait(image_id, GUEST)
+        assert threads._slots.begin(trio.current_time()) is job
+        threads._slots.end(job, used_s, 0, trio.current_time())
+
+    owe(SLOW, 30.0)
+    owe(OTHER, decode_slots.BURST_S + 0.01)
+    nursery.start_soon(threads.run, SLOW, GUEST, slow_steps(0.002))
+    await trio.testing.wait_all_tasks_blocked()
+    with trio.fail_after(5):
+        await threads.run(OTHER, GUEST, slow_steps(0.002))
+    nursery.cancel_scope.cancel()
