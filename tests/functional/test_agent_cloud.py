@@ -176,12 +176,12 @@ def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, l
 
 
 def test_host_with_the_address_of_another_is_found_out(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
-        swapped = {"h1": cloud.ports["h2"], "h2": cloud.ports["h1"]}
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3")) as cloud:
+        swapped = {**cloud.ports, "h2": cloud.ports["h3"], "h3": cloud.ports["h2"]}
         hosts.write_ring(cloud.ring_file, swapped, epoch=2)
         hosts.wait_until(lambda: cloud["h1"].status()["ring"]["epoch"] == 2, "the ring")
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
-        assert "this is h1, not h2: the address in the ring is wrong" in cloud["h1"].log()
+        assert "this is h3, not h2: the address in the ring is wrong" in cloud["h1"].log()
 
 
 @pytest.mark.parametrize(
