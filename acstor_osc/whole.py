@@ -70,7 +70,7 @@ def words(whole: Whole | None) -> str:
 
     >>> words({"state": "filling", "why": "", "share": 0.4, "bytes_s": 3_000_000, "left_s": 95.0,
     ...        "is_used": True, "is_asked": True, "due_in_s": None, "pace": "hurry"})
-    'filling, 40 %, 3M/s, 1 min 35 s left, in a hurry, pinned'
+    'filling, 40 %, 2.9 MiB/s, 1 min 35 s left, in a hurry, pinned'
     """
     if whole is None:
         return NOT_TOLD
