@@ -46,8 +46,8 @@ def of(base_file_bytes: int, base_disk_bytes: int, delta_bytes: int, ratio: int)
     :param delta_bytes: length of the body
     :param ratio: decoded bytes for each of those (max_expansion_ratio)
     """
-    base_bytes = min(base_disk_bytes, _decoded(base_file_bytes, ratio))
-    return Bounds(base_bytes, base_bytes + _decoded(delta_bytes, ratio))
+    of_base = _decoded(base_file_bytes, ratio)
+    return Bounds(min(base_disk_bytes, of_base), of_base + _decoded(delta_bytes, ratio))
 
 
 def _decoded(stored_bytes: int, ratio: int) -> int:

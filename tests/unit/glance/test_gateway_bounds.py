@@ -23,10 +23,10 @@ def refused(file_bytes: int, bounds: composition_bounds.Bounds, quota: int | Non
 
 
 def test_image_is_no_longer_than_the_base_and_the_delta_decode_to() -> None:
-    bounds = composition_bounds.of(300 * MIB, 2048 * MIB, 10 * MIB, 64)
-    assert bounds == (2048 * MIB, 2048 * MIB + 640 * MIB)
-    composition_bounds.check_file(2688 * MIB, bounds, None)
-    assert "base and changes allow 2818572288" in refused(2688 * MIB + 1, bounds)
+    bounds = composition_bounds.of(30 * MIB, 1000 * MIB, 10 * MIB, 64)
+    assert bounds == (1000 * MIB, (1920 + 640) * MIB)
+    composition_bounds.check_file(2560 * MIB, bounds, None)
+    assert "base and changes allow 2684354560" in refused(2560 * MIB + 1, bounds)
 
 
 def test_disk_that_a_small_base_states_does_not_count() -> None:
@@ -35,7 +35,7 @@ def test_disk_that_a_small_base_states_does_not_count() -> None:
 
 
 def test_time_grows_with_the_bytes() -> None:
-    assert composition_bounds.of(1, 1, 160, 64).longest_s == pytest.approx(300 + 256)
+    assert composition_bounds.of(1, 1, 160, 64).longest_s == pytest.approx(300 + 512)
 
 
 def test_quota_of_the_project_counts_before_anything_is_sent() -> None:
