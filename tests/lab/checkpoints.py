@@ -179,7 +179,8 @@ class Lab:
         )
         maps = pathlib.Path(self.options.folder, "maps")
         maps.mkdir(exist_ok=True)
-        (maps / f"{guest.image}.acmap").write_bytes(chunk_map.header_bytes(subject))
+        head = chunk_map.header_bytes(subject, chunk_map.Tables(blocks=1, contents=0))
+        (maps / f"{guest.image}.acmap").write_bytes(head)
 
 
 if __name__ == "__main__":
