@@ -6,7 +6,7 @@ layout of an image that is not raw (layout.py), and a trailer that hashes all of
 ``doc/source/format/chunk_map.rst`` describes the bytes.  Pages with equal CIDs share a
 block, so a map of 2 TiB of zeros takes 520 KiB.  A map is believed only after
 :meth:`ChunkMap.parse` has checked it, and it is never unpacked: a dense map of 1 TiB is
-576 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
+640 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
 CID or an extent is cut out when it is asked for.  map_builder.py writes maps.
 
 A map with scope keys is a secret: who has it can find out who else in the scope has
@@ -46,7 +46,7 @@ PAGE_CHUNKS = layout.PAGE_CHUNKS
 """Chunks whose CIDs are one block, which is never short: zeros follow the last chunk."""
 BLOCK_BYTES = PAGE_CHUNKS * ids.CID_BYTES
 NUMBER_BYTES = 4
-"""Length of an entry of the directory and of the index."""
+"""Length of an entry of the directory and of each column of the index."""
 MAX_CHUNKS = (1 << 32) - 1
 
 # Where the header's fields begin, for messages.
@@ -132,15 +132,26 @@ class Sections(NamedTuple):
     """Where the parts of a map begin; the directory follows the header.
 
     :param blocks_at: the blocks of CIDs
-    :param index_at: the index of the contents
+    :param index_at: the index of the contents: the heads of their CIDs, in ascending order
+    :param firsts_at: its other column: the first chunk of each
     :param entries_at: the entries of the layout
     :param stop: the length of the map
     """
 
     blocks_at: int
     index_at: int
+    firsts_at: int
     entries_at: int
     stop: int
+
+
+def head_of(oid: ids.Oid) -> int:
+    """Return what the index is searched for: the first 4 bytes of a CID.
+
+    >>> hex(head_of(ids.oid_of(ids.Cid(bytes([1, 2, 3, 4, 5]) + bytes(27)))))
+    '0x1020304'
+    """
+    return oid >> 8 * (ids.OID_BYTES - NUMBER_BYTES)
 
 
 def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> Sections:
@@ -148,13 +159,14 @@ def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> S
 
     >>> cut = geometry.Geometry(1 << 40, 65536)
     >>> sections(cut, layout.raw(1 << 40), Tables(1 << 16, 1 << 24)).stop >> 20
-    576
+    640
     """
     blocks_at = HEADER_BYTES + layout.page_count(cut) * NUMBER_BYTES
     index_at = blocks_at + tables.blocks * BLOCK_BYTES
-    entries_at = index_at + tables.contents * NUMBER_BYTES
+    firsts_at = index_at + tables.contents * NUMBER_BYTES
+    entries_at = firsts_at + tables.contents * NUMBER_BYTES
     stop = entries_at + layout.table_bytes(cut, stored) + TRAILER_BYTES
-    return Sections(blocks_at, index_at, entries_at, stop)
+    return Sections(blocks_at, index_at, firsts_at, entries_at, stop)
 
 
 def header_bytes(subject: Subject, tables: Tables) -> bytes:
@@ -196,7 +208,16 @@ class ChunkMap:
     """
 
     __slots__ = (
-        *("_blocks_at", "_buffer", "_count", "_index_at", "geometry", "image_id", "layout"),
+        *(
+            "_blocks_at",
+            "_buffer",
+            "_count",
+            "_firsts_at",
+            "_index_at",
+            "geometry",
+            "image_id",
+            "layout",
+        ),
         *("os_hash_algo", "os_hash_value", "scope_keys", "subject", "tables"),
     )
 
@@ -206,7 +227,7 @@ class ChunkMap:
         self.os_hash_algo, self.os_hash_value = os_hash
         self._count = self.geometry.chunk_count
         of = sections(self.geometry, stored, tables)
-        self._blocks_at, self._index_at = of.blocks_at, of.index_at
+        self._blocks_at, self._index_at, self._firsts_at = of.blocks_at, of.index_at, of.firsts_at
         self.layout = layout.Layout(buffer, of.entries_at, self.geometry, stored)
 
     @classmethod
@@ -260,6 +281,14 @@ class ChunkMap:
         cid: ids.Cid = _read_cid(self._buffer, at)[0]
         return cid
 
+    def heads(self) -> memoryview:
+        """Return the heads of the contents' CIDs (:func:`head_of`), in ascending order.
+
+        A view of the map, which stays open while it is used.
+        """
+        with memoryview(self._buffer) as view:
+            return view[self._index_at : self._firsts_at].cast("I")
+
     def first_chunk(self, content_no: int) -> int:
         """Return a chunk that has a content: the first one, if the index is right.
 
@@ -267,7 +296,7 @@ class ChunkMap:
 
         The index is a hint: who looks a CID up compares it with that of the chunk.
         """
-        at = self._index_at + content_no * NUMBER_BYTES
+        at = self._firsts_at + content_no * NUMBER_BYTES
         chunk_no: int = _read_number(self._buffer, at)[0]
         return chunk_no
 
@@ -498,7 +527,7 @@ def _check_numbers(
     of = sections(subject.geometry, subject.stored, tables)
     for start, stop, limit, name in (
         (HEADER_BYTES, of.blocks_at, tables.blocks, "block"),
-        (of.index_at, of.entries_at, subject.geometry.chunk_count, "chunk"),
+        (of.firsts_at, of.entries_at, subject.geometry.chunk_count, "chunk"),
     ):
         for at, piece in _pieces(view, start, stop, rest):
             numbers = struct.unpack(f"<{len(piece) // NUMBER_BYTES}I", piece)

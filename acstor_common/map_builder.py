@@ -101,7 +101,8 @@ class _Tables:
     def __init__(self, folder: pathlib.Path | None) -> None:
         self.fed_bytes = 0
         self._files = contextlib.ExitStack()
-        self._blocks, self._index = self._temporary(folder), self._temporary(folder)
+        self._blocks = self._temporary(folder)
+        self._heads, self._firsts = self._temporary(folder), self._temporary(folder)
         self._contents = _Contents(self._temporary(folder))
         self._content_count = 0
         self._pending = bytearray()
@@ -136,14 +137,15 @@ class _Tables:
         """Take the last page, and sort the contents."""
         if self._pending:
             self._take(bytes(self._pending.ljust(chunk_map.BLOCK_BYTES, b"\0")))
-        for first_chunk in self._contents.first_chunks():
-            self._index.write(_NUMBER.pack(first_chunk))
+        for cid, first_chunk in self._contents.first_chunks():
+            self._heads.write(cid[: chunk_map.NUMBER_BYTES][::-1])
+            self._firsts.write(_NUMBER.pack(first_chunk))
             self._content_count += 1
 
     def parts(self) -> Iterator[bytes]:
         """Yield directory, blocks and index."""
         yield bytes(self._directory)
-        for file in (self._blocks, self._index):
+        for file in (self._blocks, self._heads, self._firsts):
             file.seek(0)
             while piece := file.read(_COPY_BYTES):
                 yield piece
@@ -180,8 +182,8 @@ class _Contents:
                 self._stops.append(self._file.tell())
                 self._run = {ids.ZERO_CID: 0}
 
-    def first_chunks(self) -> Iterator[int]:
-        """Yield the first chunk of each content, in the order of the CIDs."""
+    def first_chunks(self) -> Iterator[tuple[bytes, int]]:
+        """Yield each content and its first chunk, in the order of the CIDs."""
         starts = [0, *self._stops]
         runs = [self._read(*ends) for ends in itertools.pairwise(starts)]
         last = b""
@@ -189,7 +191,7 @@ class _Contents:
             cid = record[: ids.CID_BYTES]
             if cid != last:
                 last = cid
-                yield _CHUNK_NO.unpack_from(record, ids.CID_BYTES)[0]
+                yield cid, _CHUNK_NO.unpack_from(record, ids.CID_BYTES)[0]
 
     def _sorted_run(self) -> list[bytes]:
         del self._run[ids.ZERO_CID]

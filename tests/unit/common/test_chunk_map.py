@@ -28,7 +28,8 @@ CIDS = [ids.cid_of(b"a"), ids.ZERO_CID, ids.cid_of(b"b"), ids.cid_of(b"a")]
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
 AT_CIDS = chunk_map.HEADER_BYTES + chunk_map.NUMBER_BYTES
 AT_INDEX = AT_CIDS + chunk_map.BLOCK_BYTES
-LENGTH = AT_INDEX + 2 * chunk_map.NUMBER_BYTES + chunk_map.TRAILER_BYTES
+AT_FIRSTS = AT_INDEX + 2 * chunk_map.NUMBER_BYTES
+LENGTH = AT_FIRSTS + 2 * chunk_map.NUMBER_BYTES + chunk_map.TRAILER_BYTES
 KEYS = (ids.ScopeKey(bytes(range(1, 33))), ids.ScopeKey(bytes(range(33, 65))))
 
 
@@ -230,9 +231,9 @@ def test_damaged_cid_is_left_to_the_trailer() -> None:
         (152, "I", 0, 152, "0 blocks do not fit 1 pages"),
         (152, "I", 2, 152, "2 blocks do not fit 1 pages"),
         (156, "I", 5, 156, "5 contents do not fit 4 chunks"),
-        (156, "I", 3, LENGTH, f"truncated: {LENGTH} of {LENGTH + 4} bytes"),
+        (156, "I", 3, LENGTH, f"truncated: {LENGTH} of {LENGTH + 8} bytes"),
         (448, "I", 1, 448, "there is no block 1"),
-        (AT_INDEX + 4, "I", 4, AT_INDEX + 4, "there is no chunk 4"),
+        (AT_FIRSTS + 4, "I", 4, AT_FIRSTS + 4, "there is no chunk 4"),
         (136, "Q", 196707, 136, "196707 bytes and 0 extents are no raw image"),
         (144, "Q", 1, 136, "196708 bytes and 1 extents are no raw image"),
         (16, "Q", 2**64 - 1, 24, "4 chunks do not fit an image of 18446744073709551615 bytes"),

@@ -165,7 +165,7 @@ def test_tables_are_measured_and_pictures_of_pairs_too() -> None:
     }
     rows = s4_overhead.TABLES.rows(outcomes)
     assert find(rows, "look-ups").compared > 0  # type: ignore[operator]
-    assert 2.0 < find(rows, "table of").compared < 2.4  # type: ignore[operator]
+    assert 2.0 < find(rows, "table of").compared < 2.7  # type: ignore[operator]
     [pairs] = s4_traffic.PAIRS.cases(experiment.Scale.QUICK)
     [row] = s4_traffic.PAIRS.rows({pairs.name: pairs.run(print)})
     assert 1 / 20 < row.compared < 1  # type: ignore[operator]
