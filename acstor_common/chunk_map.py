@@ -301,6 +301,11 @@ class ChunkMap:
         return chunk_no
 
     @property
+    def size_bytes(self) -> int:
+        """The length of the map."""
+        return sections(self.geometry, self.subject.stored, self.tables).stop
+
+    @property
     def checksum(self) -> bytes:
         """The map's trailer: 32 bytes that no other map has."""
         return bytes(self._buffer[-TRAILER_BYTES:])

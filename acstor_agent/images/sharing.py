@@ -316,7 +316,7 @@ class Sharing:
         for image in self._images.open():
             other = image.map.image_id
             if other not in used:
-                map_bytes = ids.CID_BYTES * len(image.map)
+                map_bytes = image.map.size_bytes
                 total_bytes += map_bytes
                 bytes_of.update(dict.fromkeys(self._leases.hosts(other)[:1], map_bytes))
         least = min((bytes_of[host] for host in self._leases.hosts(image_id)), default=0)
