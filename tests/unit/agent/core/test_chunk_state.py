@@ -94,6 +94,25 @@ def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted
     assert (states.matched, states.evicted_unread) == (matched, evicted_unread)
 
 
+@pytest.mark.parametrize("count", [1000, chunk_state._MAPPED_CHUNKS])
+def test_all_local_chunks_are_forgiven_and_no_others(count):
+    states = chunk_state.ChunkStates(count)
+    local, read = (0, 7, 8, 500, count - 1), (1, 9)
+    for chunk_no in (*local, *read):
+        states.apply(chunk_no, E.PREFETCH_SENT)
+        states.apply(chunk_no, E.PREFETCH_ARRIVED)
+    for chunk_no in read:
+        states.apply(chunk_no, E.GUEST_READ)
+    assert len(states) == count and states.unmatched == len(local)
+    states.forgive()
+    assert states.unmatched == 0
+    for chunk_no in local:
+        assert states.state(chunk_no) is S.LOCAL
+        states.apply(chunk_no, E.GUEST_READ)
+    assert states.matched == len(local) + len(read) and states.unmatched == 0
+    assert states.state(2) is S.REMOTE
+
+
 def test_forgiven_chunk_stays_local_and_counts_no_more():
     states = states_with(S.LOCAL)
     states.forgive()
