@@ -16,7 +16,6 @@ which chunks (:mod:`acstor_common.ids`).
 import collections
 import re
 import struct
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -55,8 +54,8 @@ _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48,
 _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
 
-_PIECE_BYTES = 1 << 16
-"""A check takes at most so many bytes between two rests: some 0.5 ms."""
+_PIECE_BYTES, _BLOCKS_IN_A_ROW = 1 << 16, 8
+"""What is looked at between two rests."""
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -239,15 +238,15 @@ class ChunkMap:
         expected_image_id: ids.ImageId | None = None,
         expected_stored_bytes: int | None = None,
         check_trailer: bool = True,
-        rest: Callable[[], None] = lambda: None,
+        rest: layout.Rest = layout.no_rest,
     ) -> "ChunkMap":
         """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
 
         :param what: the map as its owner knows it (a path, an image id), for errors
         :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID and
             each entry of the layout; leave it out only for bytes that this host has checked before
-        :param rest: called between pieces of the check that take some 0.5 ms each; a thread
-            sleeps in it, so that it leaves the interpreter to others
+        :param rest: called after each 0.5 ms of work or so; a thread sleeps in it, so that it
+            leaves the interpreter to others
         :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
             of another image than expected
         """
@@ -321,18 +320,23 @@ class ChunkMap:
         """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
         return self.cid(chunk_no) == ids.ZERO_CID
 
-    def blocks(self) -> Iterator[tuple[list[ids.Cid], int]]:
+    def blocks(self, rest: layout.Rest = layout.no_rest) -> Iterator[tuple[list[ids.Cid], int]]:
         """Yield the CIDs of each distinct block, and how many pages have it.
 
         A short last page ends with CIDs of zeros that no chunk has.
+
+        :param rest: as of :meth:`parse`
         """
-        pages = collections.Counter(
-            struct.iter_unpack("<I", self._buffer[HEADER_BYTES : self._blocks_at])
-        )
-        for (block,), count in pages.items():
+        pages: collections.Counter[tuple[int]] = collections.Counter()
+        with memoryview(self._buffer) as view:
+            for _, piece in _pieces(view, HEADER_BYTES, self._blocks_at, rest):
+                pages.update(struct.iter_unpack("<I", piece))
+        for number, ((block,), count) in enumerate(pages.items(), 1):
             at = self._blocks_at + block * BLOCK_BYTES
             cids = bytes(self._buffer[at : at + BLOCK_BYTES])
             yield [ids.Cid(cid) for (cid,) in _CID.iter_unpack(cids)], count
+            if number % _BLOCKS_IN_A_ROW == 0:
+                rest()
 
     def zeros(self) -> bytes:
         """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.
@@ -526,7 +530,7 @@ def _check_trailer(view: memoryview, what: str) -> None:
 
 
 def _check_numbers(
-    view: memoryview, subject: Subject, tables: Tables, what: str, rest: Callable[[], None]
+    view: memoryview, subject: Subject, tables: Tables, what: str, rest: layout.Rest
 ) -> None:
     """Refuse a directory or an index that leads out of the map: 10 ms for 2 TiB of zeros."""
     of = sections(subject.geometry, subject.stored, tables)
@@ -543,7 +547,7 @@ def _check_numbers(
 
 
 def _check_cids(
-    view: memoryview, subject: Subject, of: Sections, what: str, rest: Callable[[], None]
+    view: memoryview, subject: Subject, of: Sections, what: str, rest: layout.Rest
 ) -> None:
     """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
     if subject.scope_keys:
@@ -556,7 +560,7 @@ def _check_cids(
 
 
 def _pieces(
-    view: memoryview, start: int, stop: int, rest: Callable[[], None]
+    view: memoryview, start: int, stop: int, rest: layout.Rest
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield a part of a map in pieces, and where each begins."""
     for at in range(start, stop, _PIECE_BYTES):
@@ -565,7 +569,7 @@ def _pieces(
 
 
 def _check_layout(
-    view: memoryview, subject: Subject, of: Sections, what: str, rest: Callable[[], None]
+    view: memoryview, subject: Subject, of: Sections, what: str, rest: layout.Rest
 ) -> None:
     """Refuse extents that no image has."""
     cut, stored = subject.geometry, subject.stored

@@ -44,6 +44,14 @@ _REST_ENTRIES, _REST_PAGES = 1000, 1000  # some 0.5 ms of a check
 Buffer = bytes | memoryview
 
 
+Rest = Callable[[], None]
+"""What long work in a thread calls again and again, so that others get the interpreter."""
+
+
+def no_rest() -> None:
+    """Go on at once."""
+
+
 class DiskFormat(enum.IntEnum):
     """What the stored file is, as the chunk map says it; ``glance_name`` is Glance's word."""
 
@@ -298,7 +306,7 @@ def fault_of_table(
     cut: geometry.Geometry,
     stored: Stored,
     first_page: int = 0,
-    rest: Callable[[], None] = lambda: None,
+    rest: Rest = no_rest,
 ) -> tuple[int, str] | None:
     """Say what is wrong with the entries of some pages, and at which of their bytes; None: nothing.
 

@@ -372,11 +372,18 @@ def _write_map(
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
     whole_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
     mode = 0o600 if subject.scope_keys else 0o644
-    cids = (record.cids for record in log.records())
+    zero_chunks = 0
+
+    def cids() -> Iterator[bytes]:
+        nonlocal zero_chunks
+        for record in log.records():
+            zero_chunks += _count_zeros(record.cids)
+            yield record.cids
+
     entries = (record.entries for record in log.records()) if subject.stored.entries else ()
     with image_file.named(path), whole_file.written(path, mode) as file:
-        file.writelines(map_builder.parts(subject, cids, entries, path.parent))
-        return sum(_count_zeros(record.cids) for record in log.records())
+        file.writelines(map_builder.parts(subject, cids(), entries, path.parent))
+    return zero_chunks
 
 
 def _count_zeros(cids: bytes) -> int:

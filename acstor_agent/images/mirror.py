@@ -60,9 +60,14 @@ class Held(NamedTuple):
     missing_bytes: int
 
 
-_BLOCKS_IN_A_ROW, _REST_S = 8, 0.0005  # 0.5 ms each
+_REST_S = 0.0005
 _KEPT_TIMES, _NOTICED_S = 10, 0.05
 """What was counted in less than the second of these is counted anew each time."""
+
+
+def rest() -> None:
+    """Leave the interpreter to other threads for a moment, after work of about as long."""
+    time.sleep(_REST_S)
 
 
 class Mirror:
@@ -131,13 +136,11 @@ class Mirror:
 
     def _count_held(self) -> Held:
         here = missing = 0
-        for number, (cids, pages) in enumerate(self.map.blocks(), 1):
+        for cids, pages in self.map.blocks(rest):
             named = [cid for cid in cids if cid != ids.ZERO_CID]
             of_block = sum(cid in self._cache for cid in named)
             here += of_block * pages
             missing += (len(named) - of_block) * pages
-            if number % _BLOCKS_IN_A_ROW == 0:
-                time.sleep(_REST_S)
         cached_bytes = min(here * self._chunk_bytes, self.size_bytes)
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
         return Held(cached_bytes, missing_bytes)

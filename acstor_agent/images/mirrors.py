@@ -8,7 +8,6 @@ of an image that is in use, and here it is remembered.
 """
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -40,8 +39,6 @@ MAX_MAP_BYTES = 4096 * geometry.MIB
 MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
 """Of the chunk maps of a host together: those of 28 TiB of distinct chunks."""
 
-_BLOCKS_IN_A_ROW, _REST_S = 8, 0.0005  # 0.5 ms each
-
 
 class Mirrors:
     """All mirrors of this host.
@@ -70,6 +67,7 @@ class Mirrors:
         self._attached = _images_in(folder, logging.WARNING)
         self._found: set[ids.ImageId] = set()
         self._new: set[ids.ImageId] = set()
+        self._coming_bytes = 0  # of maps that are being taken from the source
         self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
@@ -168,10 +166,8 @@ class Mirrors:
             found = opened.map if opened else open_map(self._path(image_id), image_id)
         except (OSError, errors.ChunkMapFormatError):
             return
-        for number, (cids, _pages) in enumerate(found.blocks(), 1):
+        for cids, _pages in found.blocks(mirror.rest):
             yield from (cid for cid in cids if cid != ids.ZERO_CID)
-            if number % _BLOCKS_IN_A_ROW == 0:
-                time.sleep(_REST_S)
 
     async def attach(
         self, image_id: ids.ImageId, max_map_bytes: int = MAX_MAP_BYTES
@@ -277,24 +273,39 @@ class Mirrors:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
         if size_bytes > max_map_bytes:
             raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
-        all_bytes = size_bytes + await trio.to_thread.run_sync(_bytes_in, self._folder)
-        if all_bytes > MAX_ALL_MAPS_BYTES:
-            raise errors.Unusable(
-                what,
-                f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}",
-                "Detach images that no guest uses",
-            )
-        with whole_file.written(path, 0o600, is_durable=False) as incoming:
-            for offset in range(0, size_bytes, MAP_READ_BYTES):
-                length = min(MAP_READ_BYTES, size_bytes - offset)
-                incoming.write(await self._source.read(blob, offset, length))
-            incoming.flush()
-            written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
-            await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
-            incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
-            await self._check_image(incoming_map)
-            self._claim(image_id)
-            await trio.to_thread.run_sync(os.fsync, incoming.fileno())
+        async with self._room_for(size_bytes, what):
+            with whole_file.written(path, 0o600, is_durable=False) as incoming:
+                for offset in range(0, size_bytes, MAP_READ_BYTES):
+                    length = min(MAP_READ_BYTES, size_bytes - offset)
+                    incoming.write(await self._source.read(blob, offset, length))
+                incoming.flush()
+                written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
+                await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
+                incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
+                await self._check_image(incoming_map)
+                self._claim(image_id)
+                await trio.to_thread.run_sync(os.fsync, incoming.fileno())
+
+    @contextlib.asynccontextmanager
+    async def _room_for(self, size_bytes: int, what: str) -> AsyncIterator[None]:
+        """Reserve room for one more map while it comes, also from others that come meanwhile.
+
+        :raises errors.Unusable: all maps of the host together would be too long
+        """
+        self._coming_bytes += size_bytes
+        coming_bytes = self._coming_bytes  # those that come later make room for this one
+        try:
+            kept_bytes = await trio.to_thread.run_sync(_map_bytes_in, self._folder)
+            all_bytes = kept_bytes + coming_bytes
+            if all_bytes > MAX_ALL_MAPS_BYTES:
+                raise errors.Unusable(
+                    what,
+                    f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}",
+                    "Detach images that no guest uses",
+                )
+            yield
+        finally:
+            self._coming_bytes -= size_bytes
 
     async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
         """Compare the map with the image that the source has now."""
@@ -330,13 +341,14 @@ def _images_in(folder: pathlib.Path, level: int) -> set[ids.ImageId]:
     return found
 
 
-def _bytes_in(folder: pathlib.Path) -> int:
-    """Return how long all files of a folder are together."""
+def _map_bytes_in(folder: pathlib.Path) -> int:
+    """Return how long all chunk maps of a folder are together, without those that still come."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                total += entry.stat(follow_symlinks=False).st_size
+            if entry.name.endswith(base.BlobKind.CHUNK_MAP.value):
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -372,6 +384,4 @@ def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk
         if not size_bytes:
             raise errors.ChunkMapFormatError(what, 0, "is empty")
         buffer = file_mapping.read_only(file.fileno(), size_bytes)
-    return chunk_map.ChunkMap.parse(
-        buffer, what, expected_image_id=image_id, rest=functools.partial(time.sleep, _REST_S)
-    )
+    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, rest=mirror.rest)

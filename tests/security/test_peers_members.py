@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of the v-node table that flood an agent: what a guest of that host has to wait."""
 
-import json
 import mmap
 import os
 import time
@@ -26,25 +25,15 @@ NOISE = 10.0
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def image_id(images):
     return images.add(DATA)
 
 
 def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
     """Put hosts on the table that have next to no chunks."""
-    table = hosts.ring_table(
-        {**cloud.ports, **{name: number for number, name in enumerate(others, 1)}}, epoch=2
-    )
-    for host in table["hosts"]:
-        host["vnodes"] = 1 if host["host"] in others else 1000
-    new = cloud.ring_file.with_suffix(".new")
-    new.write_text(json.dumps(table))
-    new.replace(cloud.ring_file)
+    ports = {**cloud.ports, **{name: number for number, name in enumerate(others, 1)}}
+    vnodes = dict.fromkeys(others, 1) | dict.fromkeys(cloud.ports, 1000)
+    hosts.write_ring(cloud.ring_file, ports, 2, vnodes)
     hosts.wait_until(lambda: cloud["h1"].status()["ring"]["epoch"] == 2, "the table")
 
 

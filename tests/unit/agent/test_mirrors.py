@@ -220,6 +220,23 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
         await host.mirrors.attach(IMAGE)
 
 
+async def test_maps_that_come_at_the_same_time_share_the_bound(host, monkeypatch):
+    host.add(DATA, OTHER)
+    monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
+    refused = []
+
+    async def attach(image_id):
+        try:
+            await host.mirrors.attach(image_id)
+        except errors.Unusable:
+            refused.append(image_id)
+
+    async with trio.open_nursery() as nursery:
+        for image_id in (IMAGE, OTHER):
+            nursery.start_soon(attach, image_id)
+    assert len(refused) == len(host.mirrors.attached()) == 1
+
+
 async def test_all_maps_of_a_host_have_one_bound(host, monkeypatch):
     host.add(DATA, OTHER)
     monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
