@@ -55,7 +55,7 @@ _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
 
 _PIECE_BYTES, _BLOCKS_IN_A_ROW = 1 << 16, 8
-"""What is looked at between two rests."""
+"""What is looked at between two pauses."""
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -238,14 +238,14 @@ class ChunkMap:
         expected_image_id: ids.ImageId | None = None,
         expected_stored_bytes: int | None = None,
         check_trailer: bool = True,
-        rest: layout.Rest = layout.no_rest,
+        pause: layout.Pause = layout.no_pause,
     ) -> "ChunkMap":
         """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
 
         :param what: the map as its owner knows it (a path, an image id), for errors
         :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID and
             each entry of the layout; leave it out only for bytes that this host has checked before
-        :param rest: called after each 0.5 ms of work or so; a thread sleeps in it, so that it
+        :param pause: called after each 0.5 ms of work or so; a thread sleeps in it, so that it
             leaves the interpreter to others
         :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
             of another image than expected
@@ -257,10 +257,10 @@ class ChunkMap:
             _check_length(view, of, what)
             if check_trailer:
                 _check_trailer(view, what)
-            _check_numbers(view, subject, tables, what, rest)
+            _check_numbers(view, subject, tables, what, pause)
             if check_trailer:
-                _check_cids(view, subject, of, what, rest)
-                _check_layout(view, subject, of, what, rest)
+                _check_cids(view, subject, of, what, pause)
+                _check_layout(view, subject, of, what, pause)
         return cls(buffer, subject, tables)
 
     def __len__(self) -> int:
@@ -320,23 +320,23 @@ class ChunkMap:
         """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
         return self.cid(chunk_no) == ids.ZERO_CID
 
-    def blocks(self, rest: layout.Rest = layout.no_rest) -> Iterator[tuple[list[ids.Cid], int]]:
+    def blocks(self, pause: layout.Pause = layout.no_pause) -> Iterator[tuple[list[ids.Cid], int]]:
         """Yield the CIDs of each distinct block, and how many pages have it.
 
         A short last page ends with CIDs of zeros that no chunk has.
 
-        :param rest: as of :meth:`parse`
+        :param pause: as of :meth:`parse`
         """
         pages: collections.Counter[tuple[int]] = collections.Counter()
         with memoryview(self._buffer) as view:
-            for _, piece in _pieces(view, HEADER_BYTES, self._blocks_at, rest):
+            for _, piece in _pieces(view, HEADER_BYTES, self._blocks_at, pause):
                 pages.update(struct.iter_unpack("<I", piece))
         for number, ((block,), count) in enumerate(pages.items(), 1):
             at = self._blocks_at + block * BLOCK_BYTES
             cids = bytes(self._buffer[at : at + BLOCK_BYTES])
             yield [ids.Cid(cid) for (cid,) in _CID.iter_unpack(cids)], count
             if number % _BLOCKS_IN_A_ROW == 0:
-                rest()
+                pause()
 
     def zeros(self) -> bytes:
         """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.
@@ -530,7 +530,7 @@ def _check_trailer(view: memoryview, what: str) -> None:
 
 
 def _check_numbers(
-    view: memoryview, subject: Subject, tables: Tables, what: str, rest: layout.Rest
+    view: memoryview, subject: Subject, tables: Tables, what: str, pause: layout.Pause
 ) -> None:
     """Refuse a directory or an index that leads out of the map: 10 ms for 2 TiB of zeros."""
     of = sections(subject.geometry, subject.stored, tables)
@@ -538,7 +538,7 @@ def _check_numbers(
         (HEADER_BYTES, of.blocks_at, tables.blocks, "block"),
         (of.firsts_at, of.entries_at, subject.geometry.chunk_count, "chunk"),
     ):
-        for at, piece in _pieces(view, start, stop, rest):
+        for at, piece in _pieces(view, start, stop, pause):
             numbers = struct.unpack(f"<{len(piece) // NUMBER_BYTES}I", piece)
             if max(numbers) >= limit:
                 where = next(n for n, number in enumerate(numbers) if number >= limit)
@@ -547,12 +547,12 @@ def _check_numbers(
 
 
 def _check_cids(
-    view: memoryview, subject: Subject, of: Sections, what: str, rest: layout.Rest
+    view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
     """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
     if subject.scope_keys:
         return
-    for at, piece in _pieces(view, of.blocks_at, of.index_at, rest):
+    for at, piece in _pieces(view, of.blocks_at, of.index_at, pause):
         ends = bytes(piece[ids.CID_BYTES - 1 :: ids.CID_BYTES])
         if odd := ends.translate(None, _EVEN_BYTES):
             offset = at + ends.index(odd[0]) * ids.CID_BYTES
@@ -560,16 +560,16 @@ def _check_cids(
 
 
 def _pieces(
-    view: memoryview, start: int, stop: int, rest: layout.Rest
+    view: memoryview, start: int, stop: int, pause: layout.Pause
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield a part of a map in pieces, and where each begins."""
     for at in range(start, stop, _PIECE_BYTES):
         yield at, view[at : min(at + _PIECE_BYTES, stop)]
-        rest()
+        pause()
 
 
 def _check_layout(
-    view: memoryview, subject: Subject, of: Sections, what: str, rest: layout.Rest
+    view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
     """Refuse extents that no image has."""
     cut, stored = subject.geometry, subject.stored
@@ -578,5 +578,5 @@ def _check_layout(
     at = of.entries_at
     index_at = at + stored.entries * layout.ENTRY_BYTES
     slots = view[index_at:-TRAILER_BYTES]
-    if fault := layout.fault_of_table(view[at:index_at], slots, cut, stored, rest=rest):
+    if fault := layout.fault_of_table(view[at:index_at], slots, cut, stored, pause=pause):
         raise _Fault(what, at + fault[0], fault[1])

@@ -39,16 +39,16 @@ _SLOT = struct.Struct("<Q")
 _read_at = struct.Struct("<Q").unpack_from
 ENTRY_BYTES, SLOT_BYTES = _ENTRY.size, _SLOT.size
 _OFFSET_MASK = MAX_STORED_BYTES - 1
-_REST_ENTRIES, _REST_PAGES = 1000, 1000  # some 0.5 ms of a check
+_PAUSE_ENTRIES, _PAUSE_PAGES = 1000, 1000  # some 0.5 ms of a check
 
 Buffer = bytes | memoryview
 
 
-Rest = Callable[[], None]
+Pause = Callable[[], None]
 """What long work in a thread calls again and again, so that others get the interpreter."""
 
 
-def no_rest() -> None:
+def no_pause() -> None:
     """Go on at once."""
 
 
@@ -306,20 +306,20 @@ def fault_of_table(
     cut: geometry.Geometry,
     stored: Stored,
     first_page: int = 0,
-    rest: Rest = no_rest,
+    pause: Pause = no_pause,
 ) -> tuple[int, str] | None:
     """Say what is wrong with the entries of some pages, and at which of their bytes; None: nothing.
 
     Takes 0.6 s for a million entries, so 10 s for 1 TiB of clusters of 64 KiB.
 
     :param slots: the index, of the pages from ``first_page`` on, and one more
-    :param rest: called after every some 1,000 entries
+    :param pause: called after every 1,000 entries or so
     """
     bad_index = len(entries), "the index of the layout does not fit its entries"
     base, last = ends_of(slots)
     if (base and not first_page) or last - base != len(entries) // ENTRY_BYTES:
         return bad_index
-    rested = base
+    paused = base
     for page, ((low,), (high,)) in enumerate(
         itertools.pairwise(_SLOT.iter_unpack(slots)), first_page
     ):
@@ -332,9 +332,9 @@ def fault_of_table(
             if why := _fault_of(fields, floor, stop, stored.size_bytes):
                 return number * ENTRY_BYTES, why
             floor = fields[0] + fields[2]
-        if high - rested >= _REST_ENTRIES or page % _REST_PAGES == 0:
-            rested = high
-            rest()
+        if high - paused >= _PAUSE_ENTRIES or page % _PAUSE_PAGES == 0:
+            paused = high
+            pause()
     return None
 
 

@@ -60,14 +60,14 @@ class Held(NamedTuple):
     missing_bytes: int
 
 
-_REST_S = 0.0005
-_KEPT_TIMES, _NOTICED_S = 10, 0.05
-"""What was counted in less than the second of these is counted anew each time."""
+_PAUSE_S = 0.0005
+_KEPT_TIMES, _SHORT_S = 10, 0.05
+"""A count that took no longer than _SHORT_S is not kept."""
 
 
-def rest() -> None:
+def pause() -> None:
     """Leave the interpreter to other threads for a moment, after work of about as long."""
-    time.sleep(_REST_S)
+    time.sleep(_PAUSE_S)
 
 
 class Mirror:
@@ -123,20 +123,20 @@ class Mirror:
     def held(self) -> Held:
         """Count what of the image lies in the cache, and what does not; call it in a thread.
 
-        It takes some 0.2 s for a million chunks in distinct blocks, with rests, and an answer stays
-        for some times as long: whoever asks again and again takes a small part of a processor.
+        A million chunks in distinct blocks take 0.2 s and as long in pauses.  An answer that took
+        long is kept for ten times as long, so repeated calls take a tenth of a processor at most.
         """
         with self._counting:
             began_s = time.perf_counter()
             if self._held is None or began_s >= self._count_again_s:
                 self._held = self._count_held()
                 ended_s = time.perf_counter()
-                self._count_again_s = ended_s + _KEPT_TIMES * (ended_s - began_s - _NOTICED_S)
+                self._count_again_s = ended_s + _KEPT_TIMES * (ended_s - began_s - _SHORT_S)
             return self._held
 
     def _count_held(self) -> Held:
         here = missing = 0
-        for cids, pages in self.map.blocks(rest):
+        for cids, pages in self.map.blocks(pause):
             named = [cid for cid in cids if cid != ids.ZERO_CID]
             of_block = sum(cid in self._cache for cid in named)
             here += of_block * pages

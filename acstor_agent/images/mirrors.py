@@ -166,7 +166,7 @@ class Mirrors:
             found = opened.map if opened else open_map(self._path(image_id), image_id)
         except (OSError, errors.ChunkMapFormatError):
             return
-        for cids, _pages in found.blocks(mirror.rest):
+        for cids, _pages in found.blocks(mirror.pause):
             yield from (cid for cid in cids if cid != ids.ZERO_CID)
 
     async def attach(
@@ -384,4 +384,4 @@ def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk
         if not size_bytes:
             raise errors.ChunkMapFormatError(what, 0, "is empty")
         buffer = file_mapping.read_only(file.fileno(), size_bytes)
-    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, rest=mirror.rest)
+    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, pause=mirror.pause)
