@@ -77,7 +77,7 @@ class Puller:
         """
         copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
-        with _opened(disk.path, os.O_RDONLY) as source, _made(copy) as made:
+        with overlay.opened(disk.path, os.O_RDONLY) as source, _made(copy) as made:
             _check_room(disk)
             overlay.check_opened(source, disk.path, disk.shown)
             flags = ["--reflink=auto", "--sparse=always"]
@@ -122,7 +122,7 @@ def lay_on(path: str, checkpoint: str, base: str) -> None:
     :param base: what it lies on now, as its header says it
     :raises errors.Unusable: somebody has it open, or it lies on something else
     """
-    with _opened(path, os.O_RDWR) as fd:
+    with overlay.opened(path, os.O_RDWR) as fd:
         overlay.check_opened(fd, path, base)
         argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint]
         argv.append(local_file.path_of(fd))
@@ -226,22 +226,6 @@ def _exchange(made: int, copy: str, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    """Have a regular file open for the block; see :func:`local_file.opened`.
-
-    :raises errors.Unusable: it cannot be opened
-    """
-    try:
-        fd = local_file.opened(path, flags)
-    except OSError as e:
-        raise errors.Unusable(path, str(e)) from e
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
 def _made(path: str) -> Iterator[int]:
     """Have a new file that nobody else may open, and none after the block.
 
@@ -267,7 +251,7 @@ def _locked(path: str) -> Iterator[None]:
 
     :raises errors.Unusable: one has it
     """
-    with _opened(path, os.O_RDWR) as fd:
+    with overlay.opened(path, os.O_RDWR) as fd:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK)
         except OSError as e:

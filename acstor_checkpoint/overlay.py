@@ -55,7 +55,7 @@ def check(path: str, lies_on: Callable[[str], str | None], base: str) -> None:
     :param base: what that should be
     :raises errors.Unusable: it is refused, or cannot be read
     """
-    with _opened(path) as fd:
+    with opened(path) as fd:
         _check(fd, path, lies_on(path), base)
 
 
@@ -79,7 +79,7 @@ def said(path: str) -> Iterator[changes.Change]:
 
     :raises errors.Unusable: it is no overlay, or cannot be read
     """
-    with _opened(path) as fd:
+    with opened(path) as fd:
         # What others wrote past the page cache is read from the disk.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).changes()
@@ -120,9 +120,13 @@ def _shown_in(shown: str, path: str, ending: str) -> ids.ImageId | None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
+def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Have a regular file open for the block; see :func:`local_file.opened`.
+
+    :raises errors.Unusable: it cannot be opened
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = local_file.opened(path, flags)
     except OSError as e:
         raise errors.Unusable(path, str(e)) from e
     try:
