@@ -10,6 +10,7 @@ from acstor_agent.core.transfers import priority
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
@@ -260,7 +261,8 @@ async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver(
     assert known == [([1], [[1]])]
 
 
-async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing():
+async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing(monkeypatch):
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
     count, turns, giver = 20_000, 0, Waiting()
     async with nets.serving(giver=giver) as (net, address):
         stream = await nets.dial(address)
