@@ -2,7 +2,7 @@
 """How much room an installation takes: the measured numbers of doc/source/admin/operate.rst.
 
 ``python -m tests.bench.sizes`` prints JSON.  It needs root and FUSE.  Memory is resident memory of
-all processes of one agent, without page cache; the database is SQLite, with as many hosts and
+all processes of one agent, mapped files included; the database is SQLite, with as many hosts and
 images as R1 has, and the messages are as they go onto the bus.
 """
 

@@ -45,17 +45,23 @@ HELD = 300
 """Silent connections that strangers keep open; older ones they leave."""
 
 
-def large_image(images: local.ImageFolder) -> ids.ImageId:
-    """Add a sparse file of 2 TiB, and a map in which it is not sparse."""
+def large_image(
+    images: local.ImageFolder, gib: int = LARGE_GIB, distinct: int = DENSE_CHUNKS
+) -> ids.ImageId:
+    """Add a sparse file, and a map in which it is not sparse.
+
+    :param gib: its size
+    :param distinct: of its first chunks, a multiple of a page of the map; the others are alike
+    """
     image_id = ids.parse_image_id(str(uuid.uuid4()))
-    cut = geometry.Geometry(LARGE_GIB * GIB, CHUNK)
+    cut = geometry.Geometry(gib * GIB, CHUNK)
     with images.path(image_id).open("wb") as file:
         file.truncate(cut.size_bytes)
     raw = layout.raw(cut.size_bytes)
     subject = chunk_map.Subject(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), raw)
-    dense = (ids.cid_of(b"%d" % number) for number in range(DENSE_CHUNKS))
+    dense = (ids.cid_of(b"%d" % number) for number in range(distinct))
     page = ids.cid_of(b"the same") * chunk_map.PAGE_CHUNKS
-    pages = itertools.repeat(page, (cut.chunk_count - DENSE_CHUNKS) // chunk_map.PAGE_CHUNKS)
+    pages = itertools.repeat(page, (cut.chunk_count - distinct) // chunk_map.PAGE_CHUNKS)
     with images.map_path(image_id).open("wb") as file:
         file.writelines(map_builder.parts(subject, itertools.chain(dense, pages)))
     return image_id

@@ -8,6 +8,7 @@ and the mount is gone before the folder goes.
 import configparser
 import json
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,11 @@ class Agent:
         """Return the pid of the worker that serves now; None between two workers."""
         children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return int(children[-1]) if children else None
+
+    def own_memory_bytes(self) -> int:
+        """Return the memory that the worker holds for itself: resident, and of no file."""
+        status = pathlib.Path(f"/proc/{self.worker_pid()}/status").read_text()
+        return 1024 * int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0])
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
         """Wait until the agent answers on its control socket and its mirror is mounted.

@@ -2,12 +2,10 @@
 """What it costs other guests of a real agent, and its memory, that an image claims to be large."""
 
 import os
-import pathlib
 
 from acstor_common import geometry
 from tests.fakes import denials
 from tests.fakes import hosts
-from tests.lab import agents
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -17,11 +15,6 @@ P99_S = 0.010
 MEMORY_BYTES_FOR_GIB = 0.3 * geometry.MIB
 
 
-def memory_bytes(agent: agents.Agent) -> int:
-    words = pathlib.Path(f"/proc/{agent.worker_pid()}/status").read_text().split()
-    return 1024 * int(words[words.index("RssAnon:") + 1])
-
-
 def test_attach_and_stat_of_two_tebibytes_delay_no_cached_read(images, start):
     agent = start(cache_limit_bytes=256 * geometry.MIB)
     data = local.random_bytes(64 * CHUNK)
@@ -29,13 +22,13 @@ def test_attach_and_stat_of_two_tebibytes_delay_no_cached_read(images, start):
     assert path.read_bytes() == data
     large = denials.large_image(images)
     rest_s = min(denials.p99_s(denials.reads(path, data)) for _ in range(2))
-    before_bytes = memory_bytes(agent)
+    before_bytes = agent.own_memory_bytes()
     attach = denials.reads_beside(
         path, data, lambda: os.close(os.open(agent.image_path(large), os.O_RDONLY))
     )
     assert os.stat(agent.image_path(large)).st_size == denials.LARGE_GIB * denials.GIB
     stat = denials.reads_beside(path, data, lambda: os.stat(agent.image_path(large)))
-    grown_bytes = memory_bytes(agent) - before_bytes
+    grown_bytes = agent.own_memory_bytes() - before_bytes
     of_gib = grown_bytes / denials.LARGE_GIB / 2**20
     print(
         f"p99 of cached reads: {1e3 * rest_s:.2f} ms; beside the attach ({sum(attach):.1f} s) "
