@@ -144,9 +144,9 @@ class Checkpoints:
             return messages.Said(str(e), may_pass=True)
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
-            why = str(e).partition("\n")[0]
-            LOG.warning("checkpoints: a host is to ask again: %s", why)
-            return messages.Said(why, may_pass=True)
+            LOG.warning("checkpoints: a host is to ask again: %s", e)
+            is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
+            return messages.Said("the database is away" if is_database else str(e), may_pass=True)
 
     @contextlib.contextmanager
     def _alone(self, host: str, *what: object) -> Iterator[None]:
@@ -234,7 +234,7 @@ class Checkpoints:
                     sweeps_s = self._clock() + SWEEP_EVERY_S
                     self.sweep(stopping)
             except (nova_.NovaUnreachable, database.DatabaseError) as e:
-                LOG.warning("checkpoints: %s", str(e).partition("\n")[0])
+                LOG.warning("checkpoints: %s", e)
             except Exception:
                 LOG.exception("checkpoints are not looked at")
 

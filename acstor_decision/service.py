@@ -199,7 +199,7 @@ class Service:
             self._lead.step_down()
         except database.DatabaseError as e:
             if self._has_database:
-                LOG.warning("the database fails: %s; the last table stays in force", _line(e))
+                LOG.warning("the database fails: %s; the last table stays in force", e)
             self._has_database = False
             self._lead.step_down()
         except Exception as e:  # none may end the service, whatever it was told
@@ -441,8 +441,3 @@ class Service:
 def own_bytes_s(sample: decision_api.Sample) -> float:
     """Return what a host sent and received that were no chunks, in bytes a second."""
     return members.own_share(sample) * sample.link_bytes_s
-
-
-def _line(error: Exception) -> str:
-    """Return the first line of an error; SQLAlchemy tells the statement in the next ones."""
-    return str(error).partition("\n")[0]

@@ -7,7 +7,6 @@ but the database.
 
 from collections.abc import Iterable
 
-import sqlalchemy.exc
 from oslo_config import cfg
 from oslo_upgradecheck import common_checks
 from oslo_upgradecheck import upgradecheck
@@ -22,7 +21,6 @@ from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.api import policies
 from acstor_decision.core import enrolment
-from acstor_decision.db import connection
 from acstor_decision.db import database
 from acstor_decision.db import samples
 
@@ -33,7 +31,7 @@ _BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
 """What oslo.messaging has where nothing is said: a broker on this host, without a password."""
 
 Result = upgradecheck.Result
-_DATABASE_FAULTS = (errors.Unusable, database.DatabaseError, sqlalchemy.exc.DatabaseError)
+_DATABASE_FAULTS = (errors.Unusable, database.DatabaseError)
 
 
 def _success(details: str | None = None) -> Result:
@@ -73,8 +71,8 @@ class Checks(upgradecheck.UpgradeCommands):
             is_current = store.is_current()
         except errors.Unusable as e:
             return _failure(e)
-        except _DATABASE_FAULTS as e:
-            return _failure(connection.unusable(self._conf.database.connection, e))
+        except database.DatabaseError as e:
+            return _failure(e.as_unusable())
         if not is_current:
             return _failure(
                 "its tables are not those of this version. Back it up, then run "

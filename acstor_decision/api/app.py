@@ -46,6 +46,10 @@ KEYSTONE_IS_GONE = (
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
     "without it"
 )
+DATABASE_IS_GONE = (
+    "the database that [database] connection of the REST API names does not answer: the log of the "
+    "API says which, and why"
+)
 _AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
@@ -221,8 +225,8 @@ def _fault(error: Exception) -> flask.Response:
         status = http.HTTPStatus.SERVICE_UNAVAILABLE
         message = "the service cannot do this as it is configured; its log says why"
     elif isinstance(error, database.DatabaseError):
-        LOG.warning("the database fails: %s", str(error).partition("\n")[0])
-        status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer"
+        LOG.warning("the database fails: %s", error)
+        status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, DATABASE_IS_GONE
     else:
         LOG.error("a request failed: %s", error, exc_info=error)
         status = http.HTTPStatus.INTERNAL_SERVER_ERROR

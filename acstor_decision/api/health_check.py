@@ -41,6 +41,6 @@ class HealthCheck:
         try:
             self._store.latest_epoch()
         except database.DatabaseError as e:
-            LOG.warning("the database fails: %s", str(e).partition("\n")[0])
+            LOG.warning("the database fails: %s", e)
             return False
         return True

@@ -30,7 +30,6 @@ from acstor_decision import metrics
 from acstor_decision import nova
 from acstor_decision import rpc
 from acstor_decision import service
-from acstor_decision.db import connection
 from acstor_decision.db import database
 from acstor_decision.switch_loads import base
 
@@ -84,7 +83,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         kept=own.checkpoint_keep,
         kept_after_s=float(own.checkpoint_kept_s),
     )
-    if not _wait_for_database(store, conf.database.connection, made.prepare, stopping):
+    if not _wait_for_database(store, made.prepare, stopping):
         return 0
     answers = {
         checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
@@ -125,7 +124,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def _wait_for_database(
-    store: database.Database, url: str, prepare: Callable[[], None], stopping: threading.Event
+    store: database.Database, prepare: Callable[[], None], stopping: threading.Event
 ) -> bool:
     """Wait until the database answers; say whether it has not been told to stop meanwhile.
 
@@ -139,11 +138,7 @@ def _wait_for_database(
                 prepare()
         except database.DatabaseError as e:
             if not was_told:
-                LOG.warning(
-                    "the database %s does not answer: %s; trying again",
-                    connection.shown(url),
-                    connection.why(e),
-                )
+                LOG.warning("the database fails: %s; trying again", e)
             was_told = True
             stopping.wait(LOOK_AGAIN_S)
             continue

@@ -10,7 +10,6 @@ import pathlib
 import sys
 import time
 
-import sqlalchemy.exc
 from oslo_config import cfg
 
 from acstor_common import arguments
@@ -70,8 +69,8 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
                 "Run acstor-decision-manage db-sync",
             )
         arguments.do(store, arguments)
-    except (database.DatabaseError, sqlalchemy.exc.DatabaseError) as e:
-        raise connection.unusable(conf.database.connection, e) from e
+    except database.DatabaseError as e:
+        raise e.as_unusable() from e
 
 
 def _parser() -> argparse.ArgumentParser:

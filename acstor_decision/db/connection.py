@@ -90,11 +90,5 @@ def why(error: BaseException) -> str:
     return _plain(words[-1] if words else found)
 
 
-def unusable(connection: str, error: BaseException) -> errors.Unusable:
-    """Return what an operator is told of a database that does not do what it was asked."""
-    remedy = "Does it run, and may this user read and write it?"
-    return errors.Unusable(OPTION, f"{shown(connection)}: {why(error)}", remedy)
-
-
 def _plain(told: object) -> str:
     return str(told).strip().partition("\n")[0]

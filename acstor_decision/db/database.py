@@ -50,11 +50,27 @@ ENGINE_OPTIONS = (
     "pool_timeout",
     "sqlite_synchronous",
 )
-DatabaseError = exception.DBError
-"""The database is gone, or does not do what it was asked."""
-
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class DatabaseError(errors.AcstorError):
+    """The database is gone, or does not do what it was asked.
+
+    :param where: its URL without the password
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where, self.why = where, why
+
+    def __str__(self) -> str:
+        return f"{connection_.OPTION}: {self.where}: {self.why}"
+
+    def as_unusable(self) -> errors.Unusable:
+        """Return what a command ends with."""
+        remedy = "Does it run, and may this user read and write it?"
+        return errors.Unusable(connection_.OPTION, f"{self.where}: {self.why}", remedy)
 
 
 class EpochTaken(errors.AcstorError):
@@ -89,12 +105,12 @@ def _is_passing(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _told_as_database_errors() -> Iterator[None]:
-    """Make a DatabaseError of what oslo.db leaves as it is, such as SQLite's lock."""
+def _as_oslo_errors() -> Iterator[None]:
+    """Make an error of oslo.db of what it leaves as it is, such as SQLite's lock."""
     try:
         yield
     except sa.exc.OperationalError as e:
-        raise DatabaseError(e) from e
+        raise exception.DBError(e) from e
 
 
 _again: Callable[[_F], _F] = api.wrap_db_retry(
@@ -124,35 +140,61 @@ class Database:
             if options[name]:
                 options[name] = connection_.with_deadline(options[name], answer_s)
         self._contexts.configure(max_retries=0, **options)
+        self._where = connection_.shown(conf.database.connection)
 
     def engine(self) -> engine.Engine:
         """Return what migrations work on.
 
         :raises DatabaseError: the database is out of reach
         """
-        found: engine.Engine = self._contexts.writer.get_engine()
+        with self._told():
+            found: engine.Engine = self._contexts.writer.get_engine()
         return found
 
     def upgrade(self) -> None:
-        """Bring the database's tables to this version."""
-        migrations.upgrade(self.engine())
+        """Bring the database's tables to this version.
+
+        :raises DatabaseError: the database does not do it
+        """
+        with self._told():
+            migrations.upgrade(self.engine())
 
     def is_current(self) -> bool:
-        """Say whether the database's tables are those of this version."""
-        return migrations.is_current(self.engine())
+        """Say whether the database's tables are those of this version.
+
+        :raises DatabaseError: the database does not say
+        """
+        with self._told():
+            return migrations.is_current(self.engine())
 
     def close(self) -> None:
         """Let go of all connections."""
         self._contexts.dispose_pool()
 
-    @_again
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Make a DatabaseError, which names the database, of what SQLAlchemy and oslo.db raise."""
+        try:
+            yield
+        except (exception.DBError, sa.exc.DatabaseError) as e:
+            raise DatabaseError(self._where, connection_.why(e)) from e
+
     def _read(self, work: Callable[[orm.Session], _T]) -> _T:
-        with _told_as_database_errors(), self._contexts.reader.using(_Context()) as session:
+        with self._told():
+            return self._try_read(work)
+
+    def _write(self, work: Callable[[orm.Session], _T]) -> _T:
+        with self._told():
+            return self._try_write(work)
+
+    @_again
+    def _try_read(self, work: Callable[[orm.Session], _T]) -> _T:
+        with _as_oslo_errors(), self._contexts.reader.using(_Context()) as session:
             return work(session)
 
     @_again
-    def _write(self, work: Callable[[orm.Session], _T]) -> _T:
-        with _told_as_database_errors(), self._contexts.writer.using(_Context()) as session:
+    def _try_write(self, work: Callable[[orm.Session], _T]) -> _T:
+        with _as_oslo_errors(), self._contexts.writer.using(_Context()) as session:
             return work(session)
 
     # Rings

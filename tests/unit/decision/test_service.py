@@ -278,7 +278,7 @@ def test_without_its_database_nothing_is_published_and_then_all_goes_on(lone, st
     cloud.collect(3)
 
     def gone(*_: object) -> int:
-        raise database.DatabaseError(OSError("gone"))
+        raise database.DatabaseError("sqlite://", "gone")
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "latest_epoch", gone)
@@ -683,7 +683,7 @@ def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone
     cloud.collect(3)
 
     def gone(*_: object) -> int:
-        raise database.DatabaseError(OSError("gone"))
+        raise database.DatabaseError("sqlite://", "gone")
 
     with monkeypatch.context() as patched:
         patched.setattr(lone.store, "enrolments", gone)

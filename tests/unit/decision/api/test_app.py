@@ -190,10 +190,13 @@ def test_clients_of_a_later_version_are_told_which_there_are(version, client, fi
 @pytest.mark.allow_log(r"the database fails")
 def test_database_that_is_gone_is_said_so(client, filled, monkeypatch):
     def fail(*_args, **_more):
-        raise database.DatabaseError("gone")
+        raise database.DatabaseError("mysql://acstor:***@controller/acstor", "gone")
 
     monkeypatch.setattr(filled, "_read", fail)
-    assert client.get("/v1/hosts").status_code == 503
+    answer = client.get("/v1/hosts")
+    assert answer.status_code == 503
+    assert "[database] connection" in answer.json["error"]["message"]
+    assert "controller" not in answer.text
     assert client.get("/healthz").status_code == 503
 
 

@@ -78,7 +78,7 @@ def test_health_says_that_the_database_is_gone(served, monkeypatch):
     asked = served()
 
     def fail(*_args):
-        raise database.DatabaseError("gone")
+        raise database.DatabaseError("sqlite://", "gone")
 
     monkeypatch.setattr(database.Database, "latest_epoch", fail)
     unhealthy = asked.get("/healthcheck")
