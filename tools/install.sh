@@ -66,6 +66,7 @@ keep_services_off() {
             ceph-osd) units=(ceph-osd.target) ;;
             etcd-server) units=(etcd.service) ;;
             nginx-light) units=(nginx.service) ;;
+            postgresql) units=(postgresql.service) ;;
             rabbitmq-server) units=(rabbitmq-server.service) ;;
             openssh-server) units=(ssh.service) ;;
             libvirt-daemon-system) units=(libvirtd.service) ;;

@@ -5,8 +5,11 @@ The one rule: no password is shown.
 """
 
 import contextlib
+import importlib
 import os
+import select
 import stat
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,10 +19,16 @@ OPTION = "[database] connection"
 ANSWER_S = 20
 """The longest that a server may be silent in the middle of a statement, unless the URL says
 otherwise; statements of the service take milliseconds."""
-_TIMEOUTS = {
-    "pymysql": ("connect_timeout", "read_timeout", "write_timeout"),
-    "mysqldb": ("connect_timeout", "read_timeout", "write_timeout"),
+_MYSQL = {name: "{s}" for name in ("connect_timeout", "read_timeout", "write_timeout")}
+_LIBPQ = {
+    "connect_timeout": "{s}",
+    "keepalives_idle": "{s}",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "{ms}",
+    "options": "-cstatement_timeout={ms}",  # which the server keeps
 }
+_TIMEOUTS = {"pymysql": _MYSQL, "mysqldb": _MYSQL, "psycopg2": _LIBPQ, "psycopg": _LIBPQ}
 """Parameters of a URL, by driver; SQLite asks nobody."""
 _REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what comes with acstor"
 
@@ -64,13 +73,39 @@ def with_deadline(connection: str, answer_s: int = ANSWER_S) -> str:
 
     >>> with_deadline("mysql+pymysql://u:p@controller/acstor?read_timeout=60", 20)
     'mysql+pymysql://u:p@controller/acstor?connect_timeout=20&read_timeout=60&write_timeout=20'
+    >>> sa.make_url(with_deadline("postgresql://u:p@controller/acstor")).query["options"]
+    '-cstatement_timeout=20000'
     >>> with_deadline("sqlite:////var/lib/acstor.sqlite")
     'sqlite:////var/lib/acstor.sqlite'
     """
     url = sa.make_url(connection)
-    names = _TIMEOUTS.get(url.get_driver_name(), ())
-    missing = {name: str(answer_s) for name in names if name not in url.query}
+    missing = {
+        name: value.format(s=answer_s, ms=1000 * answer_s)
+        for name, value in _TIMEOUTS.get(url.get_driver_name(), {}).items()
+        if name not in url.query
+    }
     return url.update_query_dict(missing).render_as_string(hide_password=False)
+
+
+def bound_waits(connection: str, answer_s: int = ANSWER_S) -> None:
+    """Bound how long psycopg2 waits in this process; the other drivers keep to the URL.
+
+    libpq waits for ever for a server that stands still.  A connection whose wait is over is closed.
+    """
+    if sa.make_url(connection).get_driver_name() != "psycopg2":
+        return
+    driver = importlib.import_module("psycopg2")
+    extensions = importlib.import_module("psycopg2.extensions")
+
+    def wait(link: Any) -> None:
+        while (state := link.poll()) != extensions.POLL_OK:
+            ready = select.poll()
+            events = select.POLLIN if state == extensions.POLL_READ else select.POLLOUT
+            ready.register(link.fileno(), events)
+            if not ready.poll(1000 * answer_s):
+                raise driver.OperationalError(f"no answer within {answer_s} s")
+
+    extensions.set_wait_callback(wait)
 
 
 def shown(connection: str) -> str:

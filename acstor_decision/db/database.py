@@ -134,6 +134,7 @@ class Database:
     def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_.ANSWER_S) -> None:
         connection_.check_driver(conf.database.connection or "")
         connection_.keep_private(conf.database.connection)
+        connection_.bound_waits(conf.database.connection, answer_s)
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         for name in ("connection", "slave_connection"):

@@ -20,6 +20,7 @@ from acstor_common import decision_api
 from acstor_common import whole_image
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import boots
+from acstor_decision.db import connection as connection_
 from acstor_decision.db import database
 from acstor_decision.db import held_images
 from acstor_decision.db import models
@@ -37,13 +38,13 @@ FILLING = whole_image.Whole(
 
 
 @contextlib.contextmanager
-def opened(connection: str) -> Iterator[database.Database]:
+def opened(connection: str, answer_s: int = connection_.ANSWER_S) -> Iterator[database.Database]:
     """Return a database with the tables of this version."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("connection", connection, "database")
-    made = database.Database(conf)
+    made = database.Database(conf, answer_s)
     made.upgrade()
     try:
         yield made

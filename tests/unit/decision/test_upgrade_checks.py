@@ -49,7 +49,7 @@ def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tm
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
-        ("postgresql+psycopg2://acstor:secret@h/x", "needs the driver psycopg2"),
+        ("postgresql+pg8000://acstor:secret@h/x", "needs the driver pg8000"),
         ("nosuch://acstor:secret@h/x", "sqlalchemy.dialects:nosuch"),
         ("secret", "no URL of a database"),
         ("mysql+pymysql://acstor:secret@127.0.0.1:1/x", "Connection refused"),

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision service's database contract, on a real PostgreSQL, and one that hangs or refuses."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from acstor_decision.db import connection
+from acstor_decision.db import database
+from tests.fakes import decision_databases
+from tests.fakes import faulty_proxy
+from tests.lab.openstack import postgresql as postgresql_lab
+
+ANSWER_S = 2
+
+
+@pytest.fixture(scope="module")
+def postgresql(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[postgresql_lab.PostgreSQL]:
+    if postgresql_lab.folder_of_programs() is None:
+        pytest.skip("PostgreSQL is not installed: run tools/install.sh")
+    server = postgresql_lab.PostgreSQL(tmp_path_factory.mktemp("postgresql"))
+    try:
+        server.start()
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def store(postgresql: postgresql_lab.PostgreSQL) -> Iterator[database.Database]:
+    with decision_databases.opened(postgresql.new_database("contract")) as made:
+        yield made
+
+
+class TestPostgreSQL(decision_databases.Suite):
+    """The suite on PostgreSQL."""
+
+
+def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
+    postgresql: postgresql_lab.PostgreSQL,
+) -> None:
+    with faulty_proxy.before(postgresql.port) as proxy:
+        url = postgresql.new_database("hanging", port=proxy.port)
+        with decision_databases.opened(url, ANSWER_S) as store:
+            for fault, within_s in ((proxy.hang, 3 * ANSWER_S), (proxy.refuse, 3.0)):
+                assert store.latest_epoch() == 0
+                fault()
+                for _ in range(2):  # over a connection that is there, and over a new one
+                    began_s = time.monotonic()
+                    with pytest.raises(database.DatabaseError) as caught:
+                        store.latest_epoch()
+                    assert time.monotonic() - began_s < within_s
+                told = connection.unusable(url, caught.value)
+                assert f"acstor@{proxy.address}" in str(told)
+                assert "[database] connection" in str(told)
+                proxy.pass_on()
+            assert store.latest_epoch() == 0
+
+
+def test_statement_that_takes_too_long_is_ended_by_the_server(
+    postgresql: postgresql_lab.PostgreSQL,
+) -> None:
+    url = connection.with_deadline(postgresql.new_database("slow"), 1)
+    with sa.create_engine(url).connect() as link, pytest.raises(sa.exc.OperationalError) as caught:
+        link.execute(sa.text("SELECT pg_sleep(30)"))
+    assert "statement timeout" in str(caught.value)
