@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decision service in the lab: instances, and agents that are joined with it.
 
-Instances run outside the hosts, beside the broker and the database; agents reach the
+Instances run outside the hosts, beside the broker and the database, or on a host of the lab's
+network; there they reach the agents, and have addresses proven. Who is inside reaches the
 broker through a relay in the image server's namespace.
 """
 
@@ -42,6 +43,7 @@ class Instance:
     """Context manager: one acstor-decision.
 
     :param sections: more sections of its configuration
+    :param host: on which it runs, and so proves addresses; None: outside of the hosts' network
     :param constants: that differ from the lab's
     :param options: of [acstor_decision]
     """
@@ -54,17 +56,18 @@ class Instance:
         database: str,
         sections: Mapping[str, Mapping[str, object]] | None = None,
         *,
+        host: network.Host | None = None,
         constants: tuned.Constants | None = None,
         **options: object,
     ) -> None:
-        self.name = name
+        self.name, self._host = name, host
         self.config_file = folder / f"{name}.conf"
         self._log = folder / f"{name}.log"
         own = {
             "instance": name,
             "coordination_url": f"file://{folder}/coordination",
             "metrics_listen": "",
-            "prove_addresses": False,  # instances are in no network of the hosts
+            **({} if host else {"prove_addresses": False}),
             **options,
         }
         self._constants = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}
@@ -87,13 +90,12 @@ class Instance:
         """Start (again); the log goes on where it was."""
         argv = tuned.argv("acstor_decision.cmd.decision", self._constants)
         with self._log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [*argv, "--config-file", self.config_file],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            command = [*argv, "--config-file", self.config_file]
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            if self._host is None:
+                self._process = subprocess.Popen(command, start_new_session=True, **streams)
+            else:
+                self._process = self._host.popen(command, **streams)
 
     def kill(self) -> None:
         """End it at once."""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that send samples over a real broker to a real decision service, and say what they want."""
+
+import pathlib
+import time
+from typing import Any
+
+import oslo_messaging
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import message_bus
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from tests.fakes import decision_databases
+from tests.lab import decision
+
+WAIT_S = 30.0
+
+
+class Sender:
+    """One host: an identity that sends samples."""
+
+    def __init__(self, instance: decision.Instance, folder: pathlib.Path, name: str) -> None:
+        decision.manage(instance.config_file, "authority", "issue", name, "--out", str(folder))
+        self.name, self.number, self.started_s = name, 0, time.time() - 1.0
+        self._identity = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem")]
+
+    def next(self, **fields: Any) -> dict[str, Any]:
+        """Return the next sample as it is sent."""
+        self.number += 1
+        address = f"127.0.0.{self.name[1:]}:7201"
+        own = {
+            "address": address,
+            "number": self.number,
+            "started_s": self.started_s,
+            "interval_s": decision.COLLECTION_S,
+        }
+        sample = decision_databases.sample(self.name, time.time(), **own | fields)
+        return decision_api.encode(sealed.seal(sample, signing.SAMPLE, *self._identity))
+
+
+class Bus:
+    """The broker, for who has its password."""
+
+    def __init__(self, folder: pathlib.Path, url: str) -> None:
+        path = folder / "publisher.conf"
+        path.write_text(f"[DEFAULT]\ntransport_url = {url}\n")
+        cfg.CONF(["--config-file", str(path)], project="acstor")
+        self._transport = message_bus.open_transport(cfg.CONF)
+        target = oslo_messaging.Target(
+            topic=decision_api.TOPIC, exchange=decision_api.EXCHANGE, version=decision_api.VERSION
+        )
+        client = oslo_messaging.get_rpc_client(self._transport, target, retry=3, timeout=WAIT_S)
+        self._client = client
+
+    def send(self, payload: dict[str, Any]) -> None:
+        to_all = self._client.prepare(fanout=True)
+        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
+
+    def table(self) -> dict[str, str]:
+        """Return the address of each host of the table in force."""
+        told = decision_api.decode(self._client.call({}, "get_ring"), decision_api.RingTable)
+        return {host.host: host.address for host in ring.decode(told.table.encode(), "").hosts}
+
+    def close(self) -> None:
+        self._transport.cleanup()
+        cfg.CONF.reset()
