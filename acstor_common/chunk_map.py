@@ -562,10 +562,11 @@ def _check_cids(
 def _pieces(
     view: memoryview, start: int, stop: int, pause: layout.Pause
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield a part of a map in pieces, and where each begins."""
+    """Yield a part of a map in pieces, and where each begins; pause between two of them."""
     for at in range(start, stop, _PIECE_BYTES):
+        if at > start:
+            pause()
         yield at, view[at : min(at + _PIECE_BYTES, stop)]
-        pause()
 
 
 def _check_layout(

@@ -65,6 +65,7 @@ class Mirrors:
         """The reads of all images, those included that are not attached any more."""
         whole_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
+        """Each image with the length of its map."""
         self._found: set[ids.ImageId] = set()
         self._new: set[ids.ImageId] = set()
         self._coming_bytes = 0  # of maps that are being taken from the source
@@ -79,8 +80,8 @@ class Mirrors:
 
     @property
     def attached_now(self) -> Collection[ids.ImageId]:
-        """The same, at any moment: it is looked at again and again."""
-        return self._attached
+        """The same, the last attached last, at any moment: it is looked at again and again."""
+        return self._attached.keys()
 
     def size_bytes(self, image_id: ids.ImageId) -> int | None:
         """Return the size of an attached image; None if its map is damaged, or was taken away.
@@ -116,9 +117,9 @@ class Mirrors:
     async def look_again(self) -> None:
         """Attach what was not seen at the start, as when the folder could not be read then."""
         found = await trio.to_thread.run_sync(_images_in, self._folder, logging.DEBUG)
-        for image_id in found - self._attached:
+        for image_id in found.keys() - self._attached.keys():
             if self._path(image_id).exists():  # it may have been detached since
-                self._attached.add(image_id)
+                self._attached[image_id] = found[image_id]
                 self._found.add(image_id)
                 LOG.info("image %s: attached by the map that is here", image_id)
 
@@ -227,7 +228,7 @@ class Mirrors:
         if image_id not in self._attached:
             raise errors.Unusable(f"image {image_id}", "is not attached here")
         self._path(image_id).unlink(missing_ok=True)
-        self._attached.discard(image_id)
+        self._attached.pop(image_id, None)
         self._found.discard(image_id)
         self._new.discard(image_id)
         self._subjects.pop(image_id, None)
@@ -251,20 +252,21 @@ class Mirrors:
     async def _map_of(self, image_id: ids.ImageId, max_map_bytes: int) -> chunk_map.ChunkMap:
         path = self._path(image_id)
         if path.exists():
-            self._attached.add(image_id)  # the folder may have been away when this worker began
+            # The folder may have been away when this worker began.
+            self._attached.setdefault(image_id, path.stat().st_size)
             try:
                 return await trio.to_thread.run_sync(open_map, path, image_id)
             except errors.ChunkMapFormatError as e:
                 LOG.warning("%s; taking it from the source again", e)
-        await self._download_map(image_id, path, max_map_bytes)
+        incoming = await self._download_map(image_id, path, max_map_bytes)
+        self._attached[image_id] = incoming.size_bytes
         self._new.add(image_id)
-        self._attached.add(image_id)
         LOG.info("image %s: attached", image_id)
-        return await trio.to_thread.run_sync(open_map, path, image_id)
+        return incoming
 
     async def _download_map(
         self, image_id: ids.ImageId, path: pathlib.Path, max_map_bytes: int
-    ) -> None:
+    ) -> chunk_map.ChunkMap:
         """Take an image's map from the source; it gets its name only when it has been checked."""
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         what = f"{blob.name} from {self._source.where}"
@@ -273,30 +275,30 @@ class Mirrors:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
         if size_bytes > max_map_bytes:
             raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
-        async with self._room_for(size_bytes, what):
+        with self._room_for(size_bytes, what):
             with whole_file.written(path, 0o600, is_durable=False) as incoming:
                 for offset in range(0, size_bytes, MAP_READ_BYTES):
                     length = min(MAP_READ_BYTES, size_bytes - offset)
                     incoming.write(await self._source.read(blob, offset, length))
                 incoming.flush()
                 written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
-                await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
+                if os_hash.algo:  # the sources file and http have none
+                    await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
                 incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
                 await self._check_image(incoming_map)
                 self._claim(image_id)
                 await trio.to_thread.run_sync(os.fsync, incoming.fileno())
+        return incoming_map
 
-    @contextlib.asynccontextmanager
-    async def _room_for(self, size_bytes: int, what: str) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _room_for(self, size_bytes: int, what: str) -> Iterator[None]:
         """Reserve room for one more map while it comes, also from others that come meanwhile.
 
         :raises errors.Unusable: all maps of the host together would be too long
         """
         self._coming_bytes += size_bytes
-        coming_bytes = self._coming_bytes  # those that come later make room for this one
         try:
-            kept_bytes = await trio.to_thread.run_sync(_map_bytes_in, self._folder)
-            all_bytes = kept_bytes + coming_bytes
+            all_bytes = sum(self._attached.values()) + self._coming_bytes
             if all_bytes > MAX_ALL_MAPS_BYTES:
                 raise errors.Unusable(
                     what,
@@ -321,35 +323,29 @@ class Mirrors:
             )
 
 
-def _images_in(folder: pathlib.Path, level: int) -> set[ids.ImageId]:
-    """Return the images whose maps a former worker left; none if the folder cannot be read.
+def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
+    """Return the images whose maps a former worker left, and how long these are.
+
+    None if the folder cannot be read.
 
     :param level: of what is logged
     """
-    found = set()
+    found = {}
     try:
         for name in os.listdir(folder):
             path = folder / name
             if path.suffix != base.BlobKind.CHUNK_MAP.value:
                 continue
             try:
-                found.add(ids.parse_image_id(path.stem))
+                image_id = ids.parse_image_id(path.stem)
             except ValueError:
                 LOG.log(level, "%s: not the name of a chunk map; left alone", path)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was detached just now
+                found[image_id] = path.stat().st_size
     except OSError as e:
         LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
     return found
-
-
-def _map_bytes_in(folder: pathlib.Path) -> int:
-    """Return how long all chunk maps of a folder are together, without those that still come."""
-    total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(base.BlobKind.CHUNK_MAP.value):
-                with contextlib.suppress(FileNotFoundError):
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:
@@ -357,8 +353,6 @@ def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> Non
 
     :raises errors.ChunkMapFormatError: its bytes do not have that hash
     """
-    if not os_hash.algo:
-        return  # this source has no hash of it, as the sources file and http
     try:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, os_hash.algo).digest()

@@ -39,6 +39,8 @@ from acstor_agent.images import mirrors
 from acstor_common import ids
 
 LOOK_S = 10.0
+LOOKED_AT_A_TIME = 64
+"""Images between which guests have their turns: some 20 µs each."""
 
 Look = Callable[[], Collection[ids.ImageId]]
 """Returns images; blocks, and is called in a thread."""
@@ -138,8 +140,8 @@ class Uses:
 
         :raises OSError: processes or disks cannot be listed; nothing counts as looked at then
         """
-        attached = frozenset(self._images.attached())
-        self._note_touches(attached)
+        attached = frozenset(self._images.attached_now)
+        await self._note_touches(attached)
         bases = await trio.to_thread.run_sync(self._look_for_bases)
         if self._openings.must_look(attached):
             self._openings.begin_look()
@@ -148,9 +150,13 @@ class Uses:
         self._bases, self._has_looked = frozenset(bases), True
         self._forget_others()
 
-    def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
+    async def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
         """Note which images were touched or read since the last look, whatever the clock says."""
-        for image_id in attached:
+        for number, image_id in enumerate(attached, 1):
+            if number % LOOKED_AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+            if not self._images.is_attached(image_id):  # any more
+                continue
             image = self._images.get_nowait(image_id)
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
@@ -165,7 +171,7 @@ class Uses:
             self._seen[image_id] = stamp_ns, reads
 
     def _forget_others(self) -> None:
-        attached = frozenset(self._images.attached())
+        attached = frozenset(self._images.attached_now)
         self._openings.forget_others(attached)
         self._touches.forget_others(attached)
         for image_id in self._seen.keys() - attached:

@@ -57,6 +57,7 @@ LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 FileId = TypeVar("FileId", ids.ImageId, disk_header.DiskId)
+_Entry = tuple[int, tuple[bytes, pyfuse3.InodeT]]
 
 _IMAGES = pyfuse3.InodeT(2)
 _DISKS = pyfuse3.InodeT(3)
@@ -327,7 +328,7 @@ class MirrorOperations(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
         """List the folders in the root, and what they hold in them."""
-        for number, (name, inode) in enumerate(self._entries(fh)[start_id:], start_id + 1):
+        for number, (name, inode) in self._entries(fh, start_id):
             try:
                 attributes = await self.getattr(inode, pyfuse3.RequestContext())
             except pyfuse3.FUSEError:
@@ -335,14 +336,19 @@ class MirrorOperations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), attributes, number):
                 return
 
-    def _entries(self, folder: int) -> Sequence[tuple[bytes, pyfuse3.InodeT]]:
+    def _entries(self, folder: int, start: int) -> Iterator[_Entry]:
+        """Yield what a folder lists, from an entry on, each with the number of the next one.
+
+        The kernel asks for some 20 at a time: each time costs a copy of a list, however long.
+        """
         if folder == pyfuse3.ROOT_INODE:
-            return [(name, inode) for inode, name in _FOLDERS.items()]
+            names = [(name, inode) for inode, name in _FOLDERS.items()]
+            return iter(list(enumerate(names, 1))[start:])
         if folder == _DISKS:
-            return list(_named(self._disks.all(), self._inodes.know_disk, self._disks.name_of))
-        return list(
-            _named(self._images.attached(), self._inodes.know_image, f"{{}}{_ENDING}".format)
-        )
+            disks = self._disks.all()[start:]
+            return _named(disks, start, self._inodes.know_disk, self._disks.name_of)
+        images = list(self._images.attached_now)[start:]
+        return _named(images, start, self._inodes.know_image, f"{{}}{_ENDING}".format)
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -389,12 +395,15 @@ class MirrorOperations(pyfuse3.Operations):
 
 
 def _named(
-    found: Iterable[FileId], know: Callable[[FileId], int], name_of: Callable[[FileId], str]
-) -> Iterator[tuple[bytes, pyfuse3.InodeT]]:
+    found: Iterable[FileId],
+    start: int,
+    know: Callable[[FileId], int],
+    name_of: Callable[[FileId], str],
+) -> Iterator[_Entry]:
     """Yield the files that a folder lists; who is refused a number is left out."""
-    for file_id in found:
+    for number, file_id in enumerate(found, start + 1):
         try:
-            yield name_of(file_id).encode(), pyfuse3.InodeT(know(file_id))
+            yield number, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
         except errors.NumberTaken as e:
             LOG.error("%s", e)
 

@@ -2,9 +2,18 @@
 """Many images on one host: what stays open of each is bounded, and all are listed and read."""
 
 import os
+import random
 import resource
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent import futures
 
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import chunk_maps
 from tests.fakes import hosts
+from tests.lab import agents
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -12,16 +21,78 @@ pytestmark = hosts.needs_fuse
 IMAGES = 300
 DESCRIPTORS = 192
 """The agent may open so many: 64 of them are files of the source, which are used again."""
+MANY_IMAGES = 10_000
+MANY_DESCRIPTORS = 1024
+"""systemd's default of LimitNOFILE."""
+READERS = 8
+LIFE_S = 500.0
+LONG_TURN_S = 0.01
+"""Another guest's cached read waits for the end of a turn of the event loop."""
+IMAGE_BYTES = 4096
+
+
+def body(n: int) -> bytes:
+    return random.Random(n).randbytes(IMAGE_BYTES)
+
+
+def add_images(images: local.ImageFolder, count: int) -> dict[ids.ImageId, int]:
+    """Add images of one chunk each, and return which of them has which body."""
+    cut = geometry.Geometry(IMAGE_BYTES, geometry.DEFAULT_CHUNK_BYTES)
+    added = {ids.parse_image_id(str(uuid.uuid4())): n for n in range(count)}
+    for image_id, n in added.items():
+        images.path(image_id).write_bytes(body(n))
+        made = chunk_maps.made(image_id, cut, [ids.cid_of(body(n))])
+        images.map_path(image_id).write_bytes(made)
+    return added
+
+
+def wrong_or_failed(agent: agents.Agent, added: Mapping[ids.ImageId, int]) -> list[str]:
+    """Read each image once, as several guests at a time do; return what did not go well."""
+
+    def read(one: tuple[ids.ImageId, int]) -> str:
+        try:
+            is_right = agent.image_path(one[0]).read_bytes() == body(one[1])
+        except OSError as e:
+            return f"{one[0]}: {e}"
+        return "" if is_right else f"{one[0]}: other bytes"
+
+    with futures.ThreadPoolExecutor(READERS) as readers:
+        return [wrong for wrong in readers.map(read, added.items()) if wrong]
+
+
+def limit_descriptors(agent: agents.Agent, limit: int) -> int:
+    worker = agent.worker_pid()
+    assert worker is not None
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (limit, limit))
+    return worker
 
 
 def test_three_hundred_images_are_listed_and_read_with_few_descriptors(images, start):
-    data = {images.add(local.random_bytes(4096, seed=n)): n for n in range(IMAGES)}
+    data = add_images(images, IMAGES)
     agent = start()
-    worker = agent.worker_pid()
-    resource.prlimit(worker, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    for image_id, seed in data.items():
-        assert agent.image_path(image_id).read_bytes() == local.random_bytes(4096, seed=seed)
+    worker = limit_descriptors(agent, DESCRIPTORS)
+    assert not wrong_or_failed(agent, data)
     assert {f"{image_id}.raw" for image_id in data} <= set(os.listdir(agent.mount_point / "images"))
     assert len(agent.status()["images"]) == IMAGES
+    assert len(os.listdir(f"/proc/{worker}/fd")) < DESCRIPTORS
+    assert agent.worker_pid() == worker
+
+
+def test_ten_thousand_images_are_listed_and_read_with_1024_descriptors(images, start):
+    data = add_images(images, MANY_IMAGES)
+    agent = start(life_s=LIFE_S)
+    worker = limit_descriptors(agent, MANY_DESCRIPTORS)
+    began_s = time.monotonic()
+    assert not wrong_or_failed(agent, data)
+    read_s = time.monotonic()
+    listed = os.listdir(agent.mount_point / "images")
+    listed_s = time.monotonic()
+    print(f"read: {(read_s - began_s) / MANY_IMAGES * 1e3:.1f} ms an image")
+    print(f"listed: {(listed_s - read_s) / MANY_IMAGES * 1e3:.2f} ms an image")
+    status = agent.status()
+    print(f"turns of the event loop: {status['event_loop']}")
+    assert sorted(listed) == sorted(f"{image_id}.raw" for image_id in data)
+    assert len(status["images"]) == MANY_IMAGES
+    assert status["event_loop"]["p99_s"] <= LONG_TURN_S
     assert len(os.listdir(f"/proc/{worker}/fd")) < DESCRIPTORS
     assert agent.worker_pid() == worker

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import pytest
+import trio
 
 from acstor_agent.core.images import image_uses
 from acstor_agent.images import uses as uses_
@@ -71,6 +74,44 @@ async def test_failed_look_shows_nothing(signs):
     signs.open = set()
     await uses.look()
     assert not uses.is_used(IMAGE)
+
+
+async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeypatch):
+    monkeypatch.setattr(uses_, "LOOKED_AT_A_TIME", 1)
+    uses, turns, stamp = signs.uses(), [], signs.host.mirrors.touched_ns
+
+    def touched_ns(image_id):
+        turns.append("image")
+        return stamp(image_id)
+
+    async def guest():
+        while True:
+            turns.append("guest")
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(signs.host.mirrors, "touched_ns", touched_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guest)
+        await uses.look()
+        nursery.cancel_scope.cancel()
+    first, second = (at for at, turn in enumerate(turns) if turn == "image")
+    assert "guest" in turns[first:second]
+
+
+async def test_image_that_is_detached_during_a_look_is_forgotten(signs, monkeypatch):
+    monkeypatch.setattr(uses_, "LOOKED_AT_A_TIME", 1)
+    uses = signs.uses()
+    await uses.look()
+
+    async def detach():
+        for image_id in (IMAGE, OTHER):
+            signs.host.mirrors.detach(image_id)
+            uses.detached(image_id)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(detach)
+        await uses.look()
+    assert all(math.isinf(uses.of(image_id).idle_s) for image_id in (IMAGE, OTHER))
 
 
 async def test_image_is_used_while_it_is_open(signs):
