@@ -27,6 +27,7 @@ from prometheus_client import registry
 from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import supervised
+from acstor_common import version
 
 CONNECTIONS = 16
 ACCEPT_INTERVAL_S = 0.01
@@ -164,6 +165,17 @@ class _Loops(registry.Collector):
         yield family
 
 
+class _Build(registry.Collector):
+    """Shows which version of acstor runs."""
+
+    def __init__(self) -> None:
+        self._version = version.installed()
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield the one metric."""
+        yield core.InfoMetricFamily("acstor_build", "The build", {"version": self._version})
+
+
 def serve(
     address: str,
     own: prometheus_client.CollectorRegistry,
@@ -178,6 +190,7 @@ def serve(
         nothing of one process is shown beside it
     :raises errors.Unusable: the address cannot be used
     """
+    own.register(_Build())
     if not is_shared:
         prometheus_client.ProcessCollector(registry=own)
         own.register(_Loops())

@@ -10,20 +10,20 @@
 # PIP_FIND_LINKS.
 #
 #   --revision N  of the package, 1 by default: a later one of the same version
-#   --version     print the version and end; it comes from the last tag, without one from the commit
+#   --version     print the version and end: pip's (pbr's, from the last tag and the commits behind
+#                 it) in Debian's spelling
 #   -S            (dpkg-buildpackage's) the source package alone
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
 
-# A tag as pbr has it: 1.2.0, 1.2.0.0rc1. Behind one comes how many commits it is, and the commit.
-version() {
-    local described
-    if described=$(git -C "$ROOT" describe --tags --match '[0-9]*' 2>/dev/null); then
-        sed -E 's/-([0-9]+)-g([0-9a-f]+)$/+git\1.\2/; s/\.0(a|b|rc)([0-9]+)/~\1\2/' <<<"$described"
-    else
-        TZ=UTC git -C "$ROOT" log -1 --format=0.0~git%cd.%h --date=format-local:%Y%m%d%H%M%S
-    fi
+# The version as pip has it, and as dpkg sorts it in the same order: 1.2.1.dev5 is 1.2.1~dev5.
+versions() {
+    (cd "$ROOT" && python3 -c '
+from pbr import packaging, version
+of_pip = packaging.get_version("acstor")
+print(of_pip, version.SemanticVersion.from_pip_string(of_pip).debian_string())') ||
+        fail "the version is not known." "Install git and pbr (apt-get install git python3-pbr), in a clone with a commit."
 }
 
 changelog() {
@@ -34,7 +34,7 @@ changelog() {
 
 revision=1
 case ${1:-} in
-    --version) version && exit ;;
+    --version) versions | cut -d ' ' -f 2 && exit ;;
     --revision) revision=$2 && shift 2 ;;
 esac
 folder=${1:-}
@@ -44,11 +44,15 @@ git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 ||
     fail "$ROOT is no git checkout." "Packages are made of what is committed: clone the repository."
 command -v dpkg-buildpackage >/dev/null || fail "there is no dpkg-buildpackage." "Run: apt-get install dpkg-dev"
 
-version=$(version)
+versions=$(versions)
+read -r of_pip version <<<"$versions"
 source=$folder/acstor-$version
 mkdir -p "$source"
 archive=$folder/acstor_$version.orig.tar.gz
-git -C "$ROOT" archive --format=tar.gz --prefix="acstor-$version/" HEAD >"$archive"
+# As an sdist says it: pbr reads it where there is no git.
+printf 'Metadata-Version: 2.1\nName: acstor\nVersion: %s\n' "$of_pip" >"$folder/PKG-INFO"
+git -C "$ROOT" archive --format=tar.gz --prefix="acstor-$version/" --add-file="$(realpath "$folder/PKG-INFO")" HEAD >"$archive"
+rm "$folder/PKG-INFO"
 tar --extract --gzip --file "$archive" --directory "$folder"
 cp --recursive "$source/packaging/debian" "$source/debian"
 changelog "$version" "$revision" >"$source/debian/changelog"

@@ -355,6 +355,7 @@ def _status(status: dict[str, Any]) -> str:
     cache, exchange = status["cache"], status["exchange"]
     about = {
         "Host": status["host"],
+        "Version": status["version"],
         "Mirror": status["mount_point"],
         "Worker": f"pid {status['worker_pid']}, up {status['uptime_s']:.0f} s",
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",

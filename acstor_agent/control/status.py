@@ -43,6 +43,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_common import identity_files
 from acstor_common import ids
+from acstor_common import version
 
 
 def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[st
     decided = ("keep_images", "cache_may_grow_for_pins", "boot_images_ahead")
     return {
         "host": host,
+        "version": version.installed(),
         "worker_pid": os.getpid(),
         "uptime_s": round(uptime_s, 3),
         "mount_point": conf.acstor.mount_point,

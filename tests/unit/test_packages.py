@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Debian packages as they are described; tests/functional/test_packages.py builds them."""
 
+import itertools
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
+import tarfile
 import tomllib
 
 import pytest
 from oslo_config import cfg
 from packaging import requirements
+from packaging import version
 
 from acstor_agent import conf as agent_conf
 from acstor_checkpoint import conf as checkpoint_conf
@@ -93,33 +98,88 @@ def test_default_configuration_has_no_option_that_is_none(name):
     assert common_conf.strays(conf, options.list_opts()) == []
 
 
-@pytest.mark.parametrize(
-    ("tag", "commits", "version"),
-    [
-        ("1.2.0", 0, "1.2.0"),
-        ("1.2.0", 2, r"1\.2\.0\+git2\.[0-9a-f]+"),
-        ("1.2.0.0rc1", 0, "1.2.0~rc1"),
-        (None, 0, r"0\.0~git20260102030405\.[0-9a-f]+"),
-    ],
-)
-def test_version_comes_from_the_last_tag(tmp_path, tag, commits, version):
-    if shutil.which("git") is None:
-        pytest.skip("there is no git here")
-    (tmp_path / "tools").mkdir()
-    for name in ("package.sh", "lib.sh"):
-        shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
+class Clone:
+    """A clone with the scripts that make packages, and nothing else."""
 
-    def git(*words):
+    def __init__(self, folder):
+        if shutil.which("git") is None:
+            pytest.skip("there is no git here")
+        self.folder = folder / "clone"
+        (self.folder / "tools").mkdir(parents=True)
+        (self.folder / "packaging/debian").mkdir(parents=True)
+        for name in ("package.sh", "lib.sh"):
+            shutil.copy(ROOT / "tools" / name, self.folder / "tools")
+        shutil.copy(DEBIAN / "rules", self.folder / "packaging/debian")
+        self.git("init", "--quiet")
+        self.git("add", ".")
+        self.git("commit", "--quiet", "--message=first")
+
+    def git(self, *words):
         who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-        times = {"GIT_COMMITTER_DATE": "2026-01-02T05:04:05+0200", "HOME": str(tmp_path)}
-        subprocess.run(["git", *who, *words], cwd=tmp_path, env=times, check=True)
+        subprocess.run(["git", *who, *words], cwd=self.folder, check=True)
 
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "--message=first")
-    if tag:
-        git("tag", tag)
-    for number in range(commits):
-        git("commit", "--quiet", "--allow-empty", f"--message={number}")
-    script = tmp_path / "tools/package.sh"
-    said = subprocess.run(["bash", script, "--version"], capture_output=True, text=True, check=True)
-    assert re.fullmatch(version, said.stdout.strip())
+    def commit(self, count):
+        for number in range(count):
+            self.git("commit", "--quiet", "--allow-empty", f"--message={number}")
+
+    def package(self, *words, path=""):
+        """Run tools/package.sh; return what it printed."""
+        environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"}
+        script = self.folder / "tools/package.sh"
+        argv = ["bash", script, *words]
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def pip_version(self):
+        """Return what pip would say, which asks pbr."""
+        return version_of(self.folder)
+
+
+def version_of(folder):
+    say = "from pbr import packaging; print(packaging.get_version('acstor'))"
+    argv = [sys.executable, "-c", say]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_pip_and_dpkg_have_one_version_and_sort_it_alike(tmp_path):
+    clone = Clone(tmp_path)
+    seen = []
+    for tag, commits in ((None, 1), ("1.2.0.0rc1", 0), (None, 2), ("1.2.0", 0), (None, 3)):
+        clone.commit(commits)
+        if tag:
+            clone.git("tag", tag)
+        seen.append((clone.pip_version(), clone.package("--version")))
+    assert seen == [
+        ("0.0.1.dev1", "0.0.1~dev1"),
+        ("1.2.0.0rc1", "1.2.0~rc1"),
+        ("1.2.0.0rc2.dev2", "1.2.0~rc2.dev2"),
+        ("1.2.0", "1.2.0"),
+        ("1.2.1.dev3", "1.2.1~dev3"),
+    ]
+    for (of_pip, of_debian), (next_of_pip, next_of_debian) in itertools.pairwise(seen):
+        assert version.Version(of_pip) < version.Version(next_of_pip)
+        if shutil.which("dpkg"):
+            sorts = ["dpkg", "--compare-versions", f"{of_debian}-1", "lt", f"{next_of_debian}-1"]
+            subprocess.run(sorts, check=True)
+
+
+def test_source_package_has_the_version_of_pip(tmp_path):
+    clone = Clone(tmp_path)
+    tools, folder = tmp_path / "tools", tmp_path / "made"
+    tools.mkdir()
+    for name in ("dpkg-buildpackage", "dpkg-scanpackages"):  # what they make has tests of its own
+        (tools / name).write_text("#!/bin/sh\n")
+        (tools / name).chmod(0o755)
+    folder.mkdir()
+    clone.commit(1)
+    clone.package(str(folder), path=tools)
+    source = folder / "acstor-0.0.1~dev1"
+    assert (source / "debian/changelog").read_text().startswith("acstor (0.0.1~dev1-1) ")
+    assert version_of(source) == clone.pip_version() == "0.0.1.dev1"
+    with tarfile.open(folder / "acstor_0.0.1~dev1.orig.tar.gz") as archive:
+        assert f"{source.name}/PKG-INFO" in archive.getnames()
+    rule = re.search(r"^VERSION := \$\(shell (.+)\)$", (DEBIAN / "rules").read_text(), re.MULTILINE)
+    said = subprocess.run(["sh", "-c", rule[1]], cwd=source, capture_output=True, text=True)
+    assert said.stdout.strip() == "0.0.1.dev1"

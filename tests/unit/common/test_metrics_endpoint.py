@@ -16,6 +16,7 @@ from prometheus_client import registry
 
 from acstor_common import errors
 from acstor_common import metrics_endpoint
+from acstor_common import version
 
 PATIENCE_S = 60.0
 
@@ -47,6 +48,11 @@ def test_numbers_are_shown_and_those_of_the_process() -> None:
     with endpoint() as port:
         assert "of_a_test 7.0" in scrape(port)
         assert "process_open_fds" in scrape(port)
+
+
+def test_version_is_that_of_all_commands() -> None:
+    with endpoint() as port:
+        assert f'acstor_build_info{{version="{version.installed()}"}} 1.0' in scrape(port)
 
 
 def test_address_may_be_one_of_ipv6() -> None:
