@@ -116,6 +116,7 @@ def _made(
             own.checkpoint_copies,
             own.checkpoint_rate_bytes_s,
             folder,
+            bases.mirrors,
             own.checkpoint_longest_s,
             own.checkpoint_most_s,
             ended,

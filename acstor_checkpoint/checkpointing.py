@@ -63,6 +63,7 @@ class Settings(NamedTuple):
     :param copies: how many holders are wanted
     :param rate_bytes_s: of reading a disk; 0: as fast as it goes
     :param folder: for sockets and scratch files; QEMU can write to it
+    :param mirrors: the folder in which the agent shows mirrors
     :param longest_s: how long one moment is shown, while libvirt refuses to move the server
     :param most_s: the same, of a server that writes faster than its disk is read
     :param ended: set when the daemon ends: the checkpoint that is on is given up
@@ -72,6 +73,7 @@ class Settings(NamedTuple):
     copies: int
     rate_bytes_s: int
     folder: pathlib.Path
+    mirrors: str
     longest_s: float
     most_s: float
     ended: threading.Event
@@ -269,13 +271,15 @@ class Checkpointing:
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Shown]:
         """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
-        base_of = self._domains.base_of
+        base_of, settings = self._domains.base_of, self._settings
         bitmaps = powered_off.bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
         taken_ms = self._clock_ms()
         context = f"qemu:dirty-bitmap:{since}" if since else nbd.ALLOCATION
         with (
-            powered_off.shown(server.disk, base_of, since, self._settings.folder) as socket,
+            powered_off.shown(
+                server.disk, base_of, since, settings.folder, settings.mirrors
+            ) as socket,
             nbd.Disk(socket, powered_off.EXPORT, context, NBD_TIMEOUT_S) as disk,
         ):
             yield _Shown(disk, before if since else None, since, False, taken_ms)

@@ -11,7 +11,6 @@ The one rule: only what the tables say is taken from here, never bytes of the di
 
 import contextlib
 import os
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -46,29 +45,23 @@ def stamp(path: str) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def check(path: str, lies_on: Callable[[str], str | None], base: str) -> None:
-    """Refuse an overlay whose header would lead QEMU's tools to any file but what it should lie on.
+def check_opened(fd: int, path: str, base: str) -> None:
+    """Refuse an open overlay whose header would lead QEMU's tools to any file but ``base``.
 
     They run as root and follow what the file says, and the QEMU of a guest could write to it.
-
-    :param lies_on: says what the overlay at a path lies on
-    :param base: what that should be
-    :raises errors.Unusable: it is refused, or cannot be read
-    """
-    with opened(path) as fd:
-        _check(fd, path, lies_on(path), base)
-
-
-def check_opened(fd: int, path: str, base: str) -> None:
-    """Do the same for a file that is open, whatever its path means by now.
 
     :param path: for errors
     :raises errors.Unusable: it is refused, or cannot be read
     """
-    _check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
+    check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 
 
-def _check(fd: int, path: str, found: str | None, base: str) -> None:
+def check(fd: int, path: str, found: str | None, base: str) -> None:
+    """Do the same where somebody else has found what the overlay lies on.
+
+    :param found: that
+    :raises errors.Unusable: it is refused, or cannot be read
+    """
     qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
     if found != base:
         raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")

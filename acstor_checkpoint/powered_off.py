@@ -17,6 +17,7 @@ from typing import Final
 from acstor_checkpoint import overlay
 from acstor_checkpoint import servers
 from acstor_common import errors
+from acstor_common import local_file
 
 EXPORT: Final = "disk"
 _DEADLINE_S: Final = 30.0
@@ -34,9 +35,12 @@ def bitmaps(disk: servers.Disk, base_of: servers.BaseOf) -> set[str]:
     :raises errors.Unusable: it cannot be read, or does not lie on the mirror of its image
     """
     path = disk.path
-    argv = ["qemu-img", "info", "-U", "--output=json", _image(disk, base_of)]
     try:
-        said = subprocess.run(argv, capture_output=True, timeout=_DEADLINE_S, check=True).stdout
+        with _opened(disk, base_of) as fd:
+            argv = ["qemu-img", "info", "-U", "--output=json", _image(fd)]
+            said = subprocess.run(
+                argv, capture_output=True, timeout=_DEADLINE_S, check=True, pass_fds=[fd]
+            ).stdout
         info: Any = json.loads(said[:_INFO_BYTES])
         found = info.get("format-specific", {}).get("data", {}).get("bitmaps", [])
         return {bitmap["name"] for bitmap in found if "in-use" not in bitmap["flags"]}
@@ -48,12 +52,13 @@ def bitmaps(disk: servers.Disk, base_of: servers.BaseOf) -> set[str]:
 
 @contextlib.contextmanager
 def shown(
-    disk: servers.Disk, base_of: servers.BaseOf, bitmap: str, folder: pathlib.Path
+    disk: servers.Disk, base_of: servers.BaseOf, bitmap: str, folder: pathlib.Path, mirrors: str
 ) -> Iterator[str]:
     """Show a disk until the block ends; yield the path of the socket.
 
     :param bitmap: is shown with it; "" for none
     :param folder: for the socket
+    :param mirrors: the folder in which the agent shows mirrors
     :raises Started: at the end: what was read is not to be used
     :raises errors.Unusable: it cannot be shown, or does not lie on the mirror of its image
     """
@@ -61,10 +66,15 @@ def shown(
     socket = folder / f"off-{before.inode}.sock"
     argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
     argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else [])]
-    argv.append(_image(disk, base_of, backing=_mirror(disk.path)))
     socket.unlink(missing_ok=True)
+    # Raw, whatever the header says of it, and not by Nova's link to it.
+    mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
     try:
-        server = subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        with _opened(disk, base_of) as fd:
+            argv.append(_image(fd, backing=mirror))
+            server = subprocess.Popen(
+                argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
+            )
         assert server.stderr is not None
     except OSError as e:
         raise errors.Unusable("qemu-nbd", str(e)) from e
@@ -91,19 +101,24 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _image(disk: servers.Disk, base_of: servers.BaseOf, **more: object) -> str:
-    """Return what QEMU's tools take for the overlay, without a lock and whatever its name is.
+@contextlib.contextmanager
+def _opened(disk: servers.Disk, base_of: servers.BaseOf) -> Iterator[int]:
+    """Have the overlay open for the block: its folder is Nova's, and the tools run as root.
 
-    :raises errors.Unusable: its header leads elsewhere than to the mirror of its image
+    :raises errors.Unusable: it cannot be opened, or its header leads elsewhere than to the mirror
     """
-    overlay.check(disk.path, base_of, disk.base)
-    image = {"driver": "qcow2", "force-share": True, "file": _file(disk.path), **more}
-    return "json:" + json.dumps(image)
+    with overlay.opened(disk.path) as fd:
+        for path in (disk.path, local_file.path_of(fd)):  # a mark lies beside the former
+            overlay.check(fd, disk.path, base_of(path), disk.base)
+        yield fd
 
 
-def _mirror(path: str) -> dict[str, object]:
-    """Return what an overlay lies on: raw, whatever its header says of that."""
-    return {"driver": "raw", "file": _file(overlay.beneath(path))}
+def _image(fd: int, **more: object) -> str:
+    """Return what QEMU's tools take for an open overlay, without a lock."""
+    path = local_file.path_of(fd)
+    return "json:" + json.dumps(
+        {"driver": "qcow2", "force-share": True, "file": _file(path), **more}
+    )
 
 
 def _file(path: str) -> dict[str, str]:

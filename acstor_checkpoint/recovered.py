@@ -91,11 +91,12 @@ class Bases:
     """What overlays lie on: mirrors of images, or disks that the agent has made of checkpoints.
 
     :param mount_point: where the agent shows both
+    :ivar mirrors: the folder of the former
     """
 
     def __init__(self, mount_point: str) -> None:
         shown = mount_point.rstrip("/")
-        self._mirrors, self._disks = f"{shown}/images", f"{shown}/disks"
+        self.mirrors, self._disks = f"{shown}/images", f"{shown}/disks"
         self._told: set[str] = set()
 
     def image_of(self, path: str) -> ids.ImageId | None:
@@ -103,7 +104,7 @@ class Bases:
 
         None as well as long as it may lack some of its checkpoint, or nobody can tell.
         """
-        image_id = overlay.base_of(path, self._mirrors)
+        image_id = overlay.base_of(path, self.mirrors)
         return None if image_id is None or self._may_lack_some(path) else image_id
 
     def checkpoint_of(self, path: str) -> ids.ImageId | None:

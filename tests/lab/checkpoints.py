@@ -99,6 +99,7 @@ class Host:
                 options.copies,
                 options.rate_bytes_s,
                 self.sockets,
+                str(options.mirrors),
                 options.longest_s,
                 options.most_s,
                 self.ended,

@@ -182,7 +182,7 @@ def test_disk_that_leads_elsewhere_is_not_shown(disk, how, never, tmp_path):
     with pytest.raises(errors.Unusable):
         powered_off.bitmaps(of, base_of)
     with pytest.raises(errors.Unusable):
-        with powered_off.shown(of, base_of, "", tmp_path):
+        with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)):
             pass
 
 
@@ -194,12 +194,48 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     create(disk.path, disk.base, "qcow2")
     of = servers.Disk("vda", disk.path, IMAGE)
     assert powered_off.bitmaps(of, base_of) == set()
-    with powered_off.shown(of, base_of, "", tmp_path) as socket:
+    (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
+    with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as socket:
         url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
         convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
         subprocess.run(convert, check=True)
     head = pathlib.Path(disk.base).read_bytes()
     assert (tmp_path / "seen").read_bytes() == head.ljust(1 << 20, b"\0")
+
+
+def test_disk_whose_name_is_taken_after_the_check_is_not_read(disk, monkeypatch, tmp_path):
+    create(disk.path, disk.base, "raw")
+    (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
+    other, image = tmp_path / "other", powered_off._image
+    create(other, disk.base, "raw")
+    command = ["qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", other]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def swap(*words, **more):
+        os.replace(other, disk.path)
+        return image(*words, **more)
+
+    monkeypatch.setattr(powered_off, "_image", swap)
+    of = servers.Disk("vda", disk.path, IMAGE)
+    with pytest.raises(powered_off.Started):
+        with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as socket:
+            url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
+            convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
+            subprocess.run(convert, check=True)
+    assert (tmp_path / "seen").read_bytes() == pathlib.Path(disk.base).read_bytes()
+
+
+def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
+    create(disk.path, disk.base, "raw")
+    os.rename(disk.path, tmp_path / "moved")
+    os.symlink(tmp_path / "moved", disk.path)
+    never()
+    of = servers.Disk("vda", disk.path, IMAGE)
+    with pytest.raises(errors.Unusable):
+        powered_off.bitmaps(of, base_of)
+    with pytest.raises(errors.Unusable):
+        with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)):
+            pass
 
 
 def test_tool_is_ended_when_room_gets_short(tmp_path, monkeypatch):
