@@ -108,7 +108,9 @@ def from_conf(
             "the certificates of [acstor_agent] identity_dir would be replaced",
             "Leave out that option, or the whole section",
         )
-    return Enrolment(here, files, _adapter(conf), revoked=revoked)
+    api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
+    configured = keystone_auth.configured(section, conf[section])
+    return Enrolment(here, files, api, revoked=revoked, configured=configured)
 
 
 class Enrolment:
@@ -116,6 +118,7 @@ class Enrolment:
 
     :param api: asks the decision service, signed in at Keystone
     :param revoked: says what the v-node table in force refuses
+    :param configured: which options name Keystone, and as whom it is asked, for operators
     """
 
     def __init__(
@@ -126,10 +129,12 @@ class Enrolment:
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
         revoked: Callable[[], dict[str, int]] = dict,
+        configured: str = "",
     ) -> None:
         self.state = State()
         self._here, self._files, self._api = here, files, api
         self._clock, self._dice, self._revoked = clock, dice, revoked
+        self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)
         """The service's time in its last answer, and when that came."""
@@ -240,9 +245,11 @@ class Enrolment:
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
         except (exceptions.ConnectionError, exceptions.HttpServerError) as e:
-            raise errors.NotEnrolled(f"Keystone or the decision service is away: {e}") from e
+            why = f"Keystone or the decision service is away: {e}{self._configured}"
+            raise errors.NotEnrolled(why) from e
         except exceptions.ClientException as e:
-            raise errors.NotEnrolled(f"Keystone does not sign us in: {e}") from e
+            why = f"Keystone does not sign us in: {e}{self._configured}"
+            raise errors.NotEnrolled(why) from e
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(why_refused(response.status_code, response.content))
         try:

@@ -25,6 +25,7 @@ from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
 from acstor_agent.sources import glance
+from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import layout
 from acstor_agent.sources import retry
 from acstor_agent.sources import whole
@@ -62,7 +63,11 @@ def build(
     made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
     decoding = decode_threads.DecodeThreads(nursery)
     places = failover.FailoverSource(
-        [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made]
+        [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made],
+        configured=[
+            keystone_auth.configured(group, conf[group])
+            for group in (f"source_{name}" for name in names)
+        ],
     )
     of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
     streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)

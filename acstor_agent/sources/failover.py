@@ -64,8 +64,9 @@ class PlaceState(NamedTuple):
 class _Place:
     """One source, and what is known of it."""
 
-    def __init__(self, source: base.Source, down_s: float) -> None:
+    def __init__(self, source: base.Source, down_s: float, configured: str) -> None:
         self.source = source
+        self.configured = f" ({configured})" if configured else ""
         self.breaker = circuit_breaker.CircuitBreaker(down_s)
         self.trouble: troubles.Trouble | None = None
         self.refusals = refusals.Refusals()
@@ -78,6 +79,7 @@ class FailoverSource(base.Source):
 
     :param sources: at least one, the preferred one first
     :param clock: tells the wall clock, for operators
+    :param configured: which options name each source, and as whom it is asked, for operators
     """
 
     def __init__(
@@ -85,9 +87,13 @@ class FailoverSource(base.Source):
         sources: Sequence[base.Source],
         down_s: float = DOWN_S,
         clock: Callable[[], float] = time.time,
+        configured: Sequence[str] = (),
     ) -> None:
         self.hedge = hedge_.Hedge(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
-        self._places = [_Place(source, down_s) for source in sources]
+        self._places = [
+            _Place(source, down_s, words)
+            for source, words in zip(sources, configured or [""] * len(sources), strict=True)
+        ]
         self._clock = clock
 
     async def size_bytes(self, blob: base.Blob) -> int:
@@ -169,11 +175,13 @@ class FailoverSource(base.Source):
         self, place: _Place, image_id: ids.ImageId, failure: errors.SourceRefused
     ) -> None:
         """Note that a source refuses what it is to give."""
-        if place.refusals.note(image_id, failure.why, self._clock()):
-            LOG.warning("Source %s refuses %s: %s", place.source.where, failure.what, failure.why)
+        why = failure.why + place.configured
+        if place.refusals.note(image_id, why, self._clock()):
+            LOG.warning("Source %s refuses %s: %s", place.source.where, failure.what, why)
 
     def note_down(self, place: _Place, why: str) -> None:
         """Note that a source does not answer."""
+        why += place.configured
         if place.breaker.failed(trio.current_time()):
             LOG.warning("Source %s does not answer: %s", place.source.where, why)
         since_s = place.trouble.since_s if place.trouble else self._clock()

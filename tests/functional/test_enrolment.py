@@ -19,9 +19,11 @@ from acstor_common import ids
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from tests.fakes import faulty_proxy
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import api
@@ -120,6 +122,46 @@ def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
         assert agent.log().count("no new certificate: ") <= 2
+
+
+def test_keystone_and_api_that_hang_or_refuse_are_named_until_they_are_mended(
+    served, keystone_glance, enrolling, images, image_id, tmp_path
+):
+    served.start()
+    served.wait_ready()
+    with (
+        faulty_proxy.before(keystone_glance.keystone.port) as keystone,
+        faulty_proxy.before(served.port) as service,
+    ):
+        own = {"auth_url": f"{keystone.url}/v3", "endpoint_override": service.url, "timeout": 1}
+        sections = {"enrolment": {**enrolling["enrolment"], **own}}
+        keystone.hang()
+        soon = {tuned.ENROLMENT_RETRY_S: 1.0}
+        with hosts.running(
+            tmp_path / "h1", images, sections=sections, constants=soon, life_s=120
+        ) as agent:
+
+            def says(address: str, words: str) -> None:
+                wanted = (address, words, f"[enrolment], as acstor at {keystone.url}/v3")
+                hosts.wait_until(
+                    lambda: all(w in identity_of(agent)["enrolment"]["error"] for w in wanted),
+                    f"an error with {wanted}",
+                    WAIT_S,
+                )
+                assert api.PASSWORD not in identity_of(agent)["enrolment"]["error"]
+                assert agent.image_path(image_id).read_bytes() == DATA
+
+            says(keystone.url, "timed out")
+            keystone.refuse()
+            says(keystone.url, "Unable to establish connection")
+            service.hang()
+            keystone.pass_on()
+            says(service.url, "timed out")
+            service.refuse()
+            says(service.url, "Unable to establish connection")
+            service.pass_on()
+            hosts.wait_until(lambda: identity_of(agent)["signers"] == 1, "a certificate", WAIT_S)
+            assert identity_of(agent)["enrolment"]["error"] == ""
 
 
 def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_is_refused(

@@ -8,6 +8,7 @@ from oslo_config import cfg
 import acstor_agent.conf
 from acstor_agent.sources import base
 from acstor_agent.sources import build
+from acstor_agent.sources import keystone_auth
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -129,3 +130,25 @@ async def test_source_for_another_version_is_refused_with_what_it_lacks(
 ):
     with pytest.raises(errors.Unusable, match=r"'old' lacks .*fill.*another version"):
         build.build(["old"], conf, nursery, as_stored)
+
+
+@pytest.mark.parametrize(
+    ("section", "text", "told"),
+    [
+        ("source_http", "url = http://u:secret@h/images/", "[source_http], as u"),
+        ("source_http", "url = http://h/images/", "[source_http]"),
+        ("source_file", "folder = /srv", "[source_file]"),
+        (
+            "source_glance",
+            "auth_url = http://k/v3\nusername = acstor\npassword = secret",
+            "[source_glance], as acstor at http://k/v3",
+        ),
+    ],
+)
+def test_operators_are_told_what_names_a_source_and_no_password(tmp_path, section, text, told):
+    path = tmp_path / "acstor.conf"
+    path.write_text(f"[{section}]\n{text}\n")
+    found = cfg.ConfigOpts()
+    acstor_agent.conf.register_opts(found)
+    found([], default_config_files=[str(path)], default_config_dirs=[])
+    assert keystone_auth.configured(section, found[section]) == told

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Glance, Keystone and RabbitMQ hang, and refuse connections, under a real agent.
+
+Each is a trouble that names the host, the user and the option until it is mended. Guests read on
+what is cached, and the agent answers.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import pytest
+
+from acstor_common import errors
+from tests.fakes import faulty_proxy
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import runs
+from tests.lab import tuned
+from tests.lab.openstack import accounts
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud
+from tests.lab.openstack import uploads
+
+pytestmark = hosts.needs_fuse
+
+WAIT_S = 60.0
+TIMEOUT_S = 1.0
+FAULTS = ("hang", "refuse")
+
+
+class Place(NamedTuple):
+    """An agent whose services are behind proxies, and images that it can read."""
+
+    agent: agents.Agent
+    keystone: faulty_proxy.FaultyProxy
+    glance: faulty_proxy.FaultyProxy
+    rabbitmq: faulty_proxy.FaultyProxy
+    lab: cloud.Cloud
+    data: bytes
+    images: list[str]
+
+    def trouble(self, *words: str) -> bool:
+        """Say whether one trouble has all the words."""
+        told = self.agent.status()["troubles"]
+        texts = [f"{what}: {one['why']}" for what, one in told.items()]
+        return any(all(word in text for word in words) for text in texts)
+
+    def wait_trouble(self, *words: str) -> None:
+        """Wait for a trouble that has all the words, and no password."""
+        runs.wait_for(lambda: self.trouble(*words), WAIT_S, f"a trouble {words}", self.agent.log)
+        assert "pass" not in str(self.agent.status()["troubles"])
+
+    def wait_no_trouble(self) -> None:
+        """Wait until nothing is told."""
+        runs.wait_for(
+            lambda: not self.agent.status()["troubles"], WAIT_S, "no trouble", self.agent.log
+        )
+
+    def check_cached(self) -> None:
+        """Check that a guest reads what is cached, at once."""
+        began_s = time.monotonic()
+        assert read(self.agent.image_path(self.images[0]), 0) == self.data[: uploads.CHUNK]
+        assert time.monotonic() - began_s < TIMEOUT_S
+
+
+def read(path: pathlib.Path, chunk_no: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.pread(fd, uploads.CHUNK, chunk_no * uploads.CHUNK)
+    finally:
+        os.close(fd)
+
+
+def port_of(url: str) -> int:
+    return urllib.parse.urlsplit(url).port or 80
+
+
+@pytest.fixture(scope="module")
+def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Images that have chunk maps; they go with the module."""
+    tester = uploads.Images(image_services)
+    folder = tmp_path_factory.mktemp("listener")
+    own = {tuned.NOTIFICATION_POOL: f"test-{folder.name}"}
+    listener = acstor_glance.Listener("listener", image_services, folder, constants=own)
+    data = uploads.some_bytes(seed=71)
+    try:
+        images = [tester.upload(data) for _ in range(2)]
+        listener.start()
+        for image_id in images:
+            tester.wait_state(image_id)
+        yield tester, data, images
+    finally:
+        listener.stop()
+        tester.clean_up()
+
+
+@pytest.fixture
+def place(prepared: Any, tmp_path: pathlib.Path) -> Iterator[Place]:
+    tester, data, images = prepared
+    lab = tester.lab
+    ports = (port_of(lab.keystone.auth_url), port_of(lab.glance.url), lab.rabbitmq.port)
+    with contextlib.ExitStack() as stack:
+        keystone, glance, rabbitmq = [
+            stack.enter_context(faulty_proxy.before(port)) for port in ports
+        ]
+        user = api.credentials(f"{keystone.url}/v3", "acstor")
+        of_glance = {**user, "endpoint_override": glance.url, "timeout_s": TIMEOUT_S}
+        sections = {
+            "DEFAULT": {"transport_url": f"rabbit://guest:guest@{rabbitmq.address}/"},
+            "oslo_messaging_rabbit": {"heartbeat_timeout_threshold": 2},
+            "source_glance": of_glance,
+        }
+        starting = local.agent(
+            tmp_path / "host",
+            local.ImageFolder(tmp_path / "nothing"),
+            sources="glance",
+            sections=sections,
+            constants={tuned.SOURCE_TIMEOUT_S: 2 * TIMEOUT_S, tuned.COLLECTION_S: 0.5},
+            security="secure",  # samples are signed
+            variants="no-read-ahead",
+        )
+        agent = stack.enter_context(starting)
+        agent.wait_ready()
+        found = Place(agent, keystone, glance, rabbitmq, lab, data, images)
+        agents.request(agent.control_socket, "ensure", image_id=images[0])
+        found.check_cached()
+        yield found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_glance_that_hangs_or_refuses(place: Place, fault: str) -> None:
+    path = place.agent.image_path(place.images[0])
+    with concurrent.futures.ThreadPoolExecutor(1) as guest:
+        getattr(place.glance, fault)()
+        waiting = guest.submit(read, path, 9)
+        place.wait_trouble(place.glance.url, "[source_glance], as acstor")
+        place.check_cached()
+        assert not waiting.done()
+        place.glance.pass_on()
+        assert waiting.result(WAIT_S) == place.data[9 * uploads.CHUNK :][: uploads.CHUNK]
+    place.wait_no_trouble()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_keystone_that_hangs_or_refuses(place: Place, fault: str) -> None:
+    agent = place.agent
+    agent.stop()
+    getattr(place.keystone, fault)()
+    agent.start()  # it signs in anew
+    agent.wait_ready()
+    with concurrent.futures.ThreadPoolExecutor(1) as guest:
+        waiting = guest.submit(read, agent.image_path(place.images[0]), 9)
+        place.wait_trouble(place.keystone.url, "[source_glance], as acstor")
+        place.check_cached()
+        assert not waiting.done()
+        place.keystone.pass_on()
+        assert waiting.result(WAIT_S) == place.data[9 * uploads.CHUNK :][: uploads.CHUNK]
+    place.wait_no_trouble()
+
+
+def test_keystone_that_refuses_the_user(place: Place) -> None:
+    agent, admin = place.agent, accounts.connect(place.lab.keystone.auth_url).identity
+    agent.stop()
+    user = admin.find_user("acstor", ignore_missing=False)
+    admin.update_user(user, enabled=False)
+    try:
+        agent.start()
+        agent.wait_ready()
+        with pytest.raises(errors.Unusable, match="refuses to sign us in"):
+            agents.request(agent.control_socket, "ensure", image_id=place.images[1])
+        place.wait_trouble("HTTP 401", f"[source_glance], as acstor at {place.keystone.url}")
+        place.check_cached()
+    finally:
+        admin.update_user(user, enabled=True)
+    agents.request(agent.control_socket, "ensure", image_id=place.images[1])
+    assert read(agent.image_path(place.images[0]), 9)
+    place.wait_no_trouble()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rabbitmq_that_hangs_or_refuses(place: Place, fault: str) -> None:
+    getattr(place.rabbitmq, fault)()
+    place.wait_trouble(f"{place.rabbitmq.address} as guest", "[DEFAULT] transport_url")
+    place.check_cached()
+    place.rabbitmq.pass_on()
+    place.wait_no_trouble()  # a sample was sent
