@@ -18,7 +18,9 @@ from prometheus_client import registry
 
 from acstor_common import metrics_endpoint
 from acstor_decision.core import threshold
+from acstor_decision.db import identities
 
+_NOBODY = identities.Silent()
 _NO_THRESHOLDS = threshold.Thresholds()
 
 
@@ -61,7 +63,8 @@ class Picture:
     :param round_s: wall clock when its last round ended; 0: it has made none
     :param has_loads: whether it is known how busy the switches are
     :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
-    :param unheard: hosts that enrolled, and no sample of them ever came
+    :param silent: hosts that enrolled and send no samples, where this instance leads; none while it
+        hears no host at all, for then it is not they
     :param heard: samples that were used
     :param refused: samples that were not, by the reason
     :param refused_enrolments: requests for certificates at all instances of the API, likewise
@@ -81,7 +84,7 @@ class Picture:
     places: int = 0
     traffic_cv: float = 0.0
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
-    unheard: int = 0
+    silent: identities.Silent = _NOBODY
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -107,6 +110,14 @@ class Collector(registry.Collector):
         picture = self._picture()
         yield from _of_instance(picture)
         yield from _of_hosts(picture.hosts)
+        silent = core.GaugeMetricFamily(
+            "acstor_decision_host_is_silent",
+            f"1 for each of the first {identities.MOST_SILENT} of these hosts",
+            labels=["host"],
+        )
+        for host in picture.silent.names:
+            silent.add_metric([host], 1)
+        yield silent
         yield from _of_checkpoints(picture.checkpoints, self._by_server)
         for name, text, label, counts in (
             ("samples_refused", "Samples that were not used", "reason", picture.refused),
@@ -160,7 +171,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
         ("places", "Places that the table says something of", picture.places),
         ("hosts", "Hosts that live", len(picture.hosts)),
-        ("unheard_hosts", "Hosts that enrolled and never sent a sample", picture.unheard),
+        ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent.total),
         (
             "traffic_cv",
             "Deviation of what hosts carry, chunks too, by its mean",

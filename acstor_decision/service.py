@@ -42,6 +42,7 @@ from acstor_decision.core import sample_order
 from acstor_decision.core import table
 from acstor_decision.core import threshold
 from acstor_decision.db import database
+from acstor_decision.db import identities
 from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class Service:
         self._has_database = True
         self._failed = ""
         self._knows_loads = True
-        self._heard = self._moved = self._unheard = 0
+        self._heard = self._moved = 0
+        self._silent = identities.Silent()
         self._tables_published: collections.Counter[str] = collections.Counter()
 
     def prepare(self) -> None:
@@ -221,7 +223,7 @@ class Service:
         """Look whom to believe; a host that was revoked is no member from now on."""
         self._trust = self._keeper.trust()
         self._refused_enrolments = self._store.refused_enrolments()
-        self._unheard = self._store.unheard_hosts(self._wall() - health.UNHEARD_S)
+        self._silent = self._store.silent_hosts(self._wall() - health.UNHEARD_S)
         revoked = self._trust.revoked(self._wall())
         self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.revoke(revoked)
@@ -423,7 +425,7 @@ class Service:
             places=len(self.decider.table.outward),
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,
-            unheard=self._unheard,
+            silent=self._silent if self.leads and hosts else identities.Silent(),
             heard=self._heard,
             refused={
                 **{

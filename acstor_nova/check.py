@@ -12,13 +12,13 @@ import importlib.metadata
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_nova import agent_client
+from acstor_nova import agent_health
 from acstor_nova import compute_user
 from acstor_nova import conf as nova_conf
 from acstor_nova import findings
@@ -177,26 +177,8 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
     if status["mount_point"] != own.mount_point:
         detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
         yield Finding("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
-    yield _fallbacks(status)
-    yield _guests(status)
+    yield from agent_health.findings(status)
     yield from whole_images.of_status(status, whole_images.of_instances(conf))
-
-
-def _fallbacks(status: dict[str, Any]) -> Finding:
-    counted = status.get("nova", {}).get("fallbacks", {})
-    seen = ", ".join(f"{reason} {times}" for reason, times in counted.items() if times)
-    if seen:
-        remedy = "The warnings in nova-compute's log say which images, and why."
-        return Finding("fallbacks", Level.WARNING, f"Nova did without acstor: {seen}", remedy)
-    return Finding("fallbacks", Level.OK, "none since the agent's start")
-
-
-def _guests(status: dict[str, Any]) -> Finding:
-    if lost := status.get("guests", {}).get("on_dead_mounts", ()):
-        detail = f"these use a mount that has ended, and their reads fail: {', '.join(lost)}"
-        remedy = "Stop and start each (openstack server reboot --hard)."
-        return Finding("guests", Level.ERROR, detail, remedy)
-    return Finding("guests", Level.OK, "none uses a mount that has ended")
 
 
 def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> Finding:

@@ -449,9 +449,9 @@ class Database:
         """Return how many requests for a certificate were refused, by the reason."""
         return self._read(identities.refused)
 
-    def unheard_hosts(self, before_s: float) -> int:
-        """See :func:`identities.count_unheard`."""
-        return self._read(lambda session: identities.count_unheard(session, before_s))
+    def silent_hosts(self, before_s: float) -> identities.Silent:
+        """See :func:`identities.silent`."""
+        return self._read(lambda session: identities.silent(session, before_s))
 
     def change_enrolment(
         self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]

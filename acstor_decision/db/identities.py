@@ -7,6 +7,8 @@ that one.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -21,6 +23,8 @@ MAX_OF_USER = ring.MAX_HOSTS
 """Bound on the hosts that one Keystone user enrolled or asked for."""
 MAX_UNHEARD = 1024
 """Bound on those of them of which no sample ever came: with a password alone nobody takes more."""
+MOST_SILENT = 100
+"""Silent hosts that are named."""
 WAITS_S = 3600.0
 """For how long a host that waits for an operator keeps its place when there is none left."""
 
@@ -121,13 +125,24 @@ def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
     return 0, ""
 
 
-def count_unheard(session: orm.Session, before_s: float) -> int:
-    """Return how many hosts got a certificate before this time, and no sample of them ever came."""
+class Silent(NamedTuple):
+    """Hosts that send no samples.
+
+    :param names: the first of them, in the order of their names
+    """
+
+    total: int = 0
+    names: Sequence[str] = ()
+
+
+def silent(session: orm.Session, before_s: float) -> Silent:
+    """Return the hosts that got a certificate before a time and sent no sample since then."""
     row, told = models.Enrolment, models.Host
-    heard = sa.exists().where(told.host == row.host, told.seen_s.is_not(None))
-    counted = sa.select(sa.func.count()).select_from(row)
+    heard = sa.exists().where(told.host == row.host, told.seen_s >= before_s)
     wanted = (row.state == enrolment.State.ENROLLED, row.issued_s < before_s, ~heard)
-    return session.execute(counted.where(*wanted)).scalar() or 0
+    total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
+    named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MOST_SILENT)
+    return Silent(total or 0, list(session.execute(named).scalars()) if total else ())
 
 
 def forget(session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]) -> bool:

@@ -6,10 +6,7 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,13 +23,12 @@ from acstor_glance.gateway import counters as gateway_counters
 from tests.fakes import hosts
 from tests.lab import decision
 from tests.lab import local
+from tests.lab import prometheus as prometheus_
 from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import rabbitmq
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-RULES = ROOT / "etc/prometheus/acstor.rules.yaml"
-DASHBOARD = ROOT / "etc/grafana/acstor.json"
+DASHBOARD = prometheus_.ROOT / "etc/grafana/acstor.json"
 READY_S = 60.0
 
 pytestmark = [
@@ -41,52 +37,17 @@ pytestmark = [
 ]
 
 
-class Prometheus:
-    """The API of a Prometheus server."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def ask(self, path: str, **query: str) -> Any:
-        """Return the data of an answer.
-
-        :raises urllib.error.HTTPError: it does not take the question
-        """
-        url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-
 @pytest.fixture
-def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[Prometheus, list[int]]]:
+def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[prometheus_.Prometheus, list[int]]]:
     """Return a server that knows our alerts and scrapes two agents and a decision service there."""
-    address = f"{local.LOOPBACK}:{local.unused_port()}"
     ports = [local.unused_port() for _ in range(3)]
-    conf = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(RULES)],
-        "scrape_configs": [
-            {
-                "job_name": "acstor-agent",
-                "static_configs": [{"targets": [f"{local.LOOPBACK}:{port}" for port in ports[:2]]}],
-            },
-            {
-                "job_name": "acstor-decision",
-                "static_configs": [{"targets": [f"{local.LOOPBACK}:{ports[2]}"]}],
-            },
-        ],
+    first, second, third = (f"{local.LOOPBACK}:{port}" for port in ports)
+    targets = {
+        "acstor-agent": {"h0": first, "h1": second},
+        "acstor-decision": {"one": third},
     }
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(conf))
-    argv = [
-        "prometheus",
-        f"--config.file={tmp_path}/prometheus.yml",
-        f"--storage.tsdb.path={tmp_path}/tsdb",
-        f"--web.listen-address={address}",
-    ]
-    with (tmp_path / "prometheus.log").open("wb") as log, contextlib.ExitStack() as stack:
-        server = stack.enter_context(subprocess.Popen(argv, stdout=log, stderr=log))
-        stack.callback(server.kill)
-        yield Prometheus(address), ports
+    with prometheus_.running(tmp_path / "prometheus", targets) as server:
+        yield server, ports
 
 
 def expressions_of_dashboard() -> list[str]:
@@ -95,7 +56,7 @@ def expressions_of_dashboard() -> list[str]:
 
 
 def expressions_of_alerts() -> list[str]:
-    groups = yaml.safe_load(RULES.read_text())["groups"]
+    groups = yaml.safe_load(prometheus_.RULES.read_text())["groups"]
     return [rule["expr"] for group in groups for rule in group["rules"]]
 
 
@@ -121,7 +82,7 @@ def names_of_a_vault(folder: pathlib.Path) -> set[str]:
 
 
 def test_each_alert_is_raised_by_its_trouble_and_by_nothing_else() -> None:
-    runs.tool(["promtool", "test", "rules", ROOT / "tests/functional/alerts.yaml"])
+    runs.tool(["promtool", "test", "rules", prometheus_.ROOT / "tests/functional/alerts.yaml"])
 
 
 @pytest.fixture
@@ -186,6 +147,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names -= names_of_the_gateway() | names_of_checkpoints()
     names -= names_of_a_vault(tmp_path / "vault")
     names.remove("acstor_trouble_since_seconds")  # there is none while all works
+    names.remove("acstor_decision_host_is_silent")  # nor is a host
     names -= {  # no server has a checkpoint
         "acstor_decision_checkpoint_deadline_timestamp_seconds",
         "acstor_decision_checkpoint_interval_seconds",

@@ -10,6 +10,7 @@ from acstor_common import errors
 from acstor_decision import metrics
 from acstor_decision.core import threshold
 from acstor_decision.db import checkpoints
+from acstor_decision.db import identities
 
 HOSTS = {"h1": metrics.HostPicture(40, 1.5, True), "h2": metrics.HostPicture(160, 0.0, False)}
 PICTURE = metrics.Picture(
@@ -21,7 +22,7 @@ PICTURE = metrics.Picture(
     places=3,
     traffic_cv=0.75,
     hosts=HOSTS,
-    unheard=9,
+    silent=identities.Silent(9, ["h8", "h9"]),
     heard=41,
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
@@ -60,7 +61,9 @@ def test_every_number_of_a_picture_has_a_metric():
         ("has_database", ""): 0,
         ("has_switch_loads", ""): 1,
         ("ring_epoch", ""): 7,
-        ("unheard_hosts", ""): 9,
+        ("silent_hosts", ""): 9,
+        ("host_is_silent", "h8"): 1,
+        ("host_is_silent", "h9"): 1,
         ("threshold", ""): 2,
         ("outer_threshold", ""): 0,
         ("places", ""): 3,

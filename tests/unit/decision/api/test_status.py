@@ -125,7 +125,8 @@ def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
     assert codes(found) == ["host-unheard"] and found["health"] == "warning"
     assert found["findings"][0]["subjects"] == ["h0001: its certificate is 10 min old"]
     assert (found["hosts"]["up"], found["hosts"]["silent"]) == (1, 2)
-    assert store.unheard_hosts(time.time() - 120) == 1
+    assert store.silent_hosts(time.time() - 120) == (1, ["h0001"])
+    assert store.silent_hosts(time.time() - 1000) == (0, ())
 
 
 def test_cloud_in_which_nobody_is_heard_is_not_ready(status, store):

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the check of a host finds in the status of its agent."""
+
+import re
+
+import pytest
+
+from acstor_common import version
+from acstor_nova import agent_health
+
+NOW_S = 1_800_000_000.0
+WELL = {
+    "version": version.installed(),
+    "identity": {"certificate_not_after_s": NOW_S + 60, "enrolment": None},
+    "ring": {"epoch": 7, "hosts": 2},
+    "troubles": {},
+}
+ENDED = {"certificate_not_after_s": NOW_S - 60, "enrolment": {"error": "Keystone is away"}}
+REFUSED = {"message bus": {"why": "controller as acstor: ACCESS_REFUSED", "since_s": 1.0}}
+
+
+def found(**changed):
+    said = agent_health.findings({**WELL, **changed}, lambda: NOW_S)
+    return {one.what: one for one in said}
+
+
+def test_well_agent_has_no_finding_that_is_not_ok():
+    assert {one.level for one in found().values()} == {"ok"}
+
+
+def test_agent_that_is_too_old_to_tell_has_none():
+    said = list(agent_health.findings({}))
+    assert {one.level for one in said} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "level", "words"),
+    [
+        ({"version": "99"}, "version", "warning", "the agent that runs is 99"),
+        ({"identity": ENDED}, "certificate", "error", "2027-01-15 07:59 UTC, .* Keystone is away"),
+        ({"ring": {"epoch": 0, "hosts": 0}}, "v-node table", "warning", "exchanges nothing"),
+        ({"troubles": REFUSED}, "agent: message bus", "warning", "ACCESS_REFUSED"),
+    ],
+)
+def test_what_is_not_well_is_named_with_a_remedy(changed, what, level, words):
+    one = found(**changed)[what]
+    assert one.level == level and one.remedy
+    assert re.search(words, one.detail)
