@@ -69,7 +69,6 @@ from acstor_common import chunk_map
 from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import trace_message
-from acstor_common import version
 
 
 class Agent:
@@ -393,7 +392,6 @@ class Agent:
     def _of_parts(self) -> dict[str, Any]:
         """Return what status and metrics show of each part of the agent."""
         return {
-            "version": version.installed(),
             "ring": status.of_ring(self._ring),
             "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             "detached": status.of_detached(self._detaching),

@@ -245,11 +245,11 @@ class Enrolment:
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
         except (exceptions.ConnectionError, exceptions.HttpServerError) as e:
-            why = f"Keystone or the decision service is away: {e}{self._configured}"
-            raise errors.NotEnrolled(why) from e
+            why = f"{e}{self._configured}"
+            raise errors.NotEnrolled(f"Keystone or the decision service is away: {why}") from e
         except exceptions.ClientException as e:
-            why = f"Keystone does not sign us in: {e}{self._configured}"
-            raise errors.NotEnrolled(why) from e
+            why = f"{e}{self._configured}"
+            raise errors.NotEnrolled(f"Keystone does not sign us in: {why}") from e
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(why_refused(response.status_code, response.content))
         try:

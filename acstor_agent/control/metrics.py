@@ -38,9 +38,6 @@ class Collector(registry.Collector):
         """Yield all metrics, as of now."""
         status = self._picture()
         by_image = status["by_image"]
-        info = core.InfoMetricFamily("acstor_agent", "The agent that runs")
-        info.add_metric([], {"version": status["version"]})
-        yield info
         yield from _of_reads(status["reads"], by_image)
         yield from _of_detached(status["detached"])
         yield from _of_whole(status["whole"], by_image)

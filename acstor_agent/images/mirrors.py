@@ -324,9 +324,9 @@ class Mirrors:
 
 
 def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
-    """Return the images whose maps a former worker left, and how long these are.
+    """Return the images whose maps a former worker left, each with the length of its map.
 
-    None if the folder cannot be read.
+    There are none if the folder cannot be read.
 
     :param level: of what is logged
     """

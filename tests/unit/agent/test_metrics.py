@@ -63,7 +63,6 @@ async def picture_of(host, by_image=False):
     whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
     return {
         "by_image": by_image,
-        "version": "1.0",
         **of_images(host.mirrors, whole, host.chunks.counters, late),
         "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
@@ -209,7 +208,7 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
 
 
 def test_agent_without_images_has_metrics_too():
-    picture = {"version": "1.0", "by_image": True, "reads": {}, "whole": {}, "late": {}}
+    picture = {"by_image": True, "reads": {}, "whole": {}, "late": {}}
     picture |= {"ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["troubles"] = {}
     picture["sources"] = {}
