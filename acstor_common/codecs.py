@@ -3,7 +3,8 @@
 
 Never more than ``length`` bytes come out, whatever the stored bytes say of themselves, and what is
 held meanwhile is bounded as well.  The time is not: a stream may be long and make little, so
-:func:`decode_steps` lets others have their turn.
+:func:`decode_steps` lets others have their turn.  :func:`decode` is for threads that have a budget:
+steps cost it some per cent.
 
 Both libraries let go of the interpreter's lock, so threads decode side by side.
 """
@@ -29,6 +30,7 @@ _ZSTD_STEP_BYTES = geometry.MIB
 """What a step may make at the least: blocks may be short. What is too much is dropped."""
 _ZSTD_FEW_BLOCKS = 16
 _ZSTD_RUN, _ZSTD_COMPRESSED = 1, 2
+_FAULTS = (zlib.error, zstandard.ZstdError)
 _WIDEST_WINDOW = -15  # raw; wider than QEMU writes, since QEMU reads such streams too
 
 Buffer = bytes | bytearray | memoryview
@@ -53,12 +55,16 @@ def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
 
     :raises CodecError: there are not so many, or the bytes are not the codec's
     """
-    steps = decode_steps(codec, stored, length)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    try:
+        if codec is layout.Codec.STORED or not length:  # to zlib 0 means without a limit
+            decoded: Buffer = stored[:length]
+        elif codec is layout.Codec.DEFLATE:
+            decoded = _inflated(stored, length)
+        else:
+            decoded = _unzstd(stored, length)
+    except _FAULTS as exc:
+        raise CodecError(str(exc)) from exc
+    return _checked(decoded, length)
 
 
 def decode_steps(codec: layout.Codec, stored: Buffer, length: int) -> Generator[int, None, Buffer]:
@@ -69,49 +75,66 @@ def decode_steps(codec: layout.Codec, stored: Buffer, length: int) -> Generator[
     :return: the bytes; what is yielded is how many each step made
     :raises CodecError: as :func:`decode`
     """
-    if codec is layout.Codec.STORED:
-        decoded: Buffer = stored[:length]
-    elif codec is layout.Codec.DEFLATE:
-        decoded = yield from _inflated(stored, length)
-    else:
-        decoded = yield from _unzstd(stored, length)
+    try:
+        if _is_one_step(codec, stored, length):
+            decoded = decode(codec, stored, length)
+            yield len(decoded)
+        elif codec is layout.Codec.DEFLATE:
+            decoded = yield from _inflate_steps(memoryview(stored), length)
+        else:
+            decoded = yield from _unzstd_steps(memoryview(stored), length)
+    except _FAULTS as exc:
+        raise CodecError(str(exc)) from exc
+    return _checked(decoded, length)
+
+
+def _checked(decoded: Buffer, length: int) -> Buffer:
     if len(decoded) != length:
         raise CodecError(f"{len(decoded)} bytes instead of {length}")
     return decoded
 
 
-def _inflated(stored: Buffer, length: int) -> Generator[int, None, bytes]:
-    inflater, view = zlib.decompressobj(_WIDEST_WINDOW), memoryview(stored)
+def _is_one_step(codec: layout.Codec, stored: Buffer, length: int) -> bool:
+    """Say whether all of it takes no longer than a step."""
+    if codec is layout.Codec.STORED:
+        return True
+    is_short = len(stored) <= STEP_STORED_BYTES or (
+        codec is layout.Codec.ZSTD and _is_short(stored)
+    )
+    return is_short and length <= STEP_BYTES
+
+
+def _inflated(stored: Buffer, length: int) -> bytes:
+    return zlib.decompressobj(_WIDEST_WINDOW).decompress(stored, length)
+
+
+def _inflate_steps(stored: memoryview, length: int) -> Generator[int, None, bytes]:
+    inflater = zlib.decompressobj(_WIDEST_WINDOW)
     parts: list[bytes] = []
     at, left, is_full = 0, length, False
-    while left and not inflater.eof:  # to zlib a length of 0 means without a limit
+    while left and not inflater.eof:
         piece: Buffer = inflater.unconsumed_tail
         if not piece:
-            piece = view[at : at + STEP_STORED_BYTES]
+            piece = stored[at : at + STEP_STORED_BYTES]
             at += len(piece)
             if not piece and not is_full:
                 break
         limit = min(left, STEP_BYTES)
-        try:
-            part = inflater.decompress(piece, limit)
-        except zlib.error as exc:
-            raise CodecError(str(exc)) from exc
+        part = inflater.decompress(piece, limit)
         parts.append(part)
         left -= len(part)
         is_full = len(part) == limit  # there may be more of what it has taken in
         yield len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
-def _unzstd(stored: Buffer, length: int) -> Generator[int, None, Buffer]:
-    try:
-        if zstandard.frame_content_size(stored) == length <= STEP_BYTES and _is_short(stored):
-            decoded = _of_thread.zstd.decompress(stored)
-            yield len(decoded)
-            return decoded
-        return (yield from _unzstd_steps(memoryview(stored), length))
-    except zstandard.ZstdError as exc:
-        raise CodecError(str(exc)) from exc
+def _unzstd(stored: Buffer, length: int) -> Buffer:
+    if zstandard.frame_content_size(stored) == length:
+        return _of_thread.zstd.decompress(stored)
+    decoded = bytearray(length)
+    with _of_thread.zstd.stream_reader(stored) as reader:
+        count = reader.readinto(decoded)
+    return memoryview(decoded)[:count]
 
 
 def _is_short(stored: Buffer) -> bool:
@@ -155,5 +178,4 @@ def _unzstd_steps(stored: memoryview, length: int) -> Generator[int, None, Buffe
         parts.append(part)
         left -= len(part)
         yield len(part)
-    decoded = parts[0] if len(parts) == 1 else b"".join(parts)
-    return decoded[:length]
+    return b"".join(parts)[:length]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a buffer of an image's bytes to the CIDs of its chunks."""
 
+import functools
+
 from acstor_common import ids
 from acstor_common import scope
 
@@ -17,7 +19,7 @@ def append_cids(
 
     The buffer begins at chunk ``chunk_no`` of the image; only the image's last chunk may be short.
     """
-    zeros = bytes(chunk_bytes)
+    zeros = _zeros(chunk_bytes)
     window = memoryview(buffer)
     for start in range(0, length, chunk_bytes):
         stop = min(start + chunk_bytes, length)
@@ -26,3 +28,8 @@ def append_cids(
             cids += ids.ZERO_CID
         else:
             cids += naming.name(chunk_no + start // chunk_bytes, window[start:stop])
+
+
+@functools.lru_cache(1)
+def _zeros(count: int) -> bytes:
+    return bytes(count)
