@@ -14,6 +14,9 @@ from acstor_common import errors
 from acstor_common import layout
 from acstor_glance import budget as glance_budget
 
+KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES
+"""Decoded clusters that are kept: guests read on where they were."""
+
 
 class GuestDisk:
     """The disk of one image; one thread reads at a time.
@@ -31,7 +34,7 @@ class GuestDisk:
         self._file, self._layout = file, image_map.layout
         self._what = f"the file of image {image_map.image_id}"
         self._budget = budget or glance_budget.Budget(self._what)
-        self._kept = cluster_cache.ClusterCache()  # guests read on where they were
+        self._kept = cluster_cache.ClusterCache(KEPT_BYTES)
         self.size_bytes = image_map.geometry.size_bytes
         """Bytes that a guest reads."""
 
@@ -55,7 +58,10 @@ class GuestDisk:
         return memoryview(self._cluster(extent))[skip : skip + length]
 
     def _cluster(self, extent: layout.Extent) -> codecs.Buffer:
-        return self._kept.get(extent, extent.length, lambda: self._decoded(extent))
+        if (decoded := self._kept.get(extent)) is None:
+            decoded = self._decoded(extent)
+            self._kept.put(extent, decoded)
+        return decoded
 
     def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
         stored = os.pread(self._file, extent.stored_bytes, extent.offset)

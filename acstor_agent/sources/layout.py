@@ -17,7 +17,6 @@ took long, which other entries of the image may name as well.
 """
 
 import collections
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Generator
@@ -34,6 +33,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver
 from acstor_agent.sources import verify
+from acstor_common import cluster_cache
 from acstor_common import codecs
 from acstor_common import errors
 from acstor_common import geometry
@@ -72,53 +72,6 @@ LayoutOf = Callable[[ids.ImageId], Layout | None]
 """Says how an image is stored; None if it is not known here."""
 
 
-_Place = tuple[ids.ImageId, layout.Extent]
-
-
-def _place(image_id: ids.ImageId, extent: layout.Extent) -> _Place:
-    """Return where a cluster is stored, whichever guest bytes it is."""
-    return image_id, extent._replace(at=0)
-
-
-class _Remembered:
-    """Clusters that were decoded last, by where they are stored; safe to use from many threads.
-
-    Where there are too many, the image that has most loses its oldest.
-    """
-
-    def __init__(self, limit_bytes: int = REMEMBERED_BYTES) -> None:
-        self._lock, self._limit_bytes = threading.Lock(), limit_bytes
-        self._kept: collections.OrderedDict[_Place, base.Buffer] = collections.OrderedDict()
-        self._bytes: collections.Counter[ids.ImageId] = collections.Counter()
-
-    def get(self, image_id: ids.ImageId, extent: layout.Extent) -> base.Buffer | None:
-        place = _place(image_id, extent)
-        with self._lock:
-            if (data := self._kept.get(place)) is not None:
-                self._kept.move_to_end(place)
-            return data
-
-    def put(self, image_id: ids.ImageId, extent: layout.Extent, data: base.Buffer) -> None:
-        place = _place(image_id, extent)
-        with self._lock:
-            self._drop(place)
-            self._kept[place] = data
-            self._bytes[image_id] += len(data)
-            while self._bytes.total() > self._limit_bytes:
-                [(most, _)] = self._bytes.most_common(1)
-                self._drop(next(kept for kept in self._kept if kept[0] == most))
-
-    def forget(self, image_id: ids.ImageId, extent: layout.Extent) -> None:
-        with self._lock:
-            self._drop(_place(image_id, extent))
-
-    def _drop(self, place: _Place) -> None:
-        if (data := self._kept.pop(place, None)) is not None:
-            self._bytes[place[0]] -= len(data)
-            if not self._bytes[place[0]]:
-                del self._bytes[place[0]]
-
-
 class LayoutSource(base.Wrapper):
     """Reads images at one place by their layouts.
 
@@ -136,7 +89,7 @@ class LayoutSource(base.Wrapper):
     ) -> None:
         super().__init__(inner)
         self._layout_of, self._nursery = layout_of, nursery
-        self._remembered = _Remembered()
+        self._remembered = cluster_cache.ClusterCache(REMEMBERED_BYTES)
         self._decoding = decoding or decode_threads.DecodeThreads(nursery)
 
     async def size_bytes(self, blob: base.Blob) -> int:
@@ -204,7 +157,7 @@ class _Reading:
         blob: base.Blob,
         pieces: Sequence[base.Piece],
         told: base.Told,
-        remembered: _Remembered,
+        remembered: cluster_cache.ClusterCache,
     ) -> None:
         self._where, self._blob, self._pieces = where, blob, pieces
         self._told: base.Told | None = told
@@ -251,7 +204,7 @@ class _Reading:
         for fragment in fragments:
             extent = fragment.extent
             if fragment.is_part and extent.codec is not layout.Codec.STORED:
-                if (data := self._remembered.get(self._blob.image_id, extent)) is not None:
+                if (data := self._remembered.get(extent, self._blob.image_id)) is not None:
                     self._known[extent] = data
                     continue
             spans.append(fragment.span)
@@ -393,7 +346,7 @@ class _Reading:
         except errors.ChunkInvalid:
             for fragment in one.fragments:
                 self._wrong.add(fragment.extent)
-                self._remembered.forget(self._blob.image_id, fragment.extent)
+                self._remembered.forget(fragment.extent, self._blob.image_id)
             raise
         return data
 
@@ -424,12 +377,12 @@ class _Reading:
         image_id = self._blob.image_id
         if (known := self._known.get(extent)) is not None:
             return known
-        if (known := self._remembered.get(image_id, extent)) is not None:
+        if (known := self._remembered.get(extent, image_id)) is not None:
             return known
         stored = self._tiles.bytes_of(fragment.span)
         began_s = time.monotonic()
         data = yield from codecs.decode_steps(extent.codec, stored, extent.length)
         is_slow = time.monotonic() - began_s >= SLOW_S
         if (fragment.is_part or is_slow) and extent not in self._wrong:
-            self._remembered.put(image_id, extent, data)
+            self._remembered.put(extent, data, image_id)
         return data

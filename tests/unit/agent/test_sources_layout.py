@@ -241,29 +241,6 @@ async def test_large_cluster_is_read_once_for_chunks_that_follow(nursery):
     assert compressed_at and all(offsets.count(offset) == 1 for offset in compressed_at)
 
 
-async def test_what_is_remembered_is_bounded():
-    kept = layout_source._Remembered(limit_bytes=1000)
-    extents = [layout.Extent(n, 400, layout.Codec.ZSTD, n, 10) for n in range(5)]
-    for extent in [*extents, extents[3]]:
-        kept.put(IMAGE_ID, extent, bytes(400))
-    assert [kept.get(IMAGE_ID, e) is not None for e in extents] == [False, False, False, True, True]
-    kept.forget(IMAGE_ID, extents[3])
-    kept.put(IMAGE_ID, extents[0], bytes(400))
-    assert kept.get(IMAGE_ID, extents[4]) is not None
-
-
-async def test_image_with_many_clusters_pushes_out_its_own():
-    kept = layout_source._Remembered(limit_bytes=1000)
-    other = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
-    extents = [layout.Extent(n, 200, layout.Codec.ZSTD, n, 10) for n in range(20)]
-    kept.put(other, extents[0], bytes(200))
-    for extent in extents:
-        kept.put(IMAGE_ID, extent, bytes(200))
-        kept.put(IMAGE_ID, extent, bytes(200))
-    assert kept.get(other, extents[0]) is not None
-    assert [kept.get(IMAGE_ID, e) is not None for e in extents] == [False] * 16 + [True] * 4
-
-
 async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monkeypatch):
     monkeypatch.setattr(layout_source, "SLOW_S", 0.0)
     image = Image(length=20 * CHUNK)

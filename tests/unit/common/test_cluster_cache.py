@@ -21,20 +21,39 @@ def test_extent_that_many_clusters_name_is_decoded_once() -> None:
     assert source.read_bytes < 64 * 64 + 2 * 4096  # the tables, and the cluster once
 
 
-def test_last_used_clusters_are_kept_and_no_more() -> None:
-    kept, decoded = cluster_cache.ClusterCache(), []
+def cluster(number: int) -> layout.Extent:
+    return layout.Extent(number, 400, DEFLATE, number, 10)
 
-    def get(number: int, length: int = 8) -> None:
-        extent = layout.Extent(number * 8, 8, DEFLATE, number, 5)
 
-        def decode() -> bytes:
-            decoded.append(number)
-            return bytes([number]) * length
+def test_last_used_clusters_are_kept_and_no_more_bytes() -> None:
+    kept = cluster_cache.ClusterCache(limit_bytes=1000)
+    for number in (0, 1, 2, 3, 4, 3):
+        kept.put(cluster(number), bytes([number]) * 400)
+    found = [kept.get(cluster(number)) for number in range(5)]
+    assert found == [None, None, None, b"\x03" * 400, b"\x04" * 400]
+    assert kept.get(cluster(3)) is not None
+    kept.put(cluster(0), bytes(400))
+    assert kept.get(cluster(4)) is None and kept.get(cluster(3)) is not None
+    kept.forget(cluster(3))
+    kept.put(cluster(1), bytes(400))
+    assert kept.get(cluster(0)) is not None and kept.get(cluster(3)) is None
 
-        assert kept.get(extent, length, decode) == bytes([number]) * length
 
-    for number in (*range(cluster_cache.CLUSTERS), 0, 99, 0, 1):
-        get(number)
-    assert decoded == [*range(cluster_cache.CLUSTERS), 99, 1]
-    get(0, length=4)
-    assert decoded[-1] == 0
+def test_cluster_is_found_by_where_it_is_stored_and_of_its_image_alone() -> None:
+    kept = cluster_cache.ClusterCache(limit_bytes=1000)
+    kept.put(cluster(1), b"1" * 400, "one")
+    assert kept.get(cluster(1)._replace(at=4096), "one") == b"1" * 400
+    for extent in (cluster(1)._replace(length=200), cluster(1)._replace(stored_bytes=11)):
+        assert kept.get(extent, "one") is None
+    assert kept.get(cluster(1), "other") is None
+
+
+def test_image_with_many_clusters_pushes_out_its_own() -> None:
+    kept = cluster_cache.ClusterCache(limit_bytes=1000)
+    kept.put(cluster(0), bytes(200), "other")
+    for number in range(20):
+        kept.put(cluster(number), bytes(200))
+        kept.put(cluster(number), bytes(200))
+    assert kept.get(cluster(0), "other") is not None
+    found = [kept.get(cluster(number)) is not None for number in range(20)]
+    assert found == [False] * 16 + [True] * 4
