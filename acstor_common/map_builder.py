@@ -6,9 +6,12 @@ files until all CIDs have come.  The index is made by an external merge sort: it
 of memory, whatever an image holds and in whatever order.  A distinct block takes 150 bytes more.
 """
 
+import array
+import collections
 import contextlib
 import heapq
 import itertools
+import operator
 import pathlib
 import struct
 import tempfile
@@ -32,6 +35,9 @@ _RUN_CONTENTS = 1 << 17
 _NUMBER = struct.Struct("<I")
 _CHUNK_NO = struct.Struct(">I")  # behind a CID, records sort by CID first, then by chunk
 _RECORD_BYTES = ids.CID_BYTES + _CHUNK_NO.size
+_RECORD_WORDS = _RECORD_BYTES // chunk_map.NUMBER_BYTES
+_CIDS = struct.Struct(f"{ids.CID_BYTES}s" * chunk_map.PAGE_CHUNKS)
+_cid_of = operator.itemgetter(slice(ids.CID_BYTES))
 _READ_RECORDS = 1024
 
 
@@ -137,10 +143,12 @@ class _Tables:
         """Take the last page, and sort the contents."""
         if self._pending:
             self._take(bytes(self._pending.ljust(chunk_map.BLOCK_BYTES, b"\0")))
-        for cid, first_chunk in self._contents.first_chunks():
-            self._heads.write(cid[: chunk_map.NUMBER_BYTES][::-1])
-            self._firsts.write(_NUMBER.pack(first_chunk))
-            self._content_count += 1
+        for records in self._contents.sorted():
+            words = array.array("I", b"".join(records))
+            words.byteswap()
+            self._heads.write(words[::_RECORD_WORDS])
+            self._firsts.write(words[_RECORD_WORDS - 1 :: _RECORD_WORDS])
+            self._content_count += len(records)
 
     def parts(self) -> Iterator[bytes]:
         """Yield directory, blocks and index."""
@@ -157,8 +165,7 @@ class _Tables:
             number = self._numbers[name] = len(self._numbers)
             self._blocks.write(block)
             first = len(self._directory) // chunk_map.NUMBER_BYTES * chunk_map.PAGE_CHUNKS
-            for chunk_no, at in enumerate(range(0, len(block), ids.CID_BYTES), first):
-                self._contents.add(block[at : at + ids.CID_BYTES], chunk_no)
+            self._contents.add(block, first)
         self._directory += _NUMBER.pack(number)
 
 
@@ -173,29 +180,32 @@ class _Contents:
         self._run: dict[bytes, int] = {ids.ZERO_CID: 0}  # which is no content
         self._stops: list[int] = []
 
-    def add(self, cid: bytes, chunk_no: int) -> None:
-        """Note that a chunk has a content; chunks come in their order."""
-        if cid not in self._run:
-            self._run[cid] = chunk_no
-            if len(self._run) > _RUN_CONTENTS:
-                self._file.writelines(self._sorted_run())
-                self._stops.append(self._file.tell())
-                self._run = {ids.ZERO_CID: 0}
+    def add(self, block: bytes, first_chunk: int) -> None:
+        """Note the contents of a block; blocks come in the order of their chunks."""
+        noted = map(self._run.setdefault, _CIDS.unpack(block), itertools.count(first_chunk))
+        collections.deque(noted, maxlen=0)
+        if len(self._run) > _RUN_CONTENTS:
+            self._file.writelines(self._sorted_run())
+            self._stops.append(self._file.tell())
+            self._run = {ids.ZERO_CID: 0}
 
-    def first_chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each content and its first chunk, in the order of the CIDs."""
-        starts = [0, *self._stops]
-        runs = [self._read(*ends) for ends in itertools.pairwise(starts)]
-        last = b""
-        for record in heapq.merge(self._sorted_run(), *runs):
-            cid = record[: ids.CID_BYTES]
-            if cid != last:
-                last = cid
-                yield cid, _CHUNK_NO.unpack_from(record, ids.CID_BYTES)[0]
+    def sorted(self) -> Iterator[list[bytes]]:
+        """Yield the records of all contents, in the order of the CIDs, each with its first chunk.
+
+        A record is a CID and the number of a chunk.
+        """
+        if not self._stops:
+            yield self._sorted_run()
+            return
+        runs = [self._read(*ends) for ends in itertools.pairwise([0, *self._stops])]
+        same_cid = itertools.groupby(heapq.merge(self._sorted_run(), *runs), key=_cid_of)
+        firsts = (next(records) for _, records in same_cid)
+        while some := list(itertools.islice(firsts, _READ_RECORDS)):
+            yield some
 
     def _sorted_run(self) -> list[bytes]:
         del self._run[ids.ZERO_CID]
-        return sorted(cid + _CHUNK_NO.pack(chunk_no) for cid, chunk_no in self._run.items())
+        return sorted(map(operator.add, self._run, map(_CHUNK_NO.pack, self._run.values())))
 
     def _read(self, start: int, stop: int) -> Iterator[bytes]:
         for at in range(start, stop, _READ_RECORDS * _RECORD_BYTES):

@@ -20,14 +20,14 @@ def append_cids(
     The buffer begins at chunk ``chunk_no`` of the image; only the image's last chunk may be short.
     """
     zeros = _zeros(chunk_bytes)
-    window = memoryview(buffer)
-    for start in range(0, length, chunk_bytes):
-        stop = min(start + chunk_bytes, length)
+    window = memoryview(buffer)[:length]
+    for number, start in enumerate(range(0, length, chunk_bytes), chunk_no):
+        chunk = window[start : start + chunk_bytes]
         # startswith is a memcmp in place; comparing memoryviews is twenty times slower.
-        if buffer.startswith(zeros[: stop - start], start):
+        if buffer.startswith(zeros[: len(chunk)], start):
             cids += ids.ZERO_CID
         else:
-            cids += naming.name(chunk_no + start // chunk_bytes, window[start:stop])
+            cids += naming.name(number, chunk)
 
 
 @functools.lru_cache(1)

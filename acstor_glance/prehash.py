@@ -261,11 +261,12 @@ def _hash_piece(
 ) -> bool:
     """Append the CIDs of some chunks; say whether their bytes are in ``buffer`` now, or a hole."""
     chunk_bytes, length = job.cut.chunk_bytes, stop - start
-    began_s = time.thread_time()
-    count = part.fill(memoryview(buffer)[:length], start)
     if part is job.source:
+        count = part.fill(memoryview(buffer)[:length], start)
         job.budget.check_time()  # the disk of a raw image is as long as its file
     else:
+        began_s = time.thread_time()
+        count = part.fill(memoryview(buffer)[:length], start)
         job.budget.decoded(count, time.thread_time() - began_s)
     if not count:
         cids += _zero_cids(job, length)
@@ -387,6 +388,8 @@ def _write_map(
 
 
 def _count_zeros(cids: bytes) -> int:
+    if cids.find(ids.ZERO_CID) < 0:
+        return 0
     if cids == bytes(len(cids)):
         return len(cids) // ids.CID_BYTES
     starts = range(0, len(cids), ids.CID_BYTES)
