@@ -328,8 +328,9 @@ class Part:
         for extent in itertools.islice(self.extents, first, None):
             if extent.at >= stop:
                 break
-            low, high = max(extent.at, start), min(_end_of(extent), stop)
-            _clear(view[done - start : low - start])
+            low, high = max(extent.at, start), min(extent.at + extent.length, stop)
+            if done < low:
+                _clear(view[done - start : low - start])
             self._read(view[low - start : high - start], extent, low - extent.at)
             done, count = high, count + high - low
         if count:
@@ -342,14 +343,16 @@ class Part:
             self._source.read_into(view, extent.offset + skip)
             return
         decoded = self._decoded(extent)
-        view[:] = memoryview(decoded)[skip : skip + len(view)]
+        is_whole = len(decoded) == len(view)
+        view[:] = decoded if is_whole else memoryview(decoded)[skip : skip + len(view)]
 
     def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
         """Return a compressed cluster; one that many entries name is decoded once."""
+        place = extent[2:]
         last, decoded = self._last.cluster
-        if last != extent[2:]:
+        if last != place:
             decoded = self._decode(extent)
-            self._last.cluster = extent[2:], decoded
+            self._last.cluster = place, decoded
         return decoded
 
     def _decode(self, extent: layout.Extent) -> codecs.Buffer:
