@@ -143,9 +143,9 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "socket_dir",
         default="/var/lib/libvirt/qemu/acstor",
-        help="Folder in which QEMU shows a disk on a socket while a checkpoint is taken, and keeps "
-        "what the guest overwrites meanwhile: at most what it writes in that time. QEMU's user "
-        "must be able to write to it, and its profile (AppArmor, SELinux) must allow it.",
+        help="Folder in which QEMU keeps what the guest overwrites while a checkpoint is taken: at "
+        "most what it writes in that time. QEMU's user must be able to write to it. libvirt's "
+        "profiles (AppArmor, SELinux) need no rule for it.",
     ),
 ]
 

@@ -6,6 +6,9 @@ bitmap at the same instant.  The bitmap lies in QEMU and in the overlay.  What l
 the checkpoint is taken back at once, and told to it again when the next one needs it:
 with such notes libvirt neither migrates a domain nor lets Nova delete it.
 
+The socket is in libvirt's own folder of the domain, which its profile of AppArmor or its label
+of SELinux allows to this QEMU alone.
+
 Whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
 what is not called ``acstor-…`` is left alone.
 """
@@ -34,6 +37,11 @@ LOG = logging.getLogger(__name__)
 
 PREFIX: Final = "acstor-"
 """How bitmaps of ours begin."""
+LIBVIRT_DIR: Final = "/var/lib/libvirt/qemu"
+"""Where libvirt has a folder for each domain that runs; of all these a domain's profile of AppArmor
+or label of SELinux allows its QEMU its own one."""
+_SHORT_NAME: Final = 20
+"""So much of a domain's name is in that of its folder."""
 EXPORT_BITMAP: Final = "changed"
 """What the bitmap of an increment is called over NBD."""
 _AGENT_TIMEOUT_S: Final = 10
@@ -141,11 +149,12 @@ class Domain:
 
         :param bitmap: begins at this moment: a new name
         :param since: the bitmap that says what was written since another moment; "" for none
-        :param folder: for socket and scratch file; QEMU can write to it
+        :param folder: for the scratch file, which libvirt allows QEMU by its name; and for the
+            socket, if libvirt has no folder of the domain
         :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
         :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
         """
-        socket, scratch = files = _files(folder, bitmap)
+        socket, scratch = files = _files(self._own_folder() or folder, folder, bitmap)
         backup = _backup_xml(self._server.disk.target, since, socket, scratch)
         try:
             with self._frozen() as is_frozen, _named(self.name):
@@ -153,7 +162,7 @@ class Domain:
             try:
                 yield Moment(str(socket), self._server.disk.target, is_frozen)
             finally:
-                self._end(socket)
+                self._end(str(socket))
         finally:
             for path in files:
                 path.unlink(missing_ok=True)
@@ -196,7 +205,7 @@ class Domain:
         """End what somebody began who was killed.
 
         :param bitmaps: that may have been begun
-        :param folder: where that one had its sockets
+        :param folder: as of :meth:`moment`
         :param was_frozen: file systems may still be held
         :raises errors.Unusable: some of it cannot be ended
         """
@@ -205,11 +214,12 @@ class Domain:
             is_active = self._domain.isActive()
             if is_active and was_frozen:
                 self._thaw()
-            if is_active and (socket := self._socket_beneath(folder)):
-                self._end(pathlib.Path(socket))
+            if is_active and (socket := self._socket()):
+                self._end(socket)
         for bitmap in bitmaps:
-            for path in _files(folder, bitmap):
-                path.unlink(missing_ok=True)
+            for sockets in filter(None, (self._own_folder(), folder)):
+                for path in _files(sockets, folder, bitmap):
+                    path.unlink(missing_ok=True)
 
     def _begin(self, bitmap: str, since: str, backup: str) -> None:
         try:
@@ -251,23 +261,29 @@ class Domain:
             self._drop_notes()
         return False
 
-    def _end(self, socket: pathlib.Path) -> None:
+    def _own_folder(self) -> pathlib.Path | None:
+        """Return libvirt's folder of this domain; None if it does not run, or has none there."""
+        name = f"domain-{self._domain.ID()}-{self._domain.name()[:_SHORT_NAME]}"
+        folder = pathlib.Path(LIBVIRT_DIR, name)
+        return folder if folder.is_dir() else None
+
+    def _end(self, socket: str) -> None:
         """End our backup job, if it has not ended: Nova's snapshots and moves end it, too."""
         end_s = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(libvirt.libvirtError):
-            if self._socket_beneath(socket.parent) == str(socket):
+            if self._socket() == socket:
                 self._domain.abortJob()
-        while self._socket_beneath(socket.parent) and time.monotonic() < end_s:
+        while self._socket() and time.monotonic() < end_s:
             time.sleep(_LOOK_EVERY_S)
 
-    def _socket_beneath(self, folder: pathlib.Path) -> str:
+    def _socket(self) -> str:
         """Return the socket of the backup job that is on; "" if none is, or it is not ours."""
         try:
             server = ET.fromstring(self._domain.backupGetXMLDesc()).find("server")
         except libvirt.libvirtError:
             return ""
         socket = "" if server is None else server.get("socket", "")
-        return socket if os.path.dirname(socket) == str(folder) else ""
+        return socket if os.path.basename(socket).startswith(PREFIX) else ""
 
     @contextlib.contextmanager
     def _frozen(self) -> Iterator[bool]:
@@ -295,10 +311,12 @@ class Domain:
             LOG.warning("%s: its file systems could not be thawed: %s", self.name, e)
 
 
-def _files(folder: pathlib.Path, bitmap: str) -> tuple[pathlib.Path, pathlib.Path]:
+def _files(
+    sockets: pathlib.Path, folder: pathlib.Path, bitmap: str
+) -> tuple[pathlib.Path, pathlib.Path]:
     """Return socket and scratch file of the moment at which a bitmap begins."""
     stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
-    return folder / f"{stem}.sock", folder / f"{stem}.scratch"
+    return sockets / f"{stem}.sock", folder / f"{stem}.scratch"
 
 
 def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:
