@@ -19,12 +19,14 @@ from acstor_agent import disk_io
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
+from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.images import shares
 from acstor_agent.core.mount import inodes
 from acstor_agent.images import promises
 from acstor_agent.process import supervisor
 from acstor_common import errors
+from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         own.cache_limit_bytes,
         slab_bytes,
         may_grow=own.cache_may_grow_for_pins,
-        shares=shares.Shares(here, rings.current, settings.naming(own).oid) if is_shared else None,
+        shares=_shares(own, here, rings) if is_shared else None,
     )
     if own.keep_images != "none":
         promised.load()
@@ -84,6 +86,13 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         raise
     finally:
         await cache.aclose()
+
+
+def _shares(
+    own: cfg.ConfigOpts.GroupAttr, here: ids.HostId, rings: ring_keeper.RingKeeper
+) -> shares.Shares:
+    naming = settings.naming(own)
+    return shares.Shares(here, rings.current, naming.oid, is_by_place=naming.is_by_place)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -13,6 +13,8 @@ A map with scope keys is a secret: who has it can find out who else in the scope
 which chunks (:mod:`acstor_common.ids`).
 """
 
+import array
+import bisect
 import collections
 import re
 import struct
@@ -298,6 +300,20 @@ class ChunkMap:
         at = self._firsts_at + content_no * NUMBER_BYTES
         chunk_no: int = _read_number(self._buffer, at)[0]
         return chunk_no
+
+    def first_chunks(self, content_no: int, stop: int) -> "array.array[int]":
+        """Return :meth:`first_chunk` of each content of a range."""
+        at = self._firsts_at + content_no * NUMBER_BYTES
+        return array.array("I", bytes(self._buffer[at : at + (stop - content_no) * NUMBER_BYTES]))
+
+    def content_behind(self, oid: ids.Oid, content_no: int = 0) -> int:
+        """Return the first content, from one on, whose OID is behind ``oid``."""
+        with self.heads() as heads:
+            at = bisect.bisect_left(heads, head_of(oid), content_no)
+            end = bisect.bisect_right(heads, head_of(oid), at)
+        while at < end and ids.oid_of(self.cid(self.first_chunk(at))) <= oid:
+            at += 1
+        return at
 
     @property
     def size_bytes(self) -> int:

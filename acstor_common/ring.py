@@ -51,6 +51,7 @@ MAX_HOSTS = 16384
 MAX_REVOKED = 4096
 MAX_VNODES = 10_000
 MAX_POINTS = 1 << 20
+_LAST_OID = (1 << 64) - 1
 """Bound on the v-nodes of all hosts together: a ring of this size is built in a few seconds."""
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -269,6 +270,11 @@ class Ring:
                 break
             found.setdefault(self._ids[number])
         return tuple(found)
+
+    def last_alike(self, oid: ids.Oid) -> ids.Oid:
+        """Return a position, from one on, up to which all have the same owners."""
+        at = bisect.bisect_left(self._points, oid)
+        return ids.Oid(self._points[at]) if at < len(self._points) else ids.Oid(_LAST_OID)
 
     def home_at(self, oid: ids.Oid) -> ids.HostId | None:
         """Return the first owner of a position, which is the home; None if there are no v-nodes."""

@@ -26,6 +26,7 @@ from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.core.images import room
 from acstor_agent.core.images import shares as shares_
+from acstor_agent.images import mirror
 from acstor_agent.images import promise_file
 from acstor_common import chunk_map
 from acstor_common import ids
@@ -177,8 +178,8 @@ class Promises:
 
     def _part_of(self, image_map: chunk_map.ChunkMap, table: ring.Ring | None) -> shares_.Part:
         if self._shares is None:
-            return shares_.whole_of(image_map)
-        return self._shares.part_of(image_map, table)
+            return shares_.whole_of(image_map, mirror.pause)
+        return self._shares.part_of(image_map, table, mirror.pause)
 
     # What changes it
 

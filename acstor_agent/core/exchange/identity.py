@@ -15,6 +15,7 @@ CID, and this host's cache holds each content once.
 import abc
 import functools
 from collections.abc import Iterable
+from typing import ClassVar
 
 import blake3
 
@@ -27,7 +28,12 @@ MOST_NAMES = 64
 
 
 class Identity(abc.ABC):
-    """How chunks are named among hosts."""
+    """How chunks are named among hosts.
+
+    :cvar is_by_place: the name follows from the offset
+    """
+
+    is_by_place: ClassVar[bool] = False
 
     @abc.abstractmethod
     def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
@@ -104,6 +110,8 @@ class ByPlace(Identity):
     host has mirrored since before, to who asks only for what is here, as all do before a chunk
     counts as lost.
     """
+
+    is_by_place = True
 
     def __init__(self) -> None:
         self._names: dict[ids.Cid, tuple[ids.Oid, ...]] = {}

@@ -290,9 +290,9 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
     keeps = place.shares()
     part_of = keeps.part_of
 
-    def noted(image_map, table):
+    def noted(image_map, table, pause):
         found.append(image_map.image_id)
-        return part_of(image_map, table)
+        return part_of(image_map, table, pause)
 
     keeps.part_of = noted
     async with keeping(tmp_path, 2 * MIB, shares=keeps) as host:

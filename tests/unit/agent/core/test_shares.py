@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of images: two owners of everything, whoever joins, leaves, or is alone."""
 
+import random
+import tracemalloc
+
 import pytest
 
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import shares
 from acstor_common import chunk_map
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
+from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -28,10 +33,12 @@ def table_of(*names: str, epoch: int = 1, locations: dict[str, str] | None = Non
 
 def kept(table: ring.Ring, naming: identity.Identity | None = None) -> dict[str, set[ids.Cid]]:
     """Return the contents that each host keeps."""
-    oid_of = (naming or identity.ByContent()).oid
+    named = naming or identity.ByContent()
     found = {}
     for host in table.hosts:
-        mine = shares.Shares(ids.HostId(host.host), lambda: table, oid_of)
+        mine = shares.Shares(
+            ids.HostId(host.host), lambda: table, named.oid, is_by_place=named.is_by_place
+        )
         found[host.host] = set(mine.part_of(MAP, mine.table()).contents())
     return found
 
@@ -114,3 +121,64 @@ def test_bytes_of_all_shares_are_those_of_all_copies():
     [image_bytes] = {part.image_bytes for part in parts}
     assert sum(part.total_bytes for part in parts) == 2 * image_bytes == 2 * (300 * CHUNK + 99)
     assert shares.whole_of(MAP).image_bytes == image_bytes
+
+
+def test_share_is_that_of_the_owners_of_each_content_whatever_the_map(monkeypatch):
+    """What is found in ranges of the index is what each chunk by itself would give."""
+    rng = random.Random(42)
+    monkeypatch.setattr(shares, "_LOOKED_AT", 7)
+    for count, hosts in ((1, 1), (2, 3), (255, 4), (257, 16), (1000, 3)):
+        table = table_of(*(f"h{number}" for number in range(hosts)))
+        # Heads that are the same, the ends of the ring, zeros and repeated contents are among them.
+        drawn = [rng.randbytes(30) + b"\0\0" for _ in range(count)]
+        drawn = [
+            bytes(rng.randint(0, 4) or 4) + cid[4:] if n % 5 == 0 else cid
+            for n, cid in enumerate(drawn)
+        ]
+        for n in range(1, count, 3):  # at a point of the ring, and beside it
+            point = min(table.last_alike(rng.getrandbits(64)) + n % 2, (1 << 64) - 1)
+            drawn[n] = point.to_bytes(8, "big") + drawn[n][8:]
+        drawn[0] = b"\xff" * 31 + b"\0"
+        cids = [cid[:32].ljust(32, b"\0") for cid in rng.choices([*drawn, ids.ZERO_CID], k=count)]
+        cids[-1] = ids.cid_of(b"of a short chunk")
+        cut = geometry.Geometry(count * CHUNK - 5, CHUNK)
+        of_image = chunk_map.ChunkMap.parse(chunk_maps.made(MAP.image_id, cut, cids), "a map")
+        firsts: dict[bytes, int] = {}
+        for number, cid in enumerate(cids):
+            firsts.setdefault(cid, number)
+        firsts.pop(ids.ZERO_CID, None)
+        whole = shares.whole_of(of_image)
+        assert list(whole.numbers) == sorted(firsts.values())
+        for host in table.hosts:
+            mine = shares.Shares(ids.HostId(host.host), lambda t=table: t, ids_only)
+            part = mine.part_of(of_image, table)
+            wanted = {
+                number for cid, number in firsts.items() if host.host in table.owners_of(cid, 2)
+            }
+            assert list(part.numbers) == sorted(wanted)
+            assert part.total_bytes == sum(map(cut.chunk_length, wanted))
+            assert (
+                part.image_bytes == whole.total_bytes == sum(map(cut.chunk_length, whole.numbers))
+            )
+
+
+def ids_only(_image_id, _offset, _cid):
+    raise AssertionError("no name is made of each chunk")
+
+
+def test_part_of_a_large_image_takes_a_few_bytes_for_each_chunk():
+    chunks = 1 << 14
+    cids = (ids.cid_of(b"%d" % number) for number in range(chunks))
+    made = chunk_maps.made(MAP.image_id, geometry.Geometry(chunks * CHUNK, CHUNK), cids)
+    of_image = chunk_map.ChunkMap.parse(made, "a map")
+    table = table_of("h1", "h2", "h3")
+    for naming in (identity.ByContent(), identity.ByPlace()):
+        mine = shares.Shares(
+            ids.HostId("h1"), lambda: table, naming.oid, is_by_place=naming.is_by_place
+        )
+        tracemalloc.start()
+        try:
+            mine.part_of(of_image, table)
+            assert tracemalloc.get_traced_memory()[1] < 12 * chunks
+        finally:
+            tracemalloc.stop()
