@@ -283,14 +283,22 @@ def test_who_comes_later_ends_what_a_killed_one_began(place):
     moment = it.domain.moment("acstor-cut", "", it.folder)
     moment.__enter__()
     assert it.guest.is_busy()
-    it.domain.clear(["acstor-cut"], it.folder / "elsewhere", was_frozen=False)
-    assert it.guest.is_busy()  # it is somebody else's
     it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
     assert not it.guest.is_busy() and list(it.folder.glob("acstor-*")) == []
     assert it.domain.forget("acstor-cut")
     assert it.guest.bitmaps() == []
     with pytest.raises(ValueError, match="not one of acstor's"):
         it.domain.forget("backup-tool")
+
+
+def test_backup_of_somebody_else_goes_on(place):
+    it = place()
+    it.start()
+    socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
+    it.guest.domain.backupBegin(domains._backup_xml("vda", "", socket, scratch), None)
+    it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
+    assert it.guest.is_busy()
+    it.guest.domain.abortJob()
 
 
 def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
