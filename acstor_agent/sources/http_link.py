@@ -213,11 +213,13 @@ class Link:
             await trio.sleep_until(self._not_before)
         url, credentials = asked.where, {**self._credentials, **headers}
         server, request = _request_of(asked, method, url, credentials)
-        stream, is_clean, followed = None, False, 0
+        stream, is_clean, followed, first_peer = None, False, 0, ""
         await self._take_turn()
         try:
             while True:
                 stream = self._idle_to(server) or await self._connect(server)
+                if followed:
+                    http_range.check_redirected(asked, url, stream.peer, first_peer)
                 answer = Answer(asked, stream)
                 await answer.begin(request)
                 if pause_s := http_range.pause_s(answer.headers):
@@ -225,7 +227,7 @@ class Link:
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
                 url = http_range.redirected(asked, url, answer.headers, followed)
-                followed += 1
+                followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.skip()
                 self._put_back(server, stream, answer.is_over)
                 stream = None

@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Protocol
 
+from acstor_common import addresses
 from acstor_common import errors
 
 RETRY_AFTER_LIMIT_S = 5.0
@@ -175,12 +176,34 @@ def redirected(asked: Asked, url: str, headers: Named, followed: int) -> str:
             why = "it leads to a URL of another scheme"
         except ValueError:
             why = "it leads to what is no URL"
+    raise _not_followed(asked, location, why)
+
+
+def check_redirected(asked: Asked, url: str, peer: str, first_peer: str) -> None:
+    """Refuse a redirect to what only the agent's own host or link can reach.
+
+    A web server in wrong hands would have agents ask services there, such as that of metadata.
+
+    :param peer: the IP address that is asked by the redirect
+    :param first_peer: that of the server that is configured, which may be such a one itself
+    :raises errors.SourceRefused: it is not followed
+    """
+    kind = _kind_of(peer)
+    if kind and kind != _kind_of(first_peer):
+        raise _not_followed(asked, url, f"it leads to a {kind} address")
+
+
+def _kind_of(peer: str) -> str:
+    return "loopback" if addresses.is_loopback(peer) else addresses.fault_of(peer)
+
+
+def _not_followed(asked: Asked, location: str, why: str) -> errors.SourceRefused:
     shown = location.partition("?")[0][:200]  # what follows may be a signature
     why = (
         f"the server redirects to {shown!r}, which is not followed: {why}. Set the url of this "
         "source to where the files are"
     )
-    raise errors.SourceRefused(asked.what, asked.where, why)
+    return errors.SourceRefused(asked.what, asked.where, why)
 
 
 def check_head(asked: Asked, status: int, headers: Named) -> int:

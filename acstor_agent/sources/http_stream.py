@@ -37,6 +37,14 @@ class Stream:
         self._sock, self._silence_s = sock, silence_s
         self._calls = 0
 
+    @property
+    def peer(self) -> str:
+        """The server's IP address.
+
+        :raises OSError: the connection is lost
+        """
+        return str(self._sock.getpeername()[0])
+
     def is_idle(self) -> bool:
         """Say whether the connection is open and nothing came by it that nobody has asked for."""
         try:

@@ -22,6 +22,7 @@ from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_agent.sources import http_stream
 from acstor_agent.sources import retry
+from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import http_server
@@ -170,6 +171,25 @@ async def test_credentials_stay_at_the_server_they_are_for(server):
     await source.aclose()
     assert ["authorization" in asked for asked in server.asked] == [True, True]
     assert "authorization" not in other.asked[0]
+
+
+@pytest.mark.parametrize("kind", ["loopback", "link-local"])
+async def test_nothing_is_sent_to_an_own_address_that_another_server_names(
+    source, server, monkeypatch, kind
+):
+    own = "127.0.0.2"  # as if the server were another host, and this an address of its kind
+    monkeypatch.setattr(addresses, "is_loopback", lambda ip: kind == "loopback" and ip == own)
+    if kind == "link-local":
+        monkeypatch.setattr(addresses, "fault_of", lambda ip: kind if ip == own else "")
+    with socket.create_server((own, 0)) as service:
+        url = f"http://{own}:{service.getsockname()[1]}/latest?secret=1234"
+        server.behaviours = [http_server.redirect(url)]
+        with pytest.raises(errors.SourceRefused, match=f"leads to a {kind} address") as no:
+            await source.read(BLOB, 0, 1)
+        met, _ = service.accept()
+        with met:
+            assert met.recv(1) == b""
+    assert "1234" not in str(no.value)
 
 
 async def test_server_that_a_redirect_leads_to_is_named_when_it_does_not_answer(source, server):
