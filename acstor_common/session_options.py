@@ -4,6 +4,8 @@
 from keystoneauth1 import loading
 from oslo_config import cfg
 
+_USERS = ("username", "user_id", "application_credential_id", "application_credential_name")
+
 
 def session_options(timeout_s: int) -> list[cfg.Opt]:
     """Return the options of a session.
@@ -13,3 +15,17 @@ def session_options(timeout_s: int) -> list[cfg.Opt]:
     found: list[cfg.Opt] = [*loading.get_session_conf_options()]
     cfg.set_defaults(found, timeout=timeout_s)
     return found
+
+
+def configured(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
+    """Return which group of options names a service, and who signs in where; no password."""
+    url = _value(group, "url")
+    users = [url.rpartition("@")[0].rpartition("//")[2].partition(":")[0]]
+    users += [_value(group, option) for option in _USERS]
+    user, keystone = next(filter(None, users), ""), _value(group, "auth_url")
+    who = f", as {user}" if user else ""
+    return f"[{name}]{who}{f' at {keystone}' if keystone else ''}"
+
+
+def _value(group: cfg.ConfigOpts.GroupAttr, option: str) -> str:
+    return str(group[option] or "") if option in group else ""

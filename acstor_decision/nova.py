@@ -8,6 +8,7 @@ who may speak for it now.
 """
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Collection
@@ -23,7 +24,10 @@ from acstor_common import concurrency_limit
 from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import log_once
 from acstor_common import session_options
+
+LOG = logging.getLogger(__name__)
 
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
 TIMEOUT_S = 15
@@ -101,6 +105,7 @@ class Nova:
         self._conf = conf
         self._lock = threading.Lock()
         self._limit = concurrency_limit.ConcurrencyLimit("Nova", callers, time.monotonic)
+        self._trouble = log_once.LogOnce(LOG)
         self._adapter: Any = None
 
     @property
@@ -165,9 +170,15 @@ class Nova:
         """
         try:
             with self._limit.place():
-                return self._answer(path, query)
+                answer = self._answer(path, query)
         except concurrency_limit.LimitReached as e:
             raise NotAskedNow(str(e)) from e
+        except NovaUnreachable as e:
+            configured = session_options.configured(GROUP.name, self._conf[GROUP.name])
+            self._trouble.say(f"Nova does not answer: {e.why} ({configured})")
+            raise
+        self._trouble.say("")
+        return answer
 
     def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
         try:

@@ -38,6 +38,7 @@ from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import log_once
 from acstor_common import sealed
+from acstor_common import session_options
 from acstor_common import signing
 from acstor_common import whole_file
 
@@ -109,7 +110,7 @@ def from_conf(
             "Leave out that option, or the whole section",
         )
     api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
-    configured = keystone_auth.configured(section, conf[section])
+    configured = session_options.configured(section, conf[section])
     return Enrolment(here, files, api, revoked=revoked, configured=configured)
 
 

@@ -25,12 +25,12 @@ from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
 from acstor_agent.sources import glance
-from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import layout
 from acstor_agent.sources import retry
 from acstor_agent.sources import whole
 from acstor_agent.sources import whole_copies
 from acstor_common import errors
+from acstor_common import session_options
 
 _OPTION = "[acstor_agent] sources"
 _NOT_MADE = {
@@ -65,7 +65,7 @@ def build(
     places = failover.FailoverSource(
         [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made],
         configured=[
-            keystone_auth.configured(group, conf[group])
+            session_options.configured(group, conf[group])
             for group in (f"source_{name}" for name in names)
         ],
     )

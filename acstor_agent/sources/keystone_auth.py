@@ -12,7 +12,6 @@ from oslo_config import cfg
 from acstor_common import errors
 
 AUTH_TYPES = ("password", "v3applicationcredential")
-_USERS = ("username", "user_id", "application_credential_id", "application_credential_name")
 
 
 def options() -> list[cfg.Opt]:
@@ -50,17 +49,3 @@ def auth(group: cfg.ConfigOpts.GroupAttr, name: str) -> plugin.BaseAuthPlugin:
     except exceptions.ClientException as error:
         raise errors.Unusable(f"[{name}]", str(error), remedy) from error
     return made
-
-
-def configured(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
-    """Return which group of options names a service, and who signs in where; no password."""
-    url = _value(group, "url")
-    users = [url.rpartition("@")[0].rpartition("//")[2].partition(":")[0]]
-    users += [_value(group, option) for option in _USERS]
-    user, keystone = next(filter(None, users), ""), _value(group, "auth_url")
-    who = f", as {user}" if user else ""
-    return f"[{name}]{who}{f' at {keystone}' if keystone else ''}"
-
-
-def _value(group: cfg.ConfigOpts.GroupAttr, option: str) -> str:
-    return str(group[option] or "") if option in group else ""

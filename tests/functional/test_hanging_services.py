@@ -16,11 +16,16 @@ from typing import Any
 from typing import NamedTuple
 
 import pytest
+from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_decision import conf as decision_conf
+from acstor_decision import nova
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
+from tests.fakes import http_server
 from tests.lab import agents
+from tests.lab import decision
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import tuned
@@ -195,3 +200,52 @@ def test_rabbitmq_that_hangs_or_refuses(place: Place, fault: str) -> None:
     place.check_cached()
     place.rabbitmq.pass_on()
     place.wait_no_trouble()  # a sample was sent
+
+
+@pytest.mark.expect_log("Nova does not answer: ")
+@pytest.mark.allow_log("Nova does not answer: ")
+def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
+    image_services: cloud.Cloud, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        http_server.serve({"os-aggregates": b'{"aggregates": []}'}) as web,
+        faulty_proxy.before(port_of(web.url)) as asked,
+        faulty_proxy.before(port_of(image_services.keystone.auth_url)) as keystone,
+    ):
+        own = {**api.credentials(f"{keystone.url}/v3", "acstor"), "timeout": 1}
+        own["endpoint_override"] = asked.url
+        path = decision.configure(tmp_path / "decision.conf", {"nova": own})
+        conf = cfg.ConfigOpts()
+        decision_conf.register_opts(conf)
+        conf(["--config-file", str(path)], project="acstor", default_config_dirs=[])
+
+        def fails(client: nova.Nova, address: str) -> None:
+            caplog.clear()
+            began_s = time.monotonic()
+            with pytest.raises(nova.NovaUnreachable):
+                client.aggregates()
+            assert time.monotonic() - began_s < 10 * TIMEOUT_S
+            assert address in caplog.text and api.PASSWORD not in caplog.text
+            assert f"([nova], as acstor at {keystone.url}/v3)" in caplog.text
+
+        def answers(client: nova.Nova) -> bool:
+            with contextlib.suppress(nova.NovaUnreachable):  # Keystone may be busy
+                return client.aggregates() == []
+            return False
+
+        def wait_answer(client: nova.Nova) -> None:
+            runs.wait_for(lambda: answers(client), WAIT_S, "an answer", image_services.keystone.log)
+
+        client = nova.Nova(conf)
+        for fault in FAULTS:
+            wait_answer(client)
+            getattr(asked, fault)()
+            fails(client, asked.url)
+            asked.pass_on()
+        wait_answer(client)
+        client = nova.Nova(conf)  # it has no token yet
+        for fault in FAULTS:
+            getattr(keystone, fault)()
+            fails(client, keystone.url)
+        keystone.pass_on()
+        wait_answer(client)

@@ -11,6 +11,8 @@ from acstor_common import ids
 from acstor_decision import nova
 from tests.fakes import http_server
 
+pytestmark = pytest.mark.allow_log("Nova does not answer: ")
+
 SERVER = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 OTHER = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
 ON_H1 = "servers/detail?host=h1&all_tenants=1"
