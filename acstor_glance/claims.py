@@ -14,11 +14,16 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Any
 
+from acstor_common import call_deadline
 from acstor_common import errors
 from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
+
+ANSWER_S = 20.0
+"""The longest that the coordination service may take; most of tooz' drivers wait for ever."""
 
 
 class Claims:
@@ -35,6 +40,7 @@ class Claims:
         self._what = what
         self._own_folder = None if url else state_dir / "claims"
         self._url = url or f"file://{self._own_folder}"
+        self._deadline = call_deadline.CallDeadline("coordination", ANSWER_S)
         self._mine: set[ids.ImageId] = set()
         self._guard = threading.Lock()
 
@@ -77,20 +83,36 @@ class Claims:
         # It takes a third of the start of a command, and most commands claim nothing.
         from tooz import coordination
 
-        with _translated(self._url):
+        is_given_up = threading.Event()
+
+        def claim() -> tuple[Any, Any, bool]:
             coordinator = coordination.get_coordinator(self._url, uuid.uuid4().bytes)
             coordinator.start(start_heart=True)
-        try:
             lock = coordinator.get_lock(f"acstor-{self._what}-{image_id}".encode())
-            with _translated(self._url):
-                is_ours = bool(lock.acquire(blocking=False))
+            is_ours = False
             try:
-                yield is_ours
+                is_ours = bool(lock.acquire(blocking=False))
             finally:
-                if is_ours:
-                    _quietly(lock.release)
+                if is_given_up.is_set() or not is_ours:
+                    _quietly(coordinator.stop)
+            return coordinator, lock, is_ours
+
+        with _translated(self._url):
+            try:
+                coordinator, lock, is_ours = self._deadline.call(claim)
+            except call_deadline.Late:
+                is_given_up.set()
+                raise
+        try:
+            yield is_ours
         finally:
-            _quietly(coordinator.stop)
+            if is_ours:
+                _quietly(lambda: self._deadline.call(lambda: _let_go(coordinator, lock)))
+
+
+def _let_go(coordinator: Any, lock: Any) -> None:
+    _quietly(lock.release)
+    _quietly(coordinator.stop)
 
 
 def _quietly(end: Callable[[], object]) -> None:
@@ -107,5 +129,5 @@ def _translated(url: str) -> Iterator[None]:
         yield
     except Exception as exc:  # drivers of tooz let errors of their own libraries through
         where = url.partition("://")[0]  # the rest may hold a password
-        why = str(exc) or type(exc).__name__
+        why = f"{str(exc) or type(exc).__name__} ([acstor_glance] coordination_url)"
         raise errors.ImageServiceUnreachable(f"claiming an image ({where})", why) from exc

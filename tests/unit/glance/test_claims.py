@@ -13,6 +13,7 @@ import pytest
 from acstor_common import errors
 from acstor_common import ids
 from acstor_glance import claims
+from tests.fakes import silent_server
 
 ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
@@ -66,6 +67,23 @@ def test_coordination_service_that_is_away_is_said_without_its_password() -> Non
     with pytest.raises(errors.ImageServiceUnreachable) as caught, away.held(ONE):
         pass
     assert "secret" not in str(caught.value)
+
+
+def test_coordination_service_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(claims, "ANSWER_S", 0.5)
+    with silent_server.serve() as server:
+        hung = claims.Claims(f"mysql://root@{server.address}/db", tmp_path, "chunk_map")
+        began_s = time.monotonic()
+        for _ in range(3):
+            with (
+                pytest.raises(errors.ImageServiceUnreachable, match=r"within 0.5 s .*coordination"),
+                hung.held(ONE),
+            ):
+                pytest.fail("it was claimed")
+        assert time.monotonic() - began_s < 10
+        assert server.connections == 1
 
 
 def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Path) -> None:
