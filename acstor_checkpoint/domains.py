@@ -85,6 +85,7 @@ class Domains:
 
     def __init__(self, uri: str, base_of: servers.BaseOf) -> None:
         self._uri, self.base_of = uri, base_of
+        self._option = f"[acstor_checkpoint] libvirt_uri = {uri}"
         self._connection: Any = None
         self._lock = threading.Lock()
         self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
@@ -95,7 +96,7 @@ class Domains:
         :raises errors.Unusable: libvirt does not answer
         """
         found = []
-        with _named(self._uri):
+        with _named(self._option):
             for domain in self._connected().listAllDomains():
                 with contextlib.suppress(libvirt.libvirtError):  # it has just gone
                     if server := servers.parse(domain.XMLDesc(), self.base_of):
@@ -117,8 +118,7 @@ class Domains:
                 try:
                     self._connection = self._opening.call(self._opened)
                 except call_deadline.Late as e:
-                    option = f"[acstor_checkpoint] libvirt_uri = {self._uri}"
-                    raise errors.Unusable(option, str(e), "Does libvirt run here?") from e
+                    raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
             return self._connection
 
     def _opened(self) -> Any:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of services that hang or refuse connections: an error in time, which names the address.
+
+Each row is one client, with a short deadline. What else is hung and refused, and where:
+doc/source/contributor/testing.rst, Outgoing calls.
+"""
+
+import pathlib
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from osc_lib import exceptions as osc_exceptions
+from oslo_config import cfg
+
+from acstor_checkpoint import domains
+from acstor_checkpoint import nbd
+from acstor_checkpoint import vault_client
+from acstor_common import certificates
+from acstor_common import credentials
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_common import vault_paths
+from acstor_decision import conf as decision_conf
+from acstor_decision.switch_loads import base
+from acstor_glance import decision_client as glance_decision_client
+from acstor_glance import images as glance_images
+from acstor_nova import decision_client as nova_decision_client
+from acstor_nova import gateway_client
+from acstor_osc import client as osc_client
+from tests.fakes import fake_glance
+from tests.fakes import glance_options
+from tests.fakes import silent_server
+from tests.lab import identities
+from tests.lab import local
+
+ENDS_S = 10.0
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+
+
+class Place(NamedTuple):
+    """Where nobody answers: by TCP, and by a Unix socket."""
+
+    address: str
+    path: pathlib.Path
+    folder: pathlib.Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def glance_conf(self) -> cfg.ConfigOpts:
+        """Return options of the listener and the gateway."""
+        return glance_options.conf(
+            auth_type="none", endpoint_override=self.url, decision_endpoint=self.url, timeout=1
+        )
+
+
+def nova_asks_for_checkpoints(at: Place) -> object:
+    return nova_decision_client.DecisionClient(at.url, "", "token").newest(IMAGE)
+
+
+def nova_asks_the_gateway(at: Place) -> object:
+    return gateway_client.GatewayClient(at.url, "").look()
+
+
+def listener_asks_glance(at: Place) -> object:
+    return glance_images.connect(at.glance_conf()).read(IMAGE)
+
+
+def listener_asks_the_decision_service(at: Place) -> object:
+    return glance_decision_client.DecisionClient(at.glance_conf()).get("/v1/hosts", dict, 1000)
+
+
+def decision_service_asks_prometheus(at: Place) -> object:
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("url", at.url, "switch_loads_prometheus")
+    return base.load("prometheus", conf).levels({})
+
+
+def command_asks_the_api(at: Place) -> object:
+    asking = osc_client.Client(fake_glance.session(at.url), None, None)
+    return asking.get("/v1/status")
+
+
+def checkpoint_daemon_asks_a_vault(at: Place) -> object:
+    identities.give(at.folder, "h1")
+    files = identity_files.IdentityFiles(
+        ids.HostId("h1"), identity_files.files_in(at.folder / "identity")
+    )
+    own = credentials.Credentials(files, vault_paths.PROTOCOL, certificates.GRACE_S)
+    host, _, port = at.address.rpartition(":")
+    asking = vault_client.VaultClient(ids.HostId("h2"), (host, int(port)), own)
+    return asking.disks(ids.HostId("h1"))
+
+
+def checkpoint_daemon_reads_a_disk(at: Place) -> object:
+    return nbd.Disk(str(at.path), "vda", "", 1.0)
+
+
+def checkpoint_daemon_asks_libvirt(at: Place) -> object:
+    uri = f"qemu+unix:///system?socket={at.path}"
+    return domains.Domains(uri, lambda _: None).present()
+
+
+CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
+    (nova_asks_for_checkpoints, errors.DecisionUnreachable, "{address}"),
+    (nova_asks_the_gateway, errors.GatewayUnreachable, "{address}"),
+    (listener_asks_glance, errors.ImageServiceUnreachable, "{address}"),
+    (listener_asks_the_decision_service, errors.ImageServiceUnreachable, "{address}"),
+    (decision_service_asks_prometheus, base.LoadsUnknown, "{address}"),
+    (command_asks_the_api, osc_exceptions.CommandError, "{address}"),
+    (checkpoint_daemon_asks_a_vault, errors.SourceUnreachable, "h2"),
+    (checkpoint_daemon_reads_a_disk, errors.Unusable, "export vda at {path}"),
+    (checkpoint_daemon_asks_libvirt, errors.Unusable, "[acstor_checkpoint] libvirt_uri = "),
+]
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nova_decision_client, "TIMEOUT_S", (1.0, 1.0))
+    monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
+    monkeypatch.setattr(base, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
+    monkeypatch.setattr(domains, "_OPEN_S", 1.0)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), CALLS)
+def test_call_ends_while_the_service_hangs(
+    tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
+) -> None:
+    path = tmp_path / "s"
+    with silent_server.serve() as server, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        check(Place(server.address, path, tmp_path), call, error, words)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), CALLS)
+def test_call_ends_while_the_service_refuses(
+    tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
+) -> None:
+    address = f"{local.LOOPBACK}:{local.unused_port()}"
+    check(Place(address, tmp_path / "s", tmp_path), call, error, words)
+
+
+def check(at: Place, call: Callable[[Place], object], error: type[Exception], words: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(error) as caught:
+        call(at)
+    assert time.monotonic() - began_s < ENDS_S
+    assert words.format(**at._asdict()) in str(caught.value)
