@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real libvirtd that hangs, or refuses, while the checkpoint daemon is connected with it."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_checkpoint import domains
+from acstor_common import errors
+from tests.fakes import faulty_proxy
+from tests.fakes import hosts
+from tests.lab import local
+
+LIBVIRTD = "/usr/sbin/libvirtd"
+WAIT_S = 30.0
+ENDS_S = 10.0
+_START = """\
+mount -t tmpfs acstor /run
+mkdir -p /run/libvirt
+mount -t tmpfs acstor /etc/libvirt
+mount -t tmpfs acstor /var/lib/libvirt
+exec "$@"
+"""
+_CONFIG = """\
+listen_tls = 0
+listen_tcp = 1
+auth_tcp = "none"
+listen_addr = "127.0.0.1"
+tcp_port = "{port}"
+unix_sock_dir = "{folder}"
+"""
+
+
+@pytest.fixture
+def port(tmp_path: pathlib.Path) -> Iterator[int]:
+    """Run a libvirtd that has nothing of this machine's; its driver ``test`` has one domain."""
+    if os.geteuid():
+        pytest.skip("needs root")
+    if shutil.which(LIBVIRTD) is None:
+        pytest.skip("libvirt is not installed: run tools/install.sh")
+    found = local.unused_port()
+    config = tmp_path / "libvirtd.conf"
+    config.write_text(_CONFIG.format(port=found, folder=tmp_path))
+    start = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _START, "sh"]
+    argv = [*start, LIBVIRTD, "--listen", "-f", config, "-p", tmp_path / "pid"]
+    with (tmp_path / "log").open("wb") as out, subprocess.Popen(argv, stderr=out) as process:
+        try:
+            yield found
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def ends_soon() -> Iterator[None]:
+    """Expect an error in time that names the option."""
+    began_s = time.monotonic()
+    with pytest.raises(errors.Unusable, match=r"\[acstor_checkpoint\] libvirt_uri = test\+tcp"):
+        yield
+    assert time.monotonic() - began_s < ENDS_S
+
+
+def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domains, "_OPEN_S", 2.0)
+    monkeypatch.setattr(domains, "_KEEPALIVE_S", 1)
+    monkeypatch.setattr(domains, "_KEEPALIVE_COUNT", 2)
+    with faulty_proxy.before(port) as proxy:
+        asked = domains.Domains(f"test+tcp://{proxy.address}/default", lambda _: None)
+
+        def answers() -> bool:
+            with contextlib.suppress(errors.Unusable):
+                return asked.present() == []
+            return False
+
+        hosts.wait_until(answers, "libvirt", WAIT_S)
+        for fault in (proxy.hang, proxy.refuse):
+            fault()
+            for _ in range(2):  # over the connection that is there, and over a new one
+                with ends_soon():
+                    asked.present()
+            proxy.pass_on()
+            hosts.wait_until(answers, "libvirt", WAIT_S)
