@@ -21,12 +21,14 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import message_bus
+from acstor_common import session_options
 from acstor_common import supervised
 from acstor_common import trace_message
 from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
 from acstor_glance import bus_server
 from acstor_glance import comparing as glance_comparing
+from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
 from acstor_glance import hints
@@ -172,7 +174,7 @@ class Listener:
             self._preparer.spool.remove_older(SPOOL_AGE_S)
             self._preparer.claims.remove_older(SPOOL_AGE_S)
         except errors.AcstorError as exc:
-            LOG.warning("reconcile: %s", exc)
+            LOG.warning("reconcile: %s", self._told(exc))
             self._counters.reconciles.labels("failed").inc()
             return SOON_S
         except Exception:
@@ -225,7 +227,7 @@ class Listener:
                 if self._comparing is not None and outcome is glance_preparer.Outcome.PREPARED:
                     self._comparing.prepared(image_id)
             except errors.AcstorError as exc:
-                LOG.warning("image %s: %s; looked at again soon", image_id, exc)
+                LOG.warning("image %s: %s; looked at again soon", image_id, self._told(exc))
                 self._ask_again(image_id, is_forced)
                 self._is_due.set()
             except Exception:
@@ -234,6 +236,13 @@ class Listener:
             finally:
                 self._queue.done(image_id)
                 self._show_queue()
+
+    def _told(self, error: errors.AcstorError) -> str:
+        """Return an error's words for operators: of a service, with who asked it."""
+        if not isinstance(error, errors.ImageServiceError):
+            return str(error)
+        group = glance_conf.GROUP.name
+        return f"{error} ({session_options.configured(group, self._conf)})"
 
     def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
         """Do what an operator asked for when everything is looked at again.

@@ -249,3 +249,61 @@ def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
             fails(client, keystone.url)
         keystone.pass_on()
         wait_answer(client)
+
+
+def test_glance_and_keystone_that_hang_or_refuse_the_listener(
+    image_services: cloud.Cloud, tmp_path: pathlib.Path
+) -> None:
+    lab, tester = image_services, uploads.Images(image_services)
+    with (
+        faulty_proxy.before(port_of(lab.glance.url)) as glance,
+        faulty_proxy.before(port_of(lab.keystone.auth_url)) as keystone,
+    ):
+        listener = acstor_glance.Listener(
+            "listener",
+            lab,
+            tmp_path,
+            constants={
+                tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}",
+                tuned.RECONCILE_INTERVAL_S: 1,
+                tuned.RECONCILE_SOON_S: 1,
+            },
+            auth_url=f"{keystone.url}/v3",
+            endpoint_override=glance.url,
+            timeout=2,
+        )
+
+        def says(address: str) -> None:
+            told = f"([acstor_glance], as acstor at {keystone.url}/v3)"
+            before = len(listener.log())
+            runs.wait_for(
+                lambda: any(
+                    address in line and told in line
+                    for line in listener.log()[before:].splitlines()
+                ),
+                WAIT_S,
+                f"a warning of {address}",
+                listener.log,
+            )
+            assert api.PASSWORD not in listener.log()
+            assert uploads.metric(listener, 'acstor_glance_reconciles_total{end="failed"}')
+
+        try:
+            keystone.hang()  # it has not signed in yet
+            listener.start()
+            says(keystone.url)
+            keystone.refuse()
+            says(keystone.url)
+            keystone.pass_on()
+            data = uploads.some_bytes(seed=72)
+            tester.wait_state(tester.upload(data))
+            for fault in (glance.hang, glance.refuse):
+                fault()
+                image_id = tester.upload(data)
+                says(glance.url)
+                glance.pass_on()
+                tester.wait_state(image_id)
+        finally:
+            glance.pass_on()
+            listener.stop()
+            tester.clean_up()
