@@ -52,6 +52,12 @@ class Place(NamedTuple):
     lab: cloud.Cloud
     data: bytes
     images: list[str]
+    unread: Iterator[int]
+    """Chunks of the first image that nobody has read."""
+
+    def chunk(self, chunk_no: int) -> bytes:
+        """Return a chunk of the images."""
+        return self.data[chunk_no * uploads.CHUNK :][: uploads.CHUNK]
 
     def trouble(self, *words: str) -> bool:
         """Say whether one trouble has all the words."""
@@ -104,14 +110,17 @@ def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> I
         listener.start()
         for image_id in images:
             tester.wait_state(image_id)
+        listener.stop()
         yield tester, data, images
     finally:
         listener.stop()
         tester.clean_up()
 
 
-@pytest.fixture
-def place(prepared: Any, tmp_path: pathlib.Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """An agent for all tests of the module: each leaves it without troubles."""
+    tmp_path = tmp_path_factory.mktemp("agent")
     tester, data, images = prepared
     lab = tester.lab
     ports = (port_of(lab.keystone.auth_url), port_of(lab.glance.url), lab.rabbitmq.port)
@@ -137,40 +146,48 @@ def place(prepared: Any, tmp_path: pathlib.Path) -> Iterator[Place]:
         )
         agent = stack.enter_context(starting)
         agent.wait_ready()
-        found = Place(agent, keystone, glance, rabbitmq, lab, data, images)
+        unread = iter(range(9, len(data) // uploads.CHUNK))
+        found = Place(agent, keystone, glance, rabbitmq, lab, data, images, unread)
         agents.request(agent.control_socket, "ensure", image_id=images[0])
         found.check_cached()
         yield found
 
 
+@pytest.fixture
+def place(running: Place) -> Iterator[Place]:
+    yield running
+    for proxy in (running.keystone, running.glance, running.rabbitmq):
+        proxy.pass_on()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_glance_that_hangs_or_refuses(place: Place, fault: str) -> None:
-    path = place.agent.image_path(place.images[0])
+    path, chunk_no = place.agent.image_path(place.images[0]), next(place.unread)
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
         getattr(place.glance, fault)()
-        waiting = guest.submit(read, path, 9)
+        waiting = guest.submit(read, path, chunk_no)
         place.wait_trouble(place.glance.url, "[source_glance], as acstor")
         place.check_cached()
         assert not waiting.done()
         place.glance.pass_on()
-        assert waiting.result(WAIT_S) == place.data[9 * uploads.CHUNK :][: uploads.CHUNK]
+        assert waiting.result(WAIT_S) == place.chunk(chunk_no)
     place.wait_no_trouble()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_keystone_that_hangs_or_refuses(place: Place, fault: str) -> None:
-    agent = place.agent
+    agent, chunk_no = place.agent, next(place.unread)
     agent.stop()
     getattr(place.keystone, fault)()
     agent.start()  # it signs in anew
     agent.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
-        waiting = guest.submit(read, agent.image_path(place.images[0]), 9)
+        waiting = guest.submit(read, agent.image_path(place.images[0]), chunk_no)
         place.wait_trouble(place.keystone.url, "[source_glance], as acstor")
         place.check_cached()
         assert not waiting.done()
         place.keystone.pass_on()
-        assert waiting.result(WAIT_S) == place.data[9 * uploads.CHUNK :][: uploads.CHUNK]
+        assert waiting.result(WAIT_S) == place.chunk(chunk_no)
     place.wait_no_trouble()
 
 
@@ -189,7 +206,8 @@ def test_keystone_that_refuses_the_user(place: Place) -> None:
     finally:
         admin.update_user(user, enabled=True)
     agents.request(agent.control_socket, "ensure", image_id=place.images[1])
-    assert read(agent.image_path(place.images[0]), 9)
+    chunk_no = next(place.unread)
+    assert read(agent.image_path(place.images[0]), chunk_no) == place.chunk(chunk_no)
     place.wait_no_trouble()
 
 
