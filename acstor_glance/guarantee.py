@@ -50,11 +50,12 @@ def check(conf: cfg.ConfigOpts, images: glance_images.Images) -> Iterator[Findin
         "" if is_on else "it is off: images that servers need can be deleted",
     )
     try:
-        needed = guard.ask(conf)
+        needed, reported = guard.ask(conf), guard.listeners(conf)
     except errors.ImageServiceError as exc:
         yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
         return
     yield _hosts(needed)
+    yield _listeners(reported)
     if not needed.is_complete:
         yield Finding(
             "needed images",
@@ -78,6 +79,16 @@ def _hosts(needed: protection.Needed) -> Finding:
             "to need since is not protected"
         )
     return Finding("hosts", not why, why)
+
+
+def _listeners(reported: list[guard.Listener]) -> Finding:
+    silent = [one.listener for one in reported if one.is_silent]
+    why = "none has ever reported to the decision service: is acstor-glance-listener running?"
+    if silent:
+        why = f"silent: {', '.join(silent)}. Look at acstor-glance-listener there"
+    return Finding(
+        "listeners", bool(reported) and not silent, why if silent or not reported else ""
+    )
 
 
 def _standings(needed: protection.Needed, images: glance_images.Images) -> Iterator[Finding]:

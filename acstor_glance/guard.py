@@ -9,12 +9,15 @@ so all the same (their coordination service is away) do the same things.
 
 import collections
 import contextlib
+import datetime
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 
+import msgspec
 from oslo_config import cfg
 
 from acstor_common import errors
@@ -32,6 +35,8 @@ from acstor_glance import protection
 LOG = logging.getLogger(__name__)
 
 PASS_S = 5.0
+REPORT_S = 30.0
+"""How often the decision service is told that this listener runs."""
 MOST_A_PASS = 50
 """Images that are looked at, and changed, in one pass."""
 MOST_FAILURES = 3
@@ -53,6 +58,30 @@ _SAID = {
     "tells what is not so",
     protection.Standing.FAILED: "it could not be protected; tried again soon",
 }
+
+
+class Listener(msgspec.Struct, frozen=True):
+    """A listener, as the decision service knows it."""
+
+    listener: str
+    reported_at: datetime.datetime
+    is_silent: bool
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    listeners: list[Listener]
+
+
+def listeners(conf: cfg.ConfigOpts) -> list[Listener]:
+    """Return the listeners that have reported.
+
+    :raises errors.ImageServiceError: the decision service does not say it
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    service = decision_client.DecisionClient(conf)
+    return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
 
 
 def ask(conf: cfg.ConfigOpts) -> protection.Needed:
@@ -95,6 +124,8 @@ class Guard:
         self._happened: collections.deque[str] = collections.deque(maxlen=1000)
         self._fault = log_once.LogOnce(LOG)
         self._incomplete = log_once.LogOnce(LOG)
+        self._reports_at_s = float("-inf")
+        self._unreported = log_once.LogOnce(LOG)
         self._stopping = threading.Event()
         if counters is not None:
             counters.protects.set(int(self.is_on))
@@ -113,6 +144,7 @@ class Guard:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self._report_if_due()
             try:
                 self.make_pass()
             except errors.AcstorError as exc:
@@ -122,6 +154,19 @@ class Guard:
             else:
                 self._fault.say("")
             self._stopping.wait(PASS_S)
+
+    def _report_if_due(self) -> None:
+        """Tell the decision service now and then that this listener runs."""
+        if self._clock() < self._reports_at_s:
+            return
+        self._reports_at_s = self._clock() + REPORT_S
+        try:
+            report = {"listener": socket.gethostname()}
+            self._service.post("/v1/listeners", report, Listeners, MOST_BYTES)
+        except errors.AcstorError as exc:
+            self._unreported.say(f"the decision service is not told that this listener runs: {exc}")
+        else:
+            self._unreported.say("")
 
     def make_pass(self) -> None:
         """Look at what is needed, and see to it.

@@ -8,7 +8,7 @@ rule: an earlier one that is asked for is refused here, by name, before anything
 from osc_lib import exceptions
 
 MAJOR = "1"
-KNOWN = tuple(f"{MAJOR}.{minor}" for minor in range(12))
+KNOWN = tuple(f"{MAJOR}.{minor}" for minor in range(13))
 """What this client knows, the oldest first."""
 NEWEST = "latest"
 OPTION = "--os-acstor-api-version"

@@ -10,7 +10,7 @@ import msgspec
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-VERSIONS = tuple(f"1.{number}" for number in range(12))
+VERSIONS = tuple(f"1.{number}" for number in range(13))
 """Of the API: the first number is in the paths, the second grows when something is added.
 
 Nothing is ever taken away or changed, so whoever wants an earlier one gets this one.

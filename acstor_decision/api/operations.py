@@ -8,6 +8,7 @@ from acstor_decision.api import enrolments
 from acstor_decision.api import hosts
 from acstor_decision.api import image_actions
 from acstor_decision.api import images
+from acstor_decision.api import listeners
 from acstor_decision.api import needed
 from acstor_decision.api import rings
 from acstor_decision.api import status
@@ -21,6 +22,7 @@ ALL = (
     *images.OPERATIONS,
     *image_actions.OPERATIONS,
     *needed.OPERATIONS,
+    *listeners.OPERATIONS,
     *boots.OPERATIONS,
     *checkpoints.OPERATIONS,
     *rings.OPERATIONS,

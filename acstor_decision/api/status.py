@@ -147,6 +147,11 @@ def show(call: operation.Call) -> Status:
         hosts=seen_hosts,
         images=images,
         why_no_images=why_unlisted,
+        instance=published.instance if published else "",
+        listeners=[
+            health_.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
+            for one in call.store.listeners()
+        ],
         unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
         checkpoints=[
             health_.Checkpoint(

@@ -26,6 +26,8 @@ WAIT_S: Final = 30.0
 """Guests that wait for longer may show errors of their own soon."""
 UNHEARD_S: Final = 120.0
 """A host that enrolled sends its first sample within seconds."""
+LISTENER_S: Final = 180.0
+"""A listener reports every half a minute that it runs."""
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2
 """Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
@@ -107,6 +109,17 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """A listener beside Glance.
+
+    :param name: of its host
+    :param reported_ago_s: since it said last that it runs
+    """
+
+    name: str
+    reported_ago_s: float
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The newest checkpoint of a server.
 
@@ -125,6 +138,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     :param published_ago_s: how long ago; None: none was
     :param images: None: Glance does not answer
     :param why_no_images: with the address that was asked
+    :param instance: of the service, which published the last table
+    :param listeners: that ever reported, those left out that have been gone for long
     """
 
     now_s: float
@@ -133,6 +148,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Sequence[Host]
     images: Sequence[Image] | None
     why_no_images: str = ""
+    instance: str = ""
+    listeners: Sequence[Listener] = ()
     unfinished: Sequence[Unfinished]
     checkpoints: Sequence[Checkpoint]
 
@@ -188,9 +205,9 @@ def _hosts(seen: Seen) -> Iterator[Finding]:
             "decision-deaf",
             Severity.ERROR,
             "no sample of any host is noted",
-            silent,
-            "is acstor-decision running, and the broker? Look at the log of acstor-decision; hosts "
-            "go on with the v-node table that they have",
+            [*([f"instance {seen.instance}: led last"] if seen.instance else []), *silent],
+            "is acstor-decision running, and the broker? Look at the log of acstor-decision where "
+            "it led last; hosts go on with the v-node table that they have",
         )
     elif silent:
         yield _finding(
@@ -360,6 +377,23 @@ def _images(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def _listeners(seen: Seen) -> Iterator[Finding]:
+    if silent := [
+        f"{one.name}: for {one.reported_ago_s / 60:.0f} min"
+        for one in sorted(seen.listeners, key=lambda one: -one.reported_ago_s)
+        if one.reported_ago_s > LISTENER_S
+    ]:
+        yield _finding(
+            "listener-silent",
+            Severity.WARNING,
+            "listeners beside Glance are silent",
+            silent,
+            "look at acstor-glance-listener there (systemctl status acstor-glance-listener); while "
+            "none runs, new images are not prepared and images in use can be deleted. One that was "
+            "removed is forgotten after a day in which another one reports",
+        )
+
+
 def _whole(seen: Seen) -> Iterator[Finding]:
     if seen.unfinished:
         yield _finding(
@@ -399,6 +433,7 @@ CHECKS: Final[tuple[Callable[[Seen], Iterator[Finding]], ...]] = (
     _guests,
     _parts,
     _images,
+    _listeners,
     _whole,
     _checkpoints,
 )

@@ -34,6 +34,7 @@ from acstor_decision.db import connection as connection_
 from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
 from acstor_decision.db import identities
+from acstor_decision.db import listeners as listeners_
 from acstor_decision.db import migrations
 from acstor_decision.db import models
 from acstor_decision.db import samples as samples_
@@ -461,6 +462,16 @@ class Database:
         ``work`` may be called more than once.
         """
         return self._write(lambda session: identities.change(session, host, work))
+
+    # Listeners
+
+    def note_listener(self, name: str, now_s: float) -> bool:
+        """See :func:`listeners.note`."""
+        return self._write(lambda session: listeners_.note(session, name, now_s))
+
+    def listeners(self) -> list[models.Listener]:
+        """See :func:`listeners.every`."""
+        return self._read(listeners_.every)
 
     # Traffic
 

@@ -198,6 +198,16 @@ class RefusedEnrolments(Base):
     times: orm.Mapped[int]
 
 
+class Listener(Base):
+    """A listener beside Glance, and when it reported last that it runs."""
+
+    __tablename__ = "listeners"
+    __table_args__ = MYSQL
+
+    listener: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    reported_s: orm.Mapped[float]
+
+
 class PublishedRing(Base):
     """A v-node table that was published; the epoch is given to one table only."""
 

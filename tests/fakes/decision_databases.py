@@ -23,6 +23,7 @@ from acstor_decision.db import boots
 from acstor_decision.db import connection as connection_
 from acstor_decision.db import database
 from acstor_decision.db import held_images
+from acstor_decision.db import listeners
 from acstor_decision.db import models
 
 OWNED = whole_image.Whole(state=whole_image.State.WHOLE, is_used=True, total_bytes=6, left_bytes=0)
@@ -235,6 +236,16 @@ class Suite:
         rows = store.image_hosts(image_id, 0)
         assert [held_images.whole_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, True]
+
+    def test_listeners_are_remembered_until_one_reports_a_day_later(
+        self, store: database.Database
+    ) -> None:
+        for name, now_s in (("c1", 100.0), ("c2", 200.0), ("c1", 300.0)):
+            assert store.note_listener(name, now_s)
+        known = [(one.listener, one.reported_s) for one in store.listeners()]
+        assert known == [("c1", 300.0), ("c2", 200.0)]
+        assert store.note_listener("c1", 250.0 + listeners.KEPT_S)
+        assert [one.listener for one in store.listeners()] == ["c1"]
 
     def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
         self, store: database.Database

@@ -72,7 +72,7 @@ def test_version_that_this_client_does_not_know_is_refused(text, capsys):
     parser = plugin.build_option_parser(argparse.ArgumentParser())
     with pytest.raises(SystemExit):
         parser.parse_args([versions.OPTION, text])
-    assert "this client knows 1.0 to 1.11, and latest" in capsys.readouterr().err
+    assert "this client knows 1.0 to 1.12, and latest" in capsys.readouterr().err
     with pytest.raises(exceptions.CommandError, match="needs a later acstor"):
         plugin.check_api_version(text)  # it comes from clouds.yaml
 

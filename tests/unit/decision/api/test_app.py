@@ -41,6 +41,7 @@ BODIES = {
     "host:enrol": {
         "csr": certificates.request(ids.HostId(EXAMPLES["host"]), certificates.new_key()).decode()
     },
+    "listener:report": {"listener": "controller1"},
     "checkpoint:create": {"instance_id": checkpoint_hosts.SERVER},
     **{f"image:{name}": {"hosts": ["h0000"]} for name in ("hurry", "pause", "resume", "unpin")},
 }
@@ -174,13 +175,13 @@ def test_bodies_of_another_form_are_refused(known, body, client, filled, bus):
     assert not filled.drained() and not bus.tasks and not bus.wanted
 
 
-@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.11", "acstor latest", "compute 2.99"])
+@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.12", "acstor latest", "compute 2.99"])
 def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.12", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.13", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406

@@ -60,6 +60,7 @@ FOUND = {
     "part-broken": seen(told(troubles={"metrics": TROUBLE})),
     "versions-differ": seen(told(version="1.1"), host("h2")),
     "glance-away": seen(images=None),
+    "listener-silent": seen(listeners=[health.Listener(name="c1", reported_ago_s=181.0)]),
     "image-not-begun": seen(images=[image(health.ImageState.NOT_BEGUN)]),
     "image-failed": seen(images=[image(health.ImageState.FAILED, "no room")]),
     "image-not-whole": seen(
@@ -93,6 +94,7 @@ def test_every_check_is_tried_here():
         seen(told(troubles={"metrics": decision_api.HostTrouble("x", NOW_S - 10)})),
         seen(images=[image(health.ImageState.NOT_SERVED, "iso"), image(health.ImageState.READY)]),
         seen(images=[image(health.ImageState.PREPARING)]),
+        seen(listeners=[health.Listener(name="c1", reported_ago_s=60.0)]),
         seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
         seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
     ],
@@ -100,6 +102,11 @@ def test_every_check_is_tried_here():
 def test_what_is_as_it_should_be_is_no_finding(picture):
     assert health.findings(picture) == []
     assert health.worst([]) is health.Severity.OK
+
+
+def test_who_led_last_is_named_when_nobody_hears_hosts():
+    (found,) = health.findings(seen(host(is_heard=False), instance="controller1"))
+    assert found.subjects == ["instance controller1: led last", "h1"]
 
 
 def test_worst_comes_first():

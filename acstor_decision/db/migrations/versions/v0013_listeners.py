@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each listener beside Glance reported last."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+
+MYSQL: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+
+
+def upgrade() -> None:
+    """Make the table of listeners."""
+    op.create_table(
+        "listeners",
+        sa.Column("listener", sa.String(255), primary_key=True),
+        sa.Column("reported_s", sa.Double, nullable=False),
+        **MYSQL,
+    )
