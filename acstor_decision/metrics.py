@@ -18,9 +18,7 @@ from prometheus_client import registry
 
 from acstor_common import metrics_endpoint
 from acstor_decision.core import threshold
-from acstor_decision.db import identities
 
-_NOBODY = identities.Silent()
 _NO_THRESHOLDS = threshold.Thresholds()
 
 
@@ -63,8 +61,9 @@ class Picture:
     :param round_s: wall clock when its last round ended; 0: it has made none
     :param has_loads: whether it is known how busy the switches are
     :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
-    :param silent: hosts that enrolled and send no samples, where this instance leads; none while it
-        hears no host at all, for then it is not they
+    :param silent: the first hosts that enrolled and send no samples, where this instance leads;
+        none while it hears no host at all, for then it is not they
+    :param silent_total: how many there are
     :param heard: samples that were used
     :param refused: samples that were not, by the reason
     :param refused_enrolments: requests for certificates at all instances of the API, likewise
@@ -84,7 +83,8 @@ class Picture:
     places: int = 0
     traffic_cv: float = 0.0
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
-    silent: identities.Silent = _NOBODY
+    silent: Sequence[str] = ()
+    silent_total: int = 0
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -112,10 +112,10 @@ class Collector(registry.Collector):
         yield from _of_hosts(picture.hosts)
         silent = core.GaugeMetricFamily(
             "acstor_decision_host_is_silent",
-            f"1 for each of the first {identities.MOST_SILENT} of these hosts",
+            "1 for each of the first 100 of these hosts",
             labels=["host"],
         )
-        for host in picture.silent.names:
+        for host in picture.silent:
             silent.add_metric([host], 1)
         yield silent
         yield from _of_checkpoints(picture.checkpoints, self._by_server)
@@ -171,7 +171,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
         ("places", "Places that the table says something of", picture.places),
         ("hosts", "Hosts that live", len(picture.hosts)),
-        ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent.total),
+        ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent_total),
         (
             "traffic_cv",
             "Deviation of what hosts carry, chunks too, by its mean",

@@ -415,6 +415,7 @@ class Service:
             vnodes = len(places[host].names) if host in places else 0
             is_overloaded = member.overloaded_in_a_row > 0
             hosts[host] = metrics.HostPicture(vnodes, member.traffic_share(), is_overloaded)
+        silent = self._silent if self.leads and hosts else identities.Silent()
         return metrics.Picture(
             leads=self.leads,
             round_s=self._wall(),
@@ -425,7 +426,8 @@ class Service:
             places=len(self.decider.table.outward),
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,
-            silent=self._silent if self.leads and hosts else identities.Silent(),
+            silent=silent.names,
+            silent_total=silent.total,
             heard=self._heard,
             refused={
                 **{

@@ -10,7 +10,6 @@ from acstor_common import errors
 from acstor_decision import metrics
 from acstor_decision.core import threshold
 from acstor_decision.db import checkpoints
-from acstor_decision.db import identities
 
 HOSTS = {"h1": metrics.HostPicture(40, 1.5, True), "h2": metrics.HostPicture(160, 0.0, False)}
 PICTURE = metrics.Picture(
@@ -22,7 +21,8 @@ PICTURE = metrics.Picture(
     places=3,
     traffic_cv=0.75,
     hosts=HOSTS,
-    silent=identities.Silent(9, ["h8", "h9"]),
+    silent=["h8", "h9"],
+    silent_total=9,
     heard=41,
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
