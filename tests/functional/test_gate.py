@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole cloud that is broken in each way in turn: what operators look at names each fault.
+
+So does the gate of the roll-out guide: nobody passes it while something is broken.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes import hosts
+from tests.fakes import watched_cloud
+from tests.lab import documents
+from tests.lab import runs
+from tests.lab.openstack import cloud
+
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's package prometheus"),
+]
+
+Cloud = watched_cloud.WatchedCloud
+SEEN_S = 60.0
+HOST, CONTROLLER = watched_cloud.BROKEN, watched_cloud.CONTROLLER
+GATE = documents.section("admin/roll_out.rst", "The gate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A way to break the cloud, and who has to name it.
+
+    :param place: the host that has to be named
+    :param finding: code in ``openstack acstor status``
+    :param check: what the check of the place finds
+    :param alert: of Prometheus
+    """
+
+    broken: Callable[[Cloud], contextlib.AbstractContextManager[None]]
+    place: str
+    finding: str
+    check: str
+    alert: str
+
+
+FAULTS = {
+    "wrong transport_url": Fault(
+        lambda it: it.transport_url_of("rabbit://guest:guest@127.0.0.1:9/"),
+        HOST,
+        "host-silent",
+        "agent: message bus",
+        "AcstorPartDoesNotWork",
+    ),
+    "password refused by the broker": Fault(
+        Cloud.password_refused, HOST, "host-silent", "agent: message bus", "AcstorHostSilent"
+    ),
+    "dead agent": Fault(Cloud.agent_dead, HOST, "host-silent", "agent", "AcstorAgentDown"),
+    "dead mount": Fault(Cloud.mount_dead, HOST, "mount-dead", "guests", "AcstorGuestsOnDeadMount"),
+    "full cache": Fault(
+        Cloud.cache_full, HOST, "image-not-whole", "room for images", "AcstorImageHasNoRoom"
+    ),
+    "expired certificate": Fault(
+        Cloud.certificate_ended, HOST, "certificate-ended", "certificate", "AcstorCertificateEnded"
+    ),
+    "two versions": Fault(
+        Cloud.versions_apart, HOST, "versions-differ", "version", "AcstorVersionsDiffer"
+    ),
+    "silent listener": Fault(
+        lambda it: it.hung("listener"),
+        CONTROLLER,
+        "listener-silent",
+        "listeners",
+        "AcstorGlanceListenerDown",
+    ),
+    "stopped leader": Fault(
+        lambda it: it.hung("leader"), CONTROLLER, "decision-deaf", "hosts", "AcstorDecisionDown"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def watched(
+    image_services: cloud.Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cloud]:
+    folder: pathlib.Path = tmp_path_factory.mktemp("watched")
+    with watched_cloud.running(image_services, folder) as running:
+        running.wait_quiet()
+        yield running
+
+
+def unnamed(watched: Cloud, fault: Fault) -> set[str]:
+    """Return which of status and alerts do not name a fault, its place and a remedy."""
+    in_status = any(
+        one["code"] == fault.finding
+        and one["remedy"]
+        and any(fault.place in subject for subject in one["subjects"])
+        for one in watched.status()["findings"]
+    )
+    in_alerts = any(
+        one["labels"]["alertname"] == fault.alert
+        and one["labels"].get("instance") == fault.place
+        and one["annotations"]["description"]
+        for one in watched.alerts()
+    )
+    return {
+        *(set() if in_status else {"status"}),
+        *(set() if in_alerts else {"alerts"}),
+    }
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_fault_is_named_and_is_over_when_it_is_mended(watched: Cloud, what: str) -> None:
+    fault = FAULTS[what]
+    with fault.broken(watched):
+        runs.wait_for(
+            lambda: not unnamed(watched, fault),
+            SEEN_S,
+            what,
+            lambda: json.dumps([sorted(unnamed(watched, fault)), watched.complaints()], indent=1),
+        )
+        checked, status = watched.gate(GATE, fault.place)
+        assert checked.returncode or status.returncode, f"the gate is passed with: {what}"
+        level = r"\W+(outcome )?(warning|error|not guaranteed)\b"
+        assert re.search(rf"\W{re.escape(fault.check)}{level}", checked.stdout), checked.stdout
+        assert fault.place in status.stdout and "  > " in status.stdout
+    watched.wait_quiet()
+
+
+def test_gate_is_passed_when_all_is_well(watched: Cloud) -> None:
+    done = [
+        one for place in (*watched_cloud.HOSTS, CONTROLLER) for one in watched.gate(GATE, place)
+    ]
+    assert [one.returncode for one in done] == [0] * 6, done
