@@ -51,9 +51,9 @@ MAX_HOSTS = 16384
 MAX_REVOKED = 4096
 MAX_VNODES = 10_000
 MAX_POINTS = 1 << 20
-_LAST_OID = (1 << 64) - 1
 """Bound on the v-nodes of all hosts together: a ring of this size is built in a few seconds."""
 MAX_FILE_BYTES = 8 * 1024 * 1024
+_LAST_OID = (1 << 64) - 1
 
 
 class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
