@@ -106,6 +106,8 @@ class Promises:
                     self._kept[image_id] = one
                 continue
             part = self._part_of(image_map, self._table_for(one))
+            if kept is None and not self.may_grow and self._beyond_bytes(part):
+                continue
             contents = part.contents()
             lacking_bytes = self._lacking_bytes(room.slots_of(contents, self.pins))
             if kept is None and lacking_bytes:
@@ -146,6 +148,10 @@ class Promises:
         if self.may_grow and more:
             return 0
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
+
+    def _beyond_bytes(self, part: shares_.Part) -> int:
+        """Return how much longer a part is than the cache: its contents need not be looked at."""
+        return max(0, part.total_bytes - self._limit_bytes)
 
     # What is promised
 
@@ -268,6 +274,9 @@ class Promises:
         """Return how many bytes the cache lacks for an image when others have given way to it."""
         if too_many_bytes := self._too_many_for_others(promised, part):
             return too_many_bytes
+        must_fit = not self.may_grow or promised.is_for_others
+        if must_fit and (beyond_bytes := self._beyond_bytes(part)):
+            return beyond_bytes
         image_id = ids.ImageId(promised.image_id)
         contents = await trio.to_thread.run_sync(part.contents)
         slots = await trio.to_thread.run_sync(room.slots_of, contents, self.pins)

@@ -307,14 +307,28 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
 
 
 async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
-    async with keeping(tmp_path, MIB) as host:
-        host.add(DATA)
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        assert await make(host, OTHER) == 0
         looked, slots_of = [], room.slots_of
         monkeypatch.setattr(
             room, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
         assert await make(host, IMAGE) > 0
         assert len(looked) == 1
+
+
+async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked_at(
+    tmp_path, monkeypatch
+):
+    async with keeping(tmp_path, MIB) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+        monkeypatch.setattr(shares.Part, "contents", None)
+        assert await make(host, IMAGE) == MIB
+    async with keeping(tmp_path, MIB) as host:  # with no file of promises
+        assert not host.promises.all()
 
 
 async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
