@@ -16,6 +16,7 @@ from acstor_common import decision_api
 from acstor_common import message_bus
 from acstor_common import trace_message
 from acstor_glance import bus_server
+from tests.fakes import faulty_proxy
 from tests.lab import runs
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
@@ -78,6 +79,46 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
     finally:
         server.stop()()
         rabbitmq.control("delete_user", "late")
+
+
+@pytest.mark.allow_log("cannot listen to acstor-glance on the message bus yet: ")
+def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
+    rabbitmq: rabbitmq_lab.RabbitMQ, tmp_path: pathlib.Path
+) -> None:
+    heard: queue.Queue[object] = queue.Queue()
+    target = oslo_messaging.Target(
+        topic=trace_message.TOPIC, exchange=decision_api.EXCHANGE, version=decision_api.VERSION
+    )
+    with faulty_proxy.before(rabbitmq.port) as proxy:
+        path = tmp_path / "acstor-glance.conf"
+        path.write_text(
+            f"[DEFAULT]\ntransport_url = rabbit://guest:guest@{proxy.address}/\n"
+            "[oslo_messaging_rabbit]\nheartbeat_timeout_threshold = 2\n"
+        )
+        cfg.CONF(["--config-file", str(path)], project="acstor")
+        proxy.hang()
+        server = bus_server.BusServer(cfg.CONF, {decision_api.IMAGE_WANTED: heard.put})
+        transport = oslo_messaging.get_rpc_transport(cfg.CONF, rabbitmq.url)
+        client = oslo_messaging.get_rpc_client(transport, target)
+
+        def is_heard() -> bool:
+            client.cast({}, decision_api.IMAGE_WANTED, payload={"image": "one"})
+            return not heard.empty()
+
+        try:
+            server.start()
+            for fault in (proxy.hang, proxy.hang, proxy.refuse):
+                fault()
+                time.sleep(IDLE_S)
+                while not heard.empty():
+                    heard.get()
+                proxy.pass_on()
+                runs.wait_for(is_heard, WAIT_S, f"a message after {fault}", rabbitmq.log)
+        finally:
+            proxy.pass_on()
+            server.stop()()
+            transport.cleanup()
+            cfg.CONF.reset()
 
 
 @pytest.mark.parametrize("conf", ["rotated:first"], indirect=True)

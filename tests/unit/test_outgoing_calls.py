@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+import trio
 from osc_lib import exceptions as osc_exceptions
 from oslo_config import cfg
 
+from acstor_agent.disks import holders
 from acstor_checkpoint import domains
 from acstor_checkpoint import nbd
 from acstor_checkpoint import vault_client
@@ -88,15 +90,25 @@ def command_asks_the_api(at: Place) -> object:
     return asking.get("/v1/status")
 
 
-def checkpoint_daemon_asks_a_vault(at: Place) -> object:
+def own_credentials(at: Place) -> credentials.Credentials:
     identities.give(at.folder, "h1")
     files = identity_files.IdentityFiles(
         ids.HostId("h1"), identity_files.files_in(at.folder / "identity")
     )
     own = credentials.Credentials(files, vault_paths.PROTOCOL, certificates.GRACE_S)
+    own.look()
+    return own
+
+
+def checkpoint_daemon_asks_a_vault(at: Place) -> object:
     host, _, port = at.address.rpartition(":")
-    asking = vault_client.VaultClient(ids.HostId("h2"), (host, int(port)), own)
+    asking = vault_client.VaultClient(ids.HostId("h2"), (host, int(port)), own_credentials(at))
     return asking.disks(ids.HostId("h1"))
+
+
+def agent_asks_a_vault(at: Place) -> object:
+    link = holders.Link(lambda: own_credentials(at).context(is_server=False), 60.0)
+    return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 
 def checkpoint_daemon_reads_a_disk(at: Place) -> object:
@@ -115,6 +127,7 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
     (listener_asks_the_decision_service, errors.ImageServiceUnreachable, "{address}"),
     (decision_service_asks_prometheus, base.LoadsUnknown, "{address}"),
     (command_asks_the_api, osc_exceptions.CommandError, "{address}"),
+    (agent_asks_a_vault, errors.SourceUnreachable, "{address}"),
     (checkpoint_daemon_asks_a_vault, errors.SourceUnreachable, "h2"),
     (checkpoint_daemon_reads_a_disk, errors.Unusable, "export vda at {path}"),
     (checkpoint_daemon_asks_libvirt, errors.Unusable, "[acstor_checkpoint] libvirt_uri = "),
@@ -127,6 +140,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
     monkeypatch.setattr(base, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(holders, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
     monkeypatch.setattr(domains, "_OPEN_S", 1.0)
 
