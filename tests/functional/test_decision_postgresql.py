@@ -11,18 +11,17 @@ from acstor_decision.db import connection
 from acstor_decision.db import database
 from tests.fakes import decision_databases
 from tests.fakes import faulty_proxy
+from tests.lab.openstack import cloud
 from tests.lab.openstack import postgresql as postgresql_lab
 
 ANSWER_S = 2
 
 
 @pytest.fixture(scope="module")
-def postgresql(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[postgresql_lab.PostgreSQL]:
+def postgresql(openstack_lab: cloud.Cloud) -> Iterator[postgresql_lab.PostgreSQL]:
     if postgresql_lab.folder_of_programs() is None:
         pytest.skip("PostgreSQL is not installed: run tools/install.sh")
-    server = postgresql_lab.PostgreSQL(tmp_path_factory.mktemp("postgresql"))
+    server = postgresql_lab.PostgreSQL(openstack_lab.folder)
     try:
         server.start()
         server.wait_ready()
