@@ -21,9 +21,9 @@ pytestmark = hosts.needs_fuse
 IMAGES = 300
 DESCRIPTORS = 192
 """The agent may open so many: 64 of them are files of the source, which are used again."""
-MANY_IMAGES = 10_000
+MANY_IMAGES = 10_000 if "ACSTOR_TEST_LONG" in os.environ else 1500
 MANY_DESCRIPTORS = 1024
-"""systemd's default of LimitNOFILE."""
+"""systemd's default of LimitNOFILE: fewer than there are images."""
 READERS = 8
 LIFE_S = 500.0
 LONG_TURN_S = 0.01
@@ -78,7 +78,7 @@ def test_three_hundred_images_are_listed_and_read_with_few_descriptors(images, s
     assert agent.worker_pid() == worker
 
 
-def test_ten_thousand_images_are_listed_and_read_with_1024_descriptors(images, start):
+def test_more_images_than_descriptors_are_listed_and_read(images, start):
     data = add_images(images, MANY_IMAGES)
     agent = start(life_s=LIFE_S)
     worker = limit_descriptors(agent, MANY_DESCRIPTORS)
