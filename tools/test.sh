@@ -12,7 +12,8 @@ source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
-declare -A AFTER=([nova]=unit [faults]=nova) # three at a time are enough for two processors
+OPENSTACK="openstack and not nova and not packages"
+declare -A AFTER=([glance]=unit [nova]=unit [faults]=nova) # what waits for services leaves room
 
 part=all
 case ${1:-} in
@@ -35,18 +36,19 @@ unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they i
 # a cache nor a folder of temporary files.
 run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
-    local side_by_side=()
+    local side_by_side=() without=()
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n "$UNIT_WORKERS") ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
-        openstack) marks="openstack and not nova and not packages" temporary=/var/tmp ;;
+        openstack) marks=$OPENSTACK temporary=/var/tmp without=(--ignore-glob="*/test_glance*") ;;
+        glance) marks=$OPENSTACK temporary=/var/tmp/g paths=(tests/functional/test_glance*.py) ;;
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
     PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
-        "${side_by_side[@]}" "${paths[@]}" "${@:2}"
+        "${side_by_side[@]}" "${without[@]}" "${paths[@]}" "${@:2}"
 }
 
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
@@ -110,6 +112,7 @@ case $part in
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
         begin openstack "$@"
+        begin glance "$@"
         begin nova "$@"
         begin faults "$@"
         ;;
