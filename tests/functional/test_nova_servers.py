@@ -43,8 +43,9 @@ def test_server_is_active_before_its_image_is_there(cluster):
         assert "cache='writeback'" in host.compute.machine.virsh("dumpxml", server.id)
         command = [installed.BIN / "acstor-nova-manage", "check", "--json"]
         found = json.loads(host.run(*command, "--config-file", host.compute.conf_file))
-    bad = [finding["what"] for finding in found if finding["level"] != "ok"]
-    assert bad == ["keep_images"]  # the agents of these tests keep none
+    bad = {finding["what"] for finding in found if finding["level"] != "ok"}
+    # The agents of these tests keep none, and were not installed when Nova's part was.
+    assert bad - {"version"} == {"keep_images"}
     assert host.base(image_id).is_symlink(), "the image cache keeps it for the next server"
 
 
