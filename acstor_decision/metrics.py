@@ -112,7 +112,7 @@ class Collector(registry.Collector):
         yield from _of_hosts(picture.hosts)
         silent = core.GaugeMetricFamily(
             "acstor_decision_host_is_silent",
-            "1 for each of the first 100 of these hosts",
+            "1 for a host that enrolled and sends no samples; of many, the first by name",
             labels=["host"],
         )
         for host in picture.silent:
