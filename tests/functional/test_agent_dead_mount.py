@@ -5,11 +5,11 @@ import contextlib
 import errno
 import os
 import pathlib
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes import compute_host
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -23,16 +23,12 @@ WELL = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 
 @contextlib.contextmanager
 def guest(folder: pathlib.Path, instance_id: str, image: pathlib.Path) -> Iterator[None]:
-    """Have a process that holds what the QEMU of an instance holds: its disk and the image."""
+    """Have what stands for the QEMU of an instance, whose disk is made first."""
     disk = folder / instance_id / "disk"
     disk.parent.mkdir()
-    with image.open("rb") as backing, disk.open("w+b") as overlay:
-        process = subprocess.Popen(["sleep", "120"], stdin=backing, stdout=overlay)
-    try:
+    disk.touch()
+    with compute_host.guest(disk, image):
         yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def ended(agent: agents.Agent) -> bool:
