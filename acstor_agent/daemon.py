@@ -115,6 +115,7 @@ class Agent:
             ring_epoch=lambda: self._ring.ring.epoch,
             hosts_at=self._ring.hosts_at,
             limits=settings.peer_limits(),
+            turn_s=lambda: self._turns.lasts_s,
         )
         self._source = build.build(
             own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere

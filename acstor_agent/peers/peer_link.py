@@ -20,6 +20,8 @@ import secrets
 import socket
 import ssl
 import termios
+from collections.abc import Awaitable
+from collections.abc import Callable
 
 import trio
 
@@ -34,8 +36,8 @@ from acstor_common import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
 """A receiver is not woken for less than this, or than the rest of a shorter frame."""
-TURN_BYTES = 1024
-"""What is decoded in a turn that others wait for: 64 Pings."""
+TURN_BYTES = 512
+"""What is decoded at a time where :attr:`Link.is_brief`: 32 Pings."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 RECORDS_PER_CALL = 64
@@ -87,13 +89,16 @@ class Link:
 
     ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
     is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
-    make the codes of frames, where they carry codes.
+    make the codes of frames, where they carry codes.  ``turn`` is awaited before anything is
+    received.  ``is_brief``: little is decoded at a time.
     """
 
     certificate: certificates.HostCertificate | None = None
     believed_by = 0
     sending: peer_seal.Seal | None = None
     receiving: peer_seal.Seal | None = None
+    turn: Callable[[], Awaitable[None]] | None = None
+    is_brief = False
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -102,8 +107,6 @@ class Link:
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
         self._early = b""  # came with the handshake
-        self.turns: trio.Lock | None = None
-        """Held while TURN_BYTES are decoded, where the other side sends many small messages."""
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None when the other side has closed.
@@ -120,12 +123,10 @@ class Link:
                 self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
+            if self.turn is not None:
+                await self.turn()
             try:
-                if self.turns is None:
-                    messages = self._receive_nowait(receiver)
-                else:
-                    async with self.turns:
-                        messages = self._receive_nowait(receiver)
+                messages = self._receive_nowait(receiver)
             except BlockingIOError:
                 self._is_empty = True
                 continue
@@ -149,9 +150,9 @@ class Link:
         return receiver.received(count) if count else None
 
     def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
-        """Return where to receive next: in a turn little, unless it is of a chunk."""
+        """Return where to receive next; of a chunk as much as there is."""
         spaces = receiver.get_buffers()
-        is_short = self.turns is not None and len(spaces) == 1
+        is_short = self.is_brief and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
@@ -330,7 +331,7 @@ class TlsLink(Link):
                 count := self._session.read_into(*self._spaces(receiver))
             ):
                 messages += receiver.received(count)
-                if self.turns is not None and messages:
+                if self.is_brief and messages:
                     break
         except ssl.SSLError:
             self._say_why()

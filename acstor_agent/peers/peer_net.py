@@ -60,6 +60,7 @@ class PeerNet:
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
     :param hosts_at: how many hosts that may speak stand at an address; they have places of their
         own before their Hello
+    :param turn_s: returns how long the turn of the event loop has lasted that is under way
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class PeerNet:
         ring_epoch: Callable[[], int] = lambda: 0,
         hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
+        turn_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._host_id = host_id
         self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
@@ -86,7 +88,8 @@ class PeerNet:
         self._leaving: set[line_.Line] = set()  # beside them: others are in their places, or none
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
-        self._share = loop_share.LoopShare(self._limits.incoming + self._limits.outgoing)
+        many = self._limits.incoming + self._limits.outgoing
+        self._share = loop_share.LoopShare(many, turn_s)
         self.faults = faults.Faults()
         self.unauthenticated = unauthenticated.Unauthenticated(
             self._limits.unauthenticated, self._limits.hello_s, hosts_at
@@ -346,6 +349,7 @@ class PeerNet:
         if self._credentials is None:
             return True
         await connecting.begun(stream)
+        await self._share.next_turn(ip)
         return self.unauthenticated.may_begin(ip)
 
     async def _welcome(

@@ -28,6 +28,11 @@ class LoopTurns(trio.abc.Instrument):
         """Note that a turn begins."""
         self._began_s = time.perf_counter()
 
+    @property
+    def lasts_s(self) -> float:
+        """Say how long the turn has lasted that is under way."""
+        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
+
     def before_io_wait(self, timeout: float) -> None:
         """Note that it is over: nothing is ready."""
         if self._began_s is not None:

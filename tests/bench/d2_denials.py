@@ -28,7 +28,7 @@ from tests.lab import agents
 from tests.lab import local
 from tests.lab import vaults
 
-CHUNKS = 160
+CHUNKS = 480
 """Uncached reads beside each attack."""
 MEMBERS = [f"bad{number}" for number in range(48)]
 KINDS = ("pings", "cancels", "hurries", "gets")

@@ -115,7 +115,7 @@ class Answering(base.Connection):
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base.Part]:
         """Return messages without the requests that later ones cancel."""
         self._came_s = self.last_progress
-        self._charge_small(loop_share.small_messages(messages, self._open))
+        self._account(loop_share.small_messages(messages, self._open), is_useful=False)
         if any([isinstance(message, peer_wire.Cancel) for message in messages]):
             return _not_cancelled(messages)
         return messages
@@ -229,20 +229,22 @@ class Answering(base.Connection):
 
     def reply(self, answers: Iterable[Answer]) -> None:
         """Answer requests that wait for it, together as far as may be."""
-        refused = 0
+        is_useful, refused = False, 0
         awaited: list[Answer] = []
         lengths: list[int] = []
         for answer in answers:
             length = self._open.pop(answer.request_id, None)
             if length is not None:
                 awaited.append(answer)
-                refused += isinstance(answer, peer_wire.Refuse) and answer.code in _USELESS
+                if isinstance(answer, peer_wire.Refuse):
+                    refused += answer.code in _USELESS
+                else:
+                    is_useful = True
                 lengths.append(length)
         if awaited:
             self._release(lengths)
             self.post(*awaited)
-        if refused:
-            self._charge_small(refused * loop_share.REFUSAL_PRICE)
+        self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
 
     def _release(self, lengths: Sequence[int]) -> None:
         """Note that requests for so many bytes each are not worked on any more."""

@@ -70,6 +70,7 @@ class Asking(base.Connection):
         share: loop_share.LoopShare,
     ) -> None:
         super().__init__(host, link, receiver, peer, klass, gate, share)
+        self._account(0, is_useful=True)  # this host has chosen to ask it
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
         self._soon = outgoing.Outgoing()  # of them, and of news: what has not been sent yet
         self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
@@ -174,7 +175,7 @@ class Asking(base.Connection):
                 self._answer(message)
             else:
                 others.append(message)
-        self._charge_small(loop_share.small_messages(others))
+        self._account(loop_share.small_messages(others), is_useful=False)
         return others
 
     def _handle(self, part: base.Part) -> None:

@@ -14,6 +14,7 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -150,8 +151,8 @@ class Connection(abc.ABC):
         self._gate = gate
         self._share = share
         self._sharer = host, klass  # what is in bulk leaves room for what is urgent
-        self._has_turn = False
-        link.turns = share.turns  # until it has sent something else than many small messages
+        self._is_useful = False  # it was given a chunk that it may have, or this host asks it
+        link.turn, link.is_brief = functools.partial(share.turn, self._sharer), True
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
@@ -299,21 +300,19 @@ class Connection(abc.ABC):
                         if handled >= PARTS_PER_TURN:
                             handled = 0
                             self._uncork()
-                            await self._take_turn()
+                            await self._share.next_turn(self._sharer)
                         if not self._has_room(part):
                             if isinstance(part, peer_wire.Get):  # there may be some for a part
                                 parts.extendleft(reversed(part.requests))
                                 continue
                             self._uncork()
-                            self._end_turn()
                             await self._wait_for_room(part)
                         handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
                         self._is_corked = True
                         self._handle(part)
                 finally:
                     self._uncork()
-                    self._end_turn()
-                if self.link.turns is not None:  # else there are tokens
+                if self.link.is_brief:  # else there are tokens
                     await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
             self.is_left = True
@@ -362,23 +361,13 @@ class Connection(abc.ABC):
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
 
-    async def _take_turn(self) -> None:
-        """Let other tasks run, and wait until no other connection goes on in this turn."""
-        self._end_turn()
-        await self._share.turns.acquire()
-        self._has_turn = True
-
-    def _end_turn(self) -> None:
-        if self._has_turn:
-            self._has_turn = False
-            self._share.turns.release()
-
-    def _charge_small(self, count: float) -> None:
-        """Have the other side pay for small messages; where they are many, it has to take turns."""
-        if count:
-            self._share.charge(self._sharer, count)
-        if count or self.link.turns is not None:
-            self.link.turns = self._share.turns_of(self._sharer)
+    def _account(self, small: float, *, is_useful: bool) -> None:
+        """Have the other side pay for small messages; note whether it was of use beside them."""
+        self._is_useful |= is_useful
+        if small:
+            self._share.charge(self._sharer, small)
+        if small or self.link.is_brief:
+            self.link.is_brief = not (self._is_useful and self._share.sends_few(self._sharer))
 
     async def _wait_for_tokens(self) -> None:
         """Wait until the other side may send small messages again."""

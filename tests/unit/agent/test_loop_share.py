@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When work for a peer begins: in a young turn of the event loop, or in a later one."""
+
+import socket
+
+import trio
+import trio.testing
+
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import loop_share
+from acstor_common import peer_wire
+from tests.fakes import peer_giver
+from tests.unit.agent import test_peer_budgets as budgets
+from tests.unit.agent import test_peer_net as nets
+
+YOUNG, OLD = loop_share.TURN_S / 2, loop_share.TURN_S * 2
+HOSTS = 8
+
+
+class Steps(trio.abc.Instrument):
+    """Counts what is done in each turn of the loop from now on."""
+
+    def __init__(self) -> None:
+        self.in_turns = [0]
+        trio.lowlevel.add_instrument(self)
+
+    def note(self, count: int = 1) -> None:
+        self.in_turns[-1] += count
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Note that a turn is over."""
+        self.in_turns.append(0)
+
+
+def flooding(share: loop_share.LoopShare, sharer: object) -> None:
+    """Have a host and class pay for more small messages than are few."""
+    share.charge(sharer, loop_share.FEW + 1)
+
+
+async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
+    """Return what hosts do that all begin in one turn."""
+    steps = Steps()
+
+    async def step(sharer: str) -> None:
+        await share.turn(sharer)
+        steps.note()
+
+    async with trio.open_nursery() as nursery:
+        for sharer in sharers:
+            nursery.start_soon(step, sharer)
+    assert sum(steps.in_turns) == len(sharers)
+    return steps
+
+
+async def test_all_may_begin_in_a_young_turn():
+    share = loop_share.LoopShare(100, lambda: YOUNG)
+    steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
+    assert max(steps.in_turns) == HOSTS
+
+
+async def test_one_goes_on_in_each_turn_that_is_old():
+    share = loop_share.LoopShare(100, lambda: OLD)
+    steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
+    assert max(steps.in_turns) == 1
+
+
+async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(autojump_clock):
+    share = loop_share.LoopShare(100, lambda: YOUNG)
+    began_s, ended = trio.current_time(), []
+
+    async def step(sharer):
+        await share.turn(sharer)
+        ended.append((sharer, trio.current_time() - began_s))
+
+    for number in range(HOSTS):
+        flooding(share, f"bad{number}")
+    async with trio.open_nursery() as nursery:
+        for number in range(HOSTS):
+            nursery.start_soon(step, f"bad{number}")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(step, "h1")
+    assert ("h1", 0.0) in ended
+    bad = [at_s for sharer, at_s in ended if sharer != "h1"]
+    assert len(bad) == HOSTS
+    assert max(bad) >= (HOSTS - 1) * loop_share.MANY_EVERY_S - 1e-9
+
+
+async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
+    steps = Steps()
+
+    class Refusing(peer_giver.TaskGiver):
+        def asked(self, connection, requests, came_s):
+            steps.note(len(requests))
+            code = peer_wire.RefuseCode.UNREACHABLE  # which is nobody's fault, and free
+            connection.reply([peer_wire.Refuse(one.request_id, code) for one in requests])
+
+    numbers = range(peer_wire.MAX_BATCH)
+    requests = tuple(nets.REQUEST._replace(request_id=n, offset=n << 16) for n in numbers)
+    net = peer_net.PeerNet(nets.SERVER, may_speak=nets.everybody, turn_s=lambda: OLD)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
+        address = listeners[0].socket.getsockname()
+        links = [socket.create_connection(address) for _ in range(HOSTS)]
+        for number, link in enumerate(links):
+            link.sendall(budgets.hello(f"h{number}"))
+        await nets.wait_until(lambda: len(net._answering) == HOSTS)
+        for link in links:  # all of them come in one turn
+            link.sendall(b"".join(peer_wire.encode(peer_wire.Get(requests))))
+        await nets.wait_until(lambda: sum(steps.in_turns) == HOSTS * peer_wire.MAX_BATCH, 30.0)
+        for link in links:
+            link.close()
+        await net.aclose()
+    assert max(steps.in_turns) < 2 * base.PARTS_PER_TURN
