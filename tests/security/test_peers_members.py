@@ -19,7 +19,9 @@ DATA = local.random_bytes(4 * geometry.MIB, seed=17)
 MEMBERS = [f"bad{number}" for number in range(48)]
 KINDS = ("pings", "cancels", "hurries", "gets")
 ATTACK_S = 5.0
-BOUND_S = 0.010
+BOUND_S, LONGEST_S = 0.010, 0.25
+"""p99 of the reads, and the longest one: the flood begins with all that its hosts may send at once.
+"""
 NOISE = 10.0
 """On a machine whose processors have other work, reads at rest take longer than the bound, too."""
 
@@ -72,3 +74,4 @@ def test_members_that_flood_small_messages_hold_up_no_guest(
         rest_ms, took_ms, most_ms = (1000 * one for one in (p99(rest), p99(took), took[-1]))
         print(f"p99 {rest_ms:.2f} ms at rest, {took_ms:.2f} ms beside it, {most_ms:.0f} at most")
         assert p99(took) < max(BOUND_S, NOISE * p99(rest))
+        assert took[-1] < max(LONGEST_S, NOISE * rest[-1])

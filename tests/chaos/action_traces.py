@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exchange core decides in each run of the swarm, as text that revisions can compare.
+
+    python -m tests.chaos.action_traces record FILE --seeds 0-999
+    python -m tests.chaos.action_traces compare FILE
+    python -m tests.chaos.action_traces show 17 > after.txt
+
+A trace is one line for each action of each host: the time, the host, and the action with all that
+it says.  ``record`` writes one line for each seed: the digest of its trace and what the run came to
+(:class:`Outcome`).  A change that moves code leaves all digests as they are.  A change of the rules
+alters digests; then ``compare`` prints how the outcomes of all seeds together differ, and ``show``
+at both revisions, compared with ``diff``, gives the first decision that is another.
+"""
+
+import argparse
+import dataclasses
+import enum
+import hashlib
+import pathlib
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import transfer
+from tests.chaos import transfer_swarm
+from tests.fakes import transfer_hosts
+
+DIGEST_BYTES = 8
+SHOWN = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    :param actions: of all hosts
+    :param asked: requests for a chunk to another host
+    :param given: chunks that hosts gave others
+    :param read: chunks that hosts wanted of the source
+    :param stored: chunks put into a cache
+    :param ended_s: when the last read was answered and nothing was under way any more
+    """
+
+    actions: int
+    asked: int
+    given: int
+    read: int
+    stored: int
+    ended_s: float
+
+    def __str__(self) -> str:
+        return " ".join(f"{value:g}" for value in dataclasses.astuple(self))
+
+    @classmethod
+    def parse(cls, words: list[str]) -> "Outcome":
+        """Return what was written as text."""
+        *counts, ended_s = words
+        return cls(*map(int, counts), float(ended_s))
+
+
+def text_of(value: Any) -> str:
+    """Return what an action says; equal text in each process."""
+    if isinstance(value, transfer.Attempt):
+        parts = value.number, value.want, value.mode, value.priority
+        return f"Attempt({', '.join(map(text_of, parts))})"
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()
+    if isinstance(value, tuple | list):
+        name = type(value).__name__ if hasattr(value, "_fields") else ""
+        return f"{name}({', '.join(map(text_of, value))})"
+    assert value is None or isinstance(value, str | int | float), value
+    return repr(value)
+
+
+def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseException | None]:
+    """Play a seed; ``say`` is given the lines of its trace."""
+    counts = dict.fromkeys(("actions", "asked", "given", "read", "stored"), 0)
+    do = transfer_hosts.Host.do
+
+    def watched(host: transfer_hosts.Host, todo: list[actions.Action]) -> None:
+        counts["actions"] += len(todo)
+        for one in todo:
+            match one:
+                case actions.Ask(attempts=attempts):
+                    counts["asked"] += len(attempts)
+                case actions.Reply(answers=answers):
+                    counts["given"] += sum([isinstance(one, actions.Given) for one in answers])
+                case actions.ReadSource(wants=wants):
+                    counts["read"] += len(wants)
+                case actions.Store(chunks=chunks):
+                    counts["stored"] += len(chunks)
+            say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")
+        do(host, todo)
+
+    transfer_hosts.Host.do = watched  # type: ignore[method-assign]
+    try:
+        run, error = transfer_swarm.play(seed)
+    finally:
+        transfer_hosts.Host.do = do  # type: ignore[method-assign]
+    return Outcome(**counts, ended_s=round(run.world.now, 6)), error
+
+
+def digest(seed: int) -> tuple[str, Outcome]:
+    """Return the digest of a seed's trace, and what the run came to."""
+    made = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    outcome, error = play(seed, lambda line: made.update(line.encode()))
+    if error is not None:
+        raise error
+    return made.hexdigest(), outcome
+
+
+def read(path: pathlib.Path) -> Iterator[tuple[int, str, Outcome]]:
+    """Read what was recorded: seeds, digests and outcomes."""
+    for line in path.read_text().splitlines():
+        seed, made, *words = line.split()
+        yield int(seed), made, Outcome.parse(words)
+
+
+def record(path: pathlib.Path, seeds: range) -> None:
+    """Record seeds."""
+    with path.open("w") as file:
+        for seed in seeds:
+            made, outcome = digest(seed)
+            print(seed, made, outcome, file=file, flush=True)
+
+
+def compare(path: pathlib.Path) -> bool:
+    """Play what was recorded once more; print what is another, and say whether nothing is."""
+    others, before, after = list[int](), list[Outcome](), list[Outcome]()
+    for seed, recorded, outcome in read(path):
+        made, found = digest(seed)
+        before.append(outcome)
+        after.append(found)
+        if made != recorded:
+            others.append(seed)
+    print(f"{len(before)} seeds, {len(others)} with other actions: {others[:SHOWN]}")
+    for field in dataclasses.fields(Outcome) if others else ():
+        was, now = (sum(getattr(one, field.name) for one in found) for found in (before, after))
+        print(f"{field.name}: {was:g} -> {now:g} ({now / was - 1:+.2%})")
+    return not others
+
+
+def main() -> int:
+    """Record, compare or show traces."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.action_traces")
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="write digests and outcomes of seeds")
+    recording.add_argument("file", type=pathlib.Path)
+    recording.add_argument("--seeds", default="0-999", help="FIRST-LAST (0-999)")
+    commands.add_parser("compare", help="play them again").add_argument("file", type=pathlib.Path)
+    commands.add_parser("show", help="print the trace of a seed").add_argument("seed", type=int)
+    options = parser.parse_args()
+    if options.command == "show":
+        _, error = play(options.seed, sys.stdout.write)
+        return error is not None
+    if options.command == "compare":
+        return not compare(options.file)
+    first, _, last = options.seeds.partition("-")
+    record(options.file, range(int(first), int(last) + 1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of the swarm: equal for equal rules in each process, and another for another rule."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from acstor_agent.core.transfers.fetching import travels
+from tests.chaos import action_traces
+
+SEEDS = range(2)
+RECORDED = pathlib.Path(__file__).with_name("action_traces.txt")
+SHORT, COMPARED = 2000, 6
+"""So many runs are compared that have few actions."""
+
+
+def test_trace_is_the_same_in_a_process_that_hashes_in_another_way():
+    argv = [sys.executable, "-m", "tests.chaos.action_traces", "show", "1"]
+    shown = [
+        subprocess.run(argv, env={"PYTHONHASHSEED": seed}, check=True, capture_output=True).stdout
+        for seed in ("1", "2")
+    ]
+    assert shown[0] == shown[1]
+    assert shown[0].count(b"\n") == action_traces.digest(1)[1].actions > 100
+
+
+def test_what_was_recorded_is_found_again(tmp_path, capsys):
+    file = tmp_path / "traces.txt"
+    action_traces.record(file, SEEDS)
+    assert [seed for seed, _, _ in action_traces.read(file)] == list(SEEDS)
+    assert action_traces.compare(file)
+    assert "2 seeds, 0 with other actions" in capsys.readouterr().out
+
+
+def test_another_rule_is_another_trace_and_its_outcome_is_shown(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "traces.txt"
+    action_traces.record(file, SEEDS)
+    monkeypatch.setattr(travels, "ACTING_HOMES", 0)
+    assert not action_traces.compare(file)
+    told = capsys.readouterr().out
+    assert "2 seeds, 0 with" not in told
+    assert "asked: " in told and "%)" in told
+
+
+def short_runs():
+    recorded = action_traces.read(RECORDED)
+    return [one for one in recorded if one[2].actions < SHORT][:COMPARED]
+
+
+@pytest.mark.parametrize("recorded", short_runs(), ids=lambda recorded: str(recorded[0]))
+def test_rules_are_those_that_were_recorded(recorded):
+    """After a change of the rules: ``python -m tests.chaos.action_traces record`` this file."""
+    seed, made, outcome = recorded
+    assert action_traces.digest(seed) == (made, outcome)
