@@ -109,7 +109,7 @@ def digest(seed: int) -> tuple[str, Outcome]:
     made = hashlib.blake2b(digest_size=DIGEST_BYTES)
     outcome, error = play(seed, lambda line: made.update(line.encode()))
     if error is not None:
-        raise error
+        raise RuntimeError(f"seed {seed} is broken") from error
     return made.hexdigest(), outcome
 
 

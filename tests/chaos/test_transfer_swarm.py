@@ -239,6 +239,15 @@ def test_readers_who_follow_have_chunks_before_they_ask_and_those_who_diverge_wa
     assert diverge.wasted <= 0.03
 
 
+def test_chunks_of_a_segment_have_one_home_and_fewer_messages():
+    wanted = transfer_patterns.pattern("sync-same", 8, 64, beyond=0, link_mbit=1000.0)
+    alone, together = (
+        transfer_patterns.play(wanted, 0, segment_chunks=length) for length in (1, 4)
+    )
+    assert together.messages < 0.8 * alone.messages
+    assert together.source <= 1.0625
+
+
 @pytest.mark.parametrize("kind", transfer_patterns.BAD)
 def test_one_bad_host_of_three_costs_the_others_little(kind):
     well = transfer_patterns.bad_peer("well", 3, 256)

@@ -24,6 +24,7 @@ from acstor_agent.core.exchange import prefetch
 from tests.bench import collective
 from tests.bench import patterns
 from tests.fakes import queue_world
+from tests.fakes import segment_ring
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
 from tests.fakes import transfer_strangers
@@ -46,6 +47,7 @@ AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
 """What agents have."""
 BAD = ("dead", "frozen", "slow", "lying")
 NAMES = ("sync-same", "shifted-same", "sync-disjoint")
+SEGMENT_LINKS_MBIT = (25.0, 100.0, 400.0, 1000.0, 10_000.0)
 
 
 class Outcome(NamedTuple):
@@ -85,17 +87,23 @@ class Outcome(NamedTuple):
         return float(self.figures["unread_share"])
 
 
-def pattern(name: str, hosts: int, chunks: int, beyond: int = BEYOND_CHUNKS) -> patterns.Pattern:
+def pattern(
+    name: str,
+    hosts: int,
+    chunks: int,
+    beyond: int = BEYOND_CHUNKS,
+    link_mbit: float = LINK_MBIT,
+) -> patterns.Pattern:
     """Return a pattern by its name, in which each host reads so many chunks.
 
     :param beyond: chunks of the image that follow what is read, unless hosts read all of it
     """
     region_bytes, image_bytes = chunks * CHUNK, (chunks + beyond) * CHUNK
     if name == "sync-disjoint":
-        return patterns.sync_disjoint(hosts, LINK_MBIT, region_bytes)
+        return patterns.sync_disjoint(hosts, link_mbit, region_bytes)
     if name == "shifted-same":
-        return patterns.shifted_same(hosts, LINK_MBIT, region_bytes, image_bytes, DELAY_S)
-    return patterns.sync_same(hosts, LINK_MBIT, region_bytes, image_bytes)
+        return patterns.shifted_same(hosts, link_mbit, region_bytes, image_bytes, DELAY_S)
+    return patterns.sync_same(hosts, link_mbit, region_bytes, image_bytes)
 
 
 def make_world(
@@ -118,6 +126,7 @@ def play(
     is_alone: bool = False,
     may_refer: bool = True,
     learns_ring: bool = False,
+    segment_chunks: int = 1,
     **trust: Any,
 ) -> Outcome:
     """Let hosts read as a pattern says; the source has the link of a host.
@@ -128,11 +137,15 @@ def play(
     :param is_alone: no host knows of the others, as where there is no ring
     :param may_refer: homes may send who asks to others
     :param learns_ring: hosts have the variant ``ring``
+    :param segment_chunks: so many chunks in a row have one home
     :param trust: see :class:`transfer_readers.Reader`
     """
     began_s = time.process_time()
     chunks = wanted.image_bytes // CHUNK
     world = make_world(seed, wanted.hosts, chunks, wanted.link_bytes_s, burst_bytes)
+    if segment_chunks > 1:
+        names = segment_ring.names_of(world.chunks, segment_chunks)
+        world.table = segment_ring.SegmentRing(world.table, names)
     readers = []
     for name, reading in zip(world.names, wanted.readings, strict=True):
         host = world.add(name, topology=neighbours.Topology.RING, learns_ring=learns_ring, **AGENT)
@@ -281,12 +294,29 @@ def growth(most: int) -> None:
     print("By number of hosts, 64 chunks", table(rows, 64, beyond=0), sep="\n")
 
 
+def segments(chunks: int) -> None:
+    """Show what homes of segments instead of chunks cost hosts in step, means of two seeds."""
+    shown = prettytable.PrettyTable(["Mbit/s", "segment", *SHOWN], align="r")
+    for link_mbit, length in itertools.product(SEGMENT_LINKS_MBIT, (1, 2, 4, 8, 16)):
+        wanted = pattern("sync-same", 16, chunks, chunks // 8, link_mbit)
+        done = [play(wanted, seed=seed, segment_chunks=length) for seed in (1, 2)]
+        means = (statistics.mean([getattr(one, field) for one in done]) for field in SHOWN)
+        shown.add_row([f"{link_mbit:g}", length, *(f"{mean:.3f}" for mean in means)])
+    print("By length of segments", shown, sep="\n")
+
+
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.transfer_patterns")
     parser.add_argument("--hosts", type=int, default=256, help="largest swarm (256)")
     parser.add_argument("--chunks", type=int, default=512, help="chunks read in the patterns")
-    tables = {"limits": limits, "trust": trust, "bad": bad_hosts, "growth": growth}
+    tables = {
+        "limits": limits,
+        "trust": trust,
+        "bad": bad_hosts,
+        "growth": growth,
+        "segments": segments,
+    }
     parser.add_argument("--only", choices=tables, help="one of the tables")
     options = parser.parse_args()
     for name in [options.only] if options.only else tables:

@@ -120,7 +120,7 @@ def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) 
     for name in hosts:
         if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
             raise Broken(f"{host.name} sends {asker} to {name}")
-        if not _is_good(host, name):
+        if name not in host.judged and not _is_good(host, name):  # judged after it was named
             raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")
 
 

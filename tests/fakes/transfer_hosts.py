@@ -37,10 +37,12 @@ class Host(hosts.Host):
     :ivar found: what was in the cache when this life began, and is since
     :ivar came: what came in this life, and by which names
     :ivar heard: is told what others have; ``let_go``: what has left the cache
+    :ivar judged: hosts that the event that is carried out has put into backoff
     :ivar told_before: the neighbours by the table before this one: what waited is for them
     """
 
     is_deaf = False
+    judged: frozenset[ids.HostId] = frozenset()
     refuses: ids.ImageId | None = None
     found: frozenset[ids.Cid]
     came: set[tuple[ids.Cid, ids.Oid]]
@@ -131,6 +133,7 @@ class Host(hosts.Host):
 
     def do(self, todo: list[actions.Action]) -> None:
         """Do it, and let the host be looked at."""
+        self.judged = frozenset(one.host for one in todo if isinstance(one, actions.LeftAlone))
         super().do(todo)
         self.world.look_at(self)
 
