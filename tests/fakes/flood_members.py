@@ -4,13 +4,14 @@
 ``python -m tests.fakes.flood_members`` reads from its standard input, in a line of JSON, what to
 do (:class:`Orders`).  It prints a line when all hosts have greeted, begins when it reads another
 line, and goes on until its standard input ends.  Real hosts have processors of their own, so it
-takes what the agent leaves (``SCHED_IDLE``).
+takes what the agent leaves.
 """
 
 import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import selectors
 import subprocess
 import sys
@@ -110,9 +111,20 @@ class Flood:
             self._rest = memoryview(again)
 
 
+def take_what_is_left() -> None:
+    """Have this process, which must lead a session, take the processors that others leave.
+
+    Where Linux schedules by sessions (``CONFIG_SCHED_AUTOGROUP``) a niceness counts within one, and
+    the session has its own.
+    """
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):  # a kernel without it, or who may not write there
+        pathlib.Path("/proc/self/autogroup").write_text("19")
+
+
 def main() -> None:
     """Flood an agent."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    take_what_is_left()
     orders = Orders(**json.loads(sys.stdin.readline()))
     floods = []
     for name, texts in orders.members.items():
@@ -153,6 +165,7 @@ def flooding(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
+                    start_new_session=True,
                 )
             )
             stack.callback(process.kill)
