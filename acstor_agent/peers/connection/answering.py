@@ -115,7 +115,8 @@ class Answering(base.Connection):
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base.Part]:
         """Return messages without the requests that later ones cancel."""
         self._came_s = self.last_progress
-        self._account(loop_share.small_messages(messages, self._open), is_useful=False)
+        is_news = any([isinstance(message, peer_wire.News) for message in messages])
+        self._account(loop_share.small_messages(messages, self._open), is_useful=is_news)
         if any([isinstance(message, peer_wire.Cancel) for message in messages]):
             return _not_cancelled(messages)
         return messages

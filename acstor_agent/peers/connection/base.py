@@ -151,7 +151,7 @@ class Connection(abc.ABC):
         self._gate = gate
         self._share = share
         self._sharer = host, klass  # what is in bulk leaves room for what is urgent
-        self._is_useful = False  # it was given a chunk that it may have, or this host asks it
+        self._is_useful = False  # it told news, may have a chunk, or is asked by this host
         link.turn, link.is_brief = functools.partial(share.turn, self._sharer), True
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
