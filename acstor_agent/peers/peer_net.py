@@ -349,8 +349,10 @@ class PeerNet:
         if self._credentials is None:
             return True
         await connecting.begun(stream)
-        await self._share.next_turn(ip)
-        return self.unauthenticated.may_begin(ip)
+        if not self.unauthenticated.may_begin(ip):
+            return False
+        await self._share.next_turn(ip)  # behind the check: a crowd of strangers does not queue
+        return True
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str

@@ -86,6 +86,26 @@ async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(auto
     assert max(bad) >= (HOSTS - 1) * loop_share.MANY_EVERY_S - 1e-9
 
 
+async def test_little_is_read_at_a_time_until_a_host_was_of_use():
+    async with nets.serving() as (net, address):
+        said = {
+            "pings": peer_wire.Ping(1),
+            "news": peer_wire.Advertise((7,)),
+            "chunk": peer_wire.Get((nets.REQUEST,)),
+        }
+        streams = [await nets.dial(address) for _ in said]
+        for (name, message), stream in zip(said.items(), streams, strict=True):
+            klass = budgets.BULK if name == "news" else budgets.DEMAND
+            frame = b"".join(peer_wire.encode(message))
+            await stream.send_all(budgets.hello(name, klass) + frame)
+            assert await stream.receive_some()
+        await nets.wait_until(lambda: sum(not one.link.is_brief for one in net._answering) == 2)
+        brief = {one.host for one in net._answering if one.link.is_brief}
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
+    assert brief == {"pings"}
+
+
 async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
     steps = Steps()
 
