@@ -51,7 +51,7 @@ class Outcome:
     ended_s: float
 
     def __str__(self) -> str:
-        return " ".join(f"{value:g}" for value in dataclasses.astuple(self))
+        return " ".join(map(str, dataclasses.astuple(self)))
 
     @classmethod
     def parse(cls, words: list[str]) -> "Outcome":
@@ -101,7 +101,7 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
         run, error = transfer_swarm.play(seed)
     finally:
         transfer_hosts.Host.do = do  # type: ignore[method-assign]
-    return Outcome(**counts, ended_s=round(run.world.now, 6)), error
+    return Outcome(**counts, ended_s=round(run.world.now, 2)), error
 
 
 def digest(seed: int) -> tuple[str, Outcome]:

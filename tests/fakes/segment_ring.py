@@ -5,7 +5,6 @@ The owners of a chunk are those of the smallest OID in its segment (min-wise has
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from acstor_agent.core.transfers import want
 from acstor_common import ids
@@ -38,6 +37,6 @@ class SegmentRing(ring.Ring):
         """See :meth:`ring.Ring.home_at`."""
         return super().home_at(self._names.get(oid, oid))
 
-    def owners_at(self, oid: ids.Oid, limit: int | None = None) -> Any:
+    def owners_at(self, oid: ids.Oid, limit: int | None = None) -> tuple[ids.HostId, ...]:
         """See :meth:`ring.Ring.owners_at`."""
         return super().owners_at(self._names.get(oid, oid), limit)
