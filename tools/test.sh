@@ -87,7 +87,7 @@ judge() {
     if [[ $tests -eq 1 ]]; then
         say "what failed of the $1 tests runs once more, by itself; what fails again has failed"
         tests=0
-        run_tests "$1" --last-failed --last-failed-no-failures none || tests=$?
+        run_tests "$1" -n 0 --last-failed --last-failed-no-failures none || tests=$?
         [[ $tests -ne 0 ]] || say "FLAKY: what failed at first passed by itself; mend what is above"
     fi
     [[ $tests -eq $NO_TESTS ]] || found=yes

@@ -188,7 +188,7 @@ async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_
 
 async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path):
     """All homes move while the peer thinks."""
-    async with asking_one(tmp_path) as (cloud, peer):
+    async with asking_one(tmp_path, timeout_s=10.0) as (cloud, peer):
         peer.may_answer.clear()
         numbers = cloud.peers[:COUNT]
         peer.odd[numbers[3]] = refuses(peer_wire.RefuseCode.MISSING)

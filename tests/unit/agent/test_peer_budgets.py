@@ -126,12 +126,14 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
 
     limits = peer_net.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
     net = peer_net.PeerNet(nets.SERVER, limits=limits, may_speak=nets.everybody)
+    # Requests for one byte each, more than the sockets and the other side have room for.
+    sent = hello("h1") + b"".join(nets.get_of(request_id=n, length=1) for n in range(50_000))
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
         stream = await nets.dial(nets.address_of(listeners[0]))
-        nursery.start_soon(send_until_closed, stream, 50_000)
+        nursery.start_soon(send_until_closed, stream, sent)
         await nets.wait_until(lambda: any(c._is_full for c in net._answering), 60.0)
         [connection] = net._answering
         held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
@@ -140,11 +142,9 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
         await net.aclose()
 
 
-async def send_until_closed(stream, requests):
-    """Send requests for one byte each, more than the sockets and the other side have room for."""
-    gets = b"".join(nets.get_of(request_id=number, length=1) for number in range(requests))
+async def send_until_closed(stream, sent):
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await stream.send_all(hello("h1") + gets)
+        await stream.send_all(sent)
 
 
 # Connections
@@ -262,7 +262,10 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
     assert loop_share.small_messages([peer_wire.Hurry((1, 9)), peer_wire.Ping(1)], {1}) == 1
 
 
-async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give():
+async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give(monkeypatch):
+    rate = rates.Rate(per_s=0.01, burst=100.0)  # so slow that what was paid is seen afterwards
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rate)
+
     class Refusing(peer_giver.TaskGiver):
         def asked(self, connection, requests, came_s):
             connection.reply([peer_wire.Refuse(one.request_id, self.code) for one in requests])
@@ -278,7 +281,8 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
                             await client.fetch(0, 10)
                     sharer = nets.CLIENT, DEMAND
                     levels.append(server._share._small.level(sharer, trio.current_time()))
-        assert levels[0] == loop_share.SMALL_MESSAGES.burst and levels[1] < levels[0] - 1
+        paid = 20 * loop_share.REFUSAL_PRICE
+        assert levels == [rate.burst, pytest.approx(rate.burst - paid, abs=1.0)]
 
 
 @pytest.mark.expect_log("no Hello in time")

@@ -444,6 +444,7 @@ async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_no
         await trio.sleep(0.5)
         assert keeper.promised_bytes() == share.total_bytes
     async with running(tmp_path, place) as keeper:  # by no table it has a share
+        await until(lambda: keeper.host.promises.get(IMAGE))
         await trio.sleep(0.3)
         assert keeper.promised_bytes() == 0 and keeper.host.promises.get(IMAGE).is_for_others
         place.table = table_of("h1", "h2", "h3", epoch=3)
