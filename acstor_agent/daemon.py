@@ -15,8 +15,6 @@ from acstor_agent import disk_io
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import asking
-from acstor_agent.chunks import exchange
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -28,11 +26,13 @@ from acstor_agent.control import metrics
 from acstor_agent.control import optional
 from acstor_agent.control import status
 from acstor_agent.core.mount import inodes
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers.giving import rights
 from acstor_agent.disks import disks
 from acstor_agent.disks import holders
 from acstor_agent.disks import recovering
+from acstor_agent.engine import engine
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import peer_client
 from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
@@ -127,11 +127,11 @@ class Agent:
         )
         self._naming = naming.Naming(self._images, looked_up, promised.pinned)
         self._named.found(cache.iter_cids())
-        core = transfers.Transfers(
+        core = engine.Engine(
             self._host,
             self._ring.current(),
             cache=cache,
-            rights=rights.Rights(
+            rights=authorization.Authorization(
                 self._host, self._naming, self._named, attached=self._images.attached_now
             ),
             rng=random.Random(),
@@ -149,7 +149,7 @@ class Agent:
             learn=self._naming.learn,
             may_refer=settings.may_refer(own),
             heard=lambda heard: self._news.listened_to(heard),
-            moved=asking.Moved(self._member.received, self._member.sent),
+            moved=peer_client.Moved(self._member.received, self._member.sent),
         )
         self._boots = booting.Host(
             heads,

@@ -21,7 +21,7 @@ from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
-from acstor_agent.core.exchange import homes
+from acstor_agent.engine import placement
 from acstor_common import boot_timeline
 from acstor_common import certificates
 from acstor_common import credentials
@@ -162,7 +162,7 @@ class Membership:
 
     def elsewhere(self, image_id: ids.ImageId) -> str:
         """Say which other host takes an image as a whole for all; empty: this one does."""
-        home = homes.image_home(self._rings.current(), image_id)
+        home = placement.image_home(self._rings.current(), image_id)
         if home is None and self.has_others:
             return "there is no v-node table yet, which says what host reads it for all"
         return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"

@@ -13,17 +13,17 @@ import pathlib
 from oslo_config import cfg
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import exchange as exchange_
 from acstor_agent.core import variants
 from acstor_agent.core.boot import boot_memory
-from acstor_agent.core.exchange import identity as identity_
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import prefetch
-from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
-from acstor_agent.core.transfers import settings as settings_
 from acstor_agent.core.variants import Variant
+from acstor_agent.engine import identity as identity_
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import settings
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.gossip import unmatched_prefetch
+from acstor_agent.engine_io import exchange as exchange_
 from acstor_agent.images import boot_recording
 from acstor_agent.images import prefetching
 from acstor_agent.images import wholeness
@@ -221,12 +221,12 @@ def naming(own: Options) -> identity_.Identity:
     return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
 
 
-def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
+def exchange(own: Options, *, has_others: bool) -> settings.Settings:
     """Return what an operator decides about the exchange.
 
     :param has_others: where there is no v-node table yet one is to come
     """
-    return settings_.Settings(
+    return settings.Settings(
         timeout_s=place_timeout_s(own),
         background_limit=exchange_.AHEAD,
         copies_limit=0 if Variant.NO_COPY_HINTS in own.variants else COPIES_LIMIT,

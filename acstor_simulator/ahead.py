@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
+from acstor_agent.engine.gossip import prefetch
 from acstor_common import ids
 from acstor_simulator import hosts
 
@@ -36,7 +36,7 @@ class Ahead:
     def __init__(
         self,
         host: hosts.Host,
-        chunks: Sequence[want.Want],
+        chunks: Sequence[chunk_ref.ChunkRef],
         here: Collection[ids.Cid],
         *trust: Any,
     ) -> None:
@@ -55,15 +55,15 @@ class Ahead:
                 self.prefetcher.advertised(number)
         self._fetch_some()
 
-    def waited_for(self, chunk: want.Want) -> None:
+    def waited_for(self, chunk: chunk_ref.ChunkRef) -> None:
         """Note that a guest has to wait for a chunk."""
         self.prefetcher.fetched_on_demand(self._index[chunk.oid])
 
-    def let_go(self, chunk: want.Want) -> None:
+    def let_go(self, chunk: chunk_ref.ChunkRef) -> None:
         """Note that a chunk has left the cache."""
         self.states.apply(self._index[chunk.oid], _E.EVICTED)
 
-    def read(self, chunks: Iterable[want.Want]) -> None:
+    def read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
         """Note that a guest was given chunks: their prefetch has proved right."""
         if not (self.states.unmatched or self.states.under_way):
             return

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_agent.core.images import whole_pace
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
 from acstor_simulator import cloud
 from acstor_simulator import traces
 
@@ -74,7 +74,7 @@ class Arrival:
         """Note that all of the image is here."""
         self._told(self.host.world.now - self._began_s)
 
-    def has(self, what: want.Want, done: Callable[[], None], guest: object) -> bool:
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Say whether something is here; else ``done`` is called when it is."""
         return self.host.have(what, done, guest)
 
@@ -82,7 +82,7 @@ class Arrival:
 class Storage(Arrival):
     """Nothing is kept: guests read the storage."""
 
-    def has(self, what: want.Want, done: Callable[[], None], guest: object) -> bool:
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Let the storage give it."""
         self.host.world.from_storage(self.host, what.length, done)
         return False
@@ -120,7 +120,7 @@ class Copy(Arrival):
             agenda = self.host.world.agenda
             agenda.after(UNPACK_S_PER_BYTE * self.sizes.stored, self.ready)
 
-    def has(self, what: want.Want, done: Callable[[], None], guest: object) -> bool:
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Say that it is here."""
         return True
 
@@ -158,7 +158,7 @@ class BootImage(Arrival):
         self._under_way -= 1
         self._load()
 
-    def has(self, what: want.Want, done: Callable[[], None], guest: object) -> bool:
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Have the frame that a guest needs."""
         return self.host.fetch(what, Priority.GUEST, done, guest)
 
@@ -170,9 +170,9 @@ class BootImage(Arrival):
         self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
         self._fill_more()
 
-    def _in_order(self, rest: Sequence[want.Want]) -> Iterator[want.Want]:
+    def _in_order(self, rest: Sequence[chunk_ref.ChunkRef]) -> Iterator[chunk_ref.ChunkRef]:
         """Yield what this host is the home of, then the others from a place of its own on."""
-        is_home = self.host.core.parts.tables.is_home
+        is_home = self.host.core.context.ring.is_home
         own = {piece.cid for piece in rest if is_home(piece.oid)}
         first = self.host.number * len(rest) // max(1, len(self.host.world.hosts))
         yield from (piece for piece in rest if piece.cid in own)

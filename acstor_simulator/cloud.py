@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts on a tree of switches, and a storage: the world that policies act in.
 
-What a host does with a chunk its machine decides, ``acstor_agent.core.transfers``, as in an agent;
+What a host does with a chunk its machine decides, ``acstor_agent.engine``, as in an agent;
 here are the way of each message, and the storage.  A host notes how long it waited for whom, as its
 samples tell it.  What is left out is listed in doc/source/contributor/simulator.rst.
 """
@@ -13,13 +13,13 @@ from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import settings as settings_
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import want
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import identity
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.serve import authorization
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
@@ -69,11 +69,13 @@ class Host(hosts.Host):
         self.images: dict[ids.ImageId, ahead.Ahead] = {}
         self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
         self._asked_s: dict[int, float] = {}
-        self.core = transfers.Transfers(
+        self.core = engine.Engine(
             name,
             table,
             cache=self.cache,
-            rights=rights.Rights(name, world.named, identity.ByContent(), self.images),
+            rights=authorization.Authorization(
+                name, world.named, identity.ByContent(), self.images
+            ),
             rng=random.Random(f"{world.seed}/{name}"),
             settings=settings,
         )
@@ -83,7 +85,9 @@ class Host(hosts.Host):
         if image.image_id not in self.images:
             self.images[image.image_id] = ahead.Ahead(self, image.chunks, self.cache)
 
-    def have(self, chunk: want.Want, done: Callable[[], None], guest: Hashable = None) -> bool:
+    def have(
+        self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
+    ) -> bool:
         """Have a chunk for a guest.
 
         :param done: is called when it is there, unless it is now
@@ -109,7 +113,7 @@ class Host(hosts.Host):
 
     def fetch(
         self,
-        what: want.Want,
+        what: chunk_ref.ChunkRef,
         urgency: priority.Priority,
         done: Callable[[], None],
         guest: Hashable = None,
@@ -160,7 +164,7 @@ class Host(hosts.Host):
     def _cancel(self, cancel: actions.Cancel) -> None:
         asked = (self._asked_s.pop(number, None) for number in cancel.numbers)
         given_up_s = [self.world.now - asked_s for asked_s in asked if asked_s is not None]
-        timeout_s = self.core.parts.asking.timeout_s
+        timeout_s = self.core.context.requests_out.timeout_s
         took_s = sum(s for s in given_up_s if s < timeout_s)  # else it does not answer at all
         if took_s:
             self.waited_for(cancel.host, took_s, chunks=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in virtual time whose rules are the product's own: a shell around ``core.transfers``.
+"""A host in virtual time whose rules are the product's own: a shell around ``engine``.
 
 Nothing is decided here.  Events are fed to the machine, and what it says is done in its order on
 the network of a :class:`World`: messages travel on connections, in their order.  The simulator's
@@ -15,11 +15,11 @@ from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_common import ids
 from acstor_common import peer_request
 
@@ -36,7 +36,7 @@ _FOR_OTHERS = actions.HurryRead, actions.CancelRead, actions.Told, actions.LeftA
 class Asks(NamedTuple):
     """Requests for chunks."""
 
-    requests: list[want.Request]
+    requests: list[chunk_ref.Request]
 
 
 class Answers(NamedTuple):
@@ -112,7 +112,7 @@ class Host:
 
     may_refer = True
     lag_s = 0.0
-    core: transfers.Transfers
+    core: engine.Engine
 
     def __init__(self, world: World, name: ids.HostId) -> None:
         self.world, self.name = world, name
@@ -146,7 +146,7 @@ class Host:
 
     def read(
         self,
-        batch: Sequence[want.Want],
+        batch: Sequence[chunk_ref.ChunkRef],
         urgency: priority.Priority,
         done: Callable[[actions.Complete], None],
         deadline_s: float = float("inf"),
@@ -203,7 +203,7 @@ class Host:
     # What others are told
 
     def _ask(self, ask: actions.Ask) -> None:
-        world, timeout_s = self.world, self.core.parts.asking.timeout_s
+        world, timeout_s = self.world, self.core.context.requests_out.timeout_s
         requests = []
         connection = world.connection(self.name, ask.host)
         is_there = world.is_there(ask.host)
@@ -212,7 +212,9 @@ class Host:
             mode = attempt.mode if self.may_refer else attempt.mode.plain
             proof, urgency = proof_of(cid, self.name, ask.host), attempt.priority.at_peer
             place = image_id, offset, length
-            requests.append(want.Request(attempt.number, *place, proof, mode, urgency, timeout_s))
+            requests.append(
+                chunk_ref.Request(attempt.number, *place, proof, mode, urgency, timeout_s)
+            )
             if is_there:
                 attempt.connection = connection
         size_bytes = MESSAGE_BYTES + REQUEST_BYTES * len(requests)
@@ -328,7 +330,7 @@ class Host:
         if refused:
             self.do(self.core.refused(now, host, refused))
 
-    def _is_right(self, wanted: want.Want, data: Any) -> bool:
+    def _is_right(self, wanted: chunk_ref.ChunkRef, data: Any) -> bool:
         return bool(data == self.world.content_of(wanted.cid))
 
     def take_table(self, table: Any, former: Any) -> None:

@@ -2,7 +2,7 @@
 """The ways of S4, section 5.2, in which a host gets a chunk that a guest reads.
 
 ``none`` keeps nothing and reads the storage each time.  All others are the product's own exchange
-(``acstor_agent.core.transfers``), and differ in its options and in the ring that they are given:
+(``acstor_agent.engine``), and differ in its options and in the ring that they are given:
 
 * ``local`` has none, so each host reads the storage for itself;
 * ``collaborative`` has one of equal hosts for each pod, whatever the traffic, and no more than the
@@ -24,9 +24,9 @@ Beside them are what a cloud has without acstor and what it has with it, for who
 
 from typing import NamedTuple
 
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings as settings_
 from acstor_common import ring
 from acstor_decision.core import decider
 from acstor_simulator import arrivals

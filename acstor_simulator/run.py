@@ -9,7 +9,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import chunk_ref
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_simulator import arrivals
@@ -94,7 +94,7 @@ class _Guest:
         if self._has(self._reads[self._at].chunk):
             self._go_on()
 
-    def _has(self, chunk: want.Want) -> bool:
+    def _has(self, chunk: chunk_ref.ChunkRef) -> bool:
         """Say whether a chunk is here; else the guest goes on when it is."""
         return self._arrival.has(chunk, self._go_on, self)
 

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import chunk_ref
 from acstor_common import boot_image as boot_image_
 from acstor_common import ids
 
@@ -40,7 +40,7 @@ class Read(NamedTuple):
     """One read of a guest: it thinks, then needs a chunk."""
 
     think_s: float
-    chunk: want.Want
+    chunk: chunk_ref.ChunkRef
 
 
 class Sizes(NamedTuple):
@@ -71,10 +71,10 @@ class Image(NamedTuple):
 
     image_id: ids.ImageId
     reads: list[Read]
-    rest: Sequence[want.Want] = ()
+    rest: Sequence[chunk_ref.ChunkRef] = ()
 
     @property
-    def chunks(self) -> list[want.Want]:
+    def chunks(self) -> list[chunk_ref.ChunkRef]:
         """What is read, in its order."""
         return [read.chunk for read in self.reads]
 
@@ -130,6 +130,6 @@ def boot_image(
     return Image(image_id, reads)
 
 
-def _want(image_id: ids.ImageId, name: str, offset: int, length: int) -> want.Want:
+def _want(image_id: ids.ImageId, name: str, offset: int, length: int) -> chunk_ref.ChunkRef:
     cid = ids.cid_of(name.encode())
-    return want.Want(cid, ids.oid_of(cid), image_id, offset, length)
+    return chunk_ref.ChunkRef(cid, ids.oid_of(cid), image_id, offset, length)

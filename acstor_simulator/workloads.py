@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import chunk_ref
 from acstor_simulator import traces
 
 BOOT = "boot"
@@ -81,7 +81,9 @@ def task(workload: str, image: traces.Image, chunks: int, rng: random.Random) ->
     return Task(reads, used_bytes * (1 + shape.local))
 
 
-def _read(wanted: Sequence[want.Want], shape: Workload, rng: random.Random) -> list[traces.Read]:
+def _read(
+    wanted: Sequence[chunk_ref.ChunkRef], shape: Workload, rng: random.Random
+) -> list[traces.Read]:
     """Return the reads of one file, with what is done before each of them."""
     pause_s = 0.0
     if shape.pause_s and rng.random() < 1 / shape.burst:

@@ -23,12 +23,12 @@ from typing import Protocol
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core.cloud import links
+from acstor_agent.engine_io import exchange
 from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors

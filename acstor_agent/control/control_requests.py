@@ -14,7 +14,6 @@ import msgspec
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import exchange
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
@@ -27,6 +26,7 @@ from acstor_agent.core.images import whole_pace
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
 from acstor_agent.disks import recovering
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors

@@ -17,7 +17,6 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
@@ -27,6 +26,7 @@ from acstor_agent.core.images import image_uses
 from acstor_agent.core.mount import waits
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
@@ -409,7 +409,7 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "hedges": core.hedges,
         "referrals_followed": counted.referrals,
         "source_first": core.source_firsts,
-        "is_source_first": chunks.core.waiters.travels.preference.is_source_first,
+        "is_source_first": chunks.core.pending.selection.preference.is_source_first,
         "advertised": counted.advertised,
         "advertised_ignored": core.ignored,
         "advertised_denied": core.denied,

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides.  Everything here is synchronous and deterministic; the shells around it act.
+"""Decisions, beside those of ``acstor_agent.engine``: synchronous and deterministic, without I/O.
 
 In folders by what they serve:
 
-* ``exchange``: whom to ask for a chunk, and what hosts tell each other;
-* ``transfers``: the exchange of one host as one machine;
 * ``images``: what of an image to read, to fetch ahead, and to keep whole;
 * ``cache``: which chunks lie where on the host's disk;
 * ``disks``: disks that guests write;
@@ -16,6 +14,7 @@ In folders by what they serve:
 
 What lies here itself serves several of them: ``counters`` (what an agent counts), ``lately`` (what
 of it was lately), ``troubles`` (what does not work now), ``log_limit`` (which lines to log),
+``budget`` (memory for answers), ``send_queue`` (what leaves first on a connection),
 ``turns`` (whose turn it is), ``longest_queue`` (who must go when too many wait), ``variants`` (what
 is done in another way for experiments).
 """

@@ -26,13 +26,13 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import wish
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import disk_plan
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.mount import inodes
 from acstor_agent.disks import checkpoint as checkpoint_
 from acstor_agent.disks import disk_files
+from acstor_agent.engine_io import read_request
 from acstor_agent.images import mirror
 from acstor_agent.images import waiting
 from acstor_common import errors
@@ -106,7 +106,7 @@ class Disk:
         """How many chunks were written first since the last sync."""
         return len(self._unsynced)
 
-    async def read(self, offset: int, length: int) -> wish.Bytes:
+    async def read(self, offset: int, length: int) -> read_request.Bytes:
         """Return a range of the disk, cut at its end; use it before anything is awaited.
 
         :raises errors.AcstorError: a chunk of the image is not to be had
@@ -302,7 +302,7 @@ class Disk:
                 if not lock.statistics().tasks_waiting:
                     self._bringing.pop(chunk_no, None)
 
-    async def keep(self, chunk_no: int, data: wish.Bytes) -> None:
+    async def keep(self, chunk_no: int, data: read_request.Bytes) -> None:
         """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.
 
         :raises OSError: ENOSPC and others of the host's own disk; nothing has changed

@@ -19,7 +19,7 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.core.disks import recovery as recovery_
-from acstor_agent.core.transfers.fetching import retries
+from acstor_agent.engine.fetch import retries
 from acstor_agent.images import waiting
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range

@@ -10,9 +10,9 @@ depends on something is named, with the reason.
 from collections.abc import Sequence
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import exchange
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.disks import disk
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
 from acstor_common import errors

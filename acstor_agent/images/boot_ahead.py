@@ -21,11 +21,11 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent.chunks import exchange
 from acstor_agent.core.boot import boot_ahead
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.images import whole_pace
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.images import bringing
 from acstor_agent.images import mirrors
@@ -139,7 +139,7 @@ class BootAhead:
 
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_api.ImageTask
-    ) -> list[want_.Want]:
+    ) -> list[chunk_ref.ChunkRef]:
         """Return what to ask for, as the source has the boot image now."""
         subject, head = await self._names.others.boot_head(self._here, image_id)
         keys, want_at = subject.scope_keys, self._chunks.want_at
@@ -163,7 +163,7 @@ class BootAhead:
                 return False
         return True
 
-    def _in_order(self, wants: Sequence[want_.Want]) -> list[want_.Want]:
+    def _in_order(self, wants: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
         """Return them as this host takes them: those first that it is the home of."""
         homes = bytearray(map(self._chunks.is_home_of, wants))
         first = pre_seed.first_chunk_of(self._here)
@@ -178,7 +178,7 @@ class BootAhead:
             raise errors.Unusable(what, "would be more than comes in a day before it is needed")
 
     async def _fetch(
-        self, missing: Sequence[want_.Want], report: bringing.Report, total_bytes: int
+        self, missing: Sequence[chunk_ref.ChunkRef], report: bringing.Report, total_bytes: int
     ) -> int:
         """Have what is not here brought and kept; return how many bytes came."""
         left, came_bytes = collections.deque(missing), 0
@@ -200,7 +200,7 @@ class BootAhead:
                     raise errors.DeadlineExceeded("a part of a boot image", FETCH_S)
         return came_bytes
 
-    def _keep(self, want: want_.Want) -> int:
+    def _keep(self, want: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_ahead(want.cid):
             raise errors.Unusable("a part of a boot image", "came, and the cache has no room")
         self._counted.ahead_bytes += want.length

@@ -21,12 +21,12 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import wish
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.boot import loading
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import read_request
 from acstor_agent.images import boot_head
 from acstor_agent.sources import base
 from acstor_common import boot_frames
@@ -224,7 +224,7 @@ class Booting:
         frame = self._head.frames.get(cid)
         return frame is not None and (self.state is State.LOADING or self._is_local(frame))
 
-    async def bring(self, cid: ids.Cid) -> wish.Fetched | None:
+    async def bring(self, cid: ids.Cid) -> read_request.Fetched | None:
         """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_PATIENCE_S):
@@ -234,9 +234,9 @@ class Booting:
             return None
         try:
             with trio.move_on_after(self._host.frame_patience_s):
-                chunks, origin = await self._unpacked(frame, wish.Priority.GUEST)
+                chunks, origin = await self._unpacked(frame, read_request.Priority.GUEST)
                 self._keep(chunks)
-                return wish.Fetched(chunks[cid], origin) if cid in chunks else None
+                return read_request.Fetched(chunks[cid], origin) if cid in chunks else None
         except errors.BootImageFormatError as e:
             self._ignore(e)
         except UNAVAILABLE as e:
@@ -347,7 +347,7 @@ class Booting:
         try:
             for frame in left:
                 if self._is_needed(frame):
-                    chunks, _ = await self._unpacked(frame, wish.Priority.SOON)
+                    chunks, _ = await self._unpacked(frame, read_request.Priority.SOON)
                     self._keep(chunks)
         except (*UNAVAILABLE, errors.BootImageFormatError) as e:
             failures.append(e)
@@ -364,7 +364,7 @@ class Booting:
         return self._host.chunks.has(frame.cid)
 
     async def _unpacked(
-        self, frame: boot_image.Frame, priority: wish.Priority
+        self, frame: boot_image.Frame, priority: read_request.Priority
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         """Return the chunks of a frame, each checked, and where the frame came from."""
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset

@@ -16,19 +16,19 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.chunks import ahead as ahead_
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import background_fetch
 from acstor_common import errors
 
 BATCH = 64
 """Chunks that are asked for together, as soon as no more than these are left: so there are always
-some for the core to begin (``core/transfers/fetching/lanes``), and few to take back."""
+some for the core to begin (``engine/fetch/prefetch_limits``), and few to take back."""
 REPORT_INTERVAL_S = 0.5
 
 Report = Callable[[int, int], Awaitable[None]]
 _T = TypeVar("_T")
-_Thing = tuple[_T, want_.Want]
-_Became = ahead_.Outcome | OSError | None
+_Thing = tuple[_T, chunk_ref.ChunkRef]
+_Became = background_fetch.Outcome | OSError | None
 
 
 @dataclasses.dataclass
@@ -58,12 +58,12 @@ class Came(Generic[_T]):
 
 async def bring_all(
     things: Iterable[_Thing[_T]],
-    ahead: ahead_.Ahead[_Thing[_T]],
-    is_here: Callable[[want_.Want], bool],
+    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+    is_here: Callable[[chunk_ref.ChunkRef], bool],
     report: Report,
     *,
     total_bytes: int,
-    keep: Callable[[_T, ahead_.Fetched | None], Awaitable[None]] | None = None,
+    keep: Callable[[_T, background_fetch.Fetched | None], Awaitable[None]] | None = None,
 ) -> Came[_T]:
     """Have the chunks of things brought and return what came of it.
 
@@ -78,7 +78,7 @@ async def bring_all(
             await report(came.done_bytes, total_bytes)
             await trio.sleep(REPORT_INTERVAL_S)
 
-    async def take(one: _Thing[_T], became: ahead_.Outcome | None) -> None:
+    async def take(one: _Thing[_T], became: background_fetch.Outcome | None) -> None:
         thing, want = one
         failure: errors.AcstorError | OSError | None = None
         if keep is not None and not isinstance(became, errors.AcstorError):
@@ -105,9 +105,9 @@ async def bring_all(
 
 async def _some_of(
     things: Iterable[_Thing[_T]],
-    ahead: ahead_.Ahead[_Thing[_T]],
-    is_here: Callable[[want_.Want], bool],
-) -> AsyncIterator[Sequence[tuple[_Thing[_T], ahead_.Outcome | None]]]:
+    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+    is_here: Callable[[chunk_ref.ChunkRef], bool],
+) -> AsyncIterator[Sequence[tuple[_Thing[_T], background_fetch.Outcome | None]]]:
     """Yield what becomes of things, some at a time; None: it is here."""
     rest, is_more = iter(things), True
     while is_more or ahead:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import uses as uses_

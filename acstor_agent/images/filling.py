@@ -17,14 +17,14 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import ahead as ahead_
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import wish
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.core.images import shares
 from acstor_agent.core.images import whole_pace
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import read_request
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
@@ -199,7 +199,7 @@ class Filler:
                 with trio.move_on_after(SLICE_S + FETCH_S):
                     await self._fetch_some(filling, ahead)
                 for number in ahead.left():
-                    what = wish.in_words(self._chunks.want(part.map, number))
+                    what = read_request.in_words(self._chunks.want(part.map, number))
                     filling.failed(number, f"{what} did not come in {FETCH_S:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
@@ -212,14 +212,18 @@ class Filler:
         trouble = self._cache.trouble
         return trouble.what if trouble else "the cache has no room for what came"
 
-    async def _fetch_some(self, filling: _Slice, ahead: ahead_.Ahead[int]) -> None:
+    async def _fetch_some(
+        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+    ) -> None:
         """Fetch what is missing until the slice ends, and all that was asked for has come."""
         while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
                 for number, outcome in await ahead.came():
                     self._take(filling, number, outcome)
 
-    async def _ask_some(self, filling: _Slice, ahead: ahead_.Ahead[int]) -> float | None:
+    async def _ask_some(
+        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+    ) -> float | None:
         """Ask for as many chunks as the pace allows now.
 
         :return: how long until more may be asked for; None: not in this slice
@@ -256,9 +260,11 @@ class Filler:
             numbers.append(number)
         return numbers
 
-    async def _fetch(self, filling: _Slice, numbers: list[int], ahead: ahead_.Ahead[int]) -> None:
+    async def _fetch(
+        self, filling: _Slice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
+    ) -> None:
         """Ask for those chunks that are not here, and not in a frame that is here."""
-        wants: list[tuple[int, want_.Want]] = []
+        wants: list[tuple[int, chunk_ref.ChunkRef]] = []
         for number in numbers:
             want = self._chunks.want(filling.map, number)
             try:
@@ -271,7 +277,7 @@ class Filler:
                 filling.failed(number, str(e))
         ahead.ask(wants)
 
-    def _take(self, filling: _Slice, number: int, outcome: ahead_.Outcome) -> None:
+    def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
         """Note what became of a chunk that was asked for."""
         if isinstance(outcome, errors.AcstorError):
             filling.failed(number, str(outcome))

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import wish as wish_
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import read_plan
 from acstor_agent.core.images import readahead
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import read_request
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
 from acstor_agent.images import read_timing
@@ -145,7 +145,7 @@ class Mirror:
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
         return Held(cached_bytes, missing_bytes)
 
-    def want(self, chunk_no: int) -> want_.Want:
+    def want(self, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of this image."""
         return self._chunks.want(self.map, chunk_no)
 
@@ -161,7 +161,7 @@ class Mirror:
 
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None
-    ) -> wish_.Bytes:
+    ) -> read_request.Bytes:
         """Return a range of the image, cut at its end; use it before anything is awaited.
 
         :param guest: who waits if it is not here; None if that is known already
@@ -174,7 +174,7 @@ class Mirror:
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
             length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
         self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
-        data: wish_.Bytes | None = self._read_chunk_nowait(offset, length)
+        data: read_request.Bytes | None = self._read_chunk_nowait(offset, length)
         if data is None:
             steps = self._plan(offset, length)
             data = self._read_steps_nowait(steps, length)
@@ -279,21 +279,21 @@ class Mirror:
             return False
         return not self.boots.may_bring(self.map.cid(step.piece.chunk_no))
 
-    def _wish(self, steps: list[_Step]) -> wish_.Wish:
+    def _wish(self, steps: list[_Step]) -> read_request.ReadRequest:
         numbers = [step.piece.chunk_no for step in steps if step.piece is not None]
         for chunk_no in numbers:
             self.prefetch.waited_for(chunk_no)
-        wants, guest = self._chunks.wants(self.map, numbers), wish_.Priority.GUEST
+        wants, guest = self._chunks.wants(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.wish(wants, guest, self._deadline_s, waiting_.noter())
 
     def _put_all(
-        self, steps: list[_Step], view: memoryview, chunks: Sequence[wish_.Fetched]
+        self, steps: list[_Step], view: memoryview, chunks: Sequence[read_request.Fetched]
     ) -> None:
         for step, fetched in zip(steps, chunks, strict=True):
             self._put(step, view, fetched)
 
     def _put(
-        self, step: _Step, view: memoryview, fetched: wish_.Fetched, via: Via | None = None
+        self, step: _Step, view: memoryview, fetched: read_request.Fetched, via: Via | None = None
     ) -> None:
         if step.piece is not None:
             data, length = fetched.data, step.stop - step.start

@@ -14,7 +14,7 @@ TRIES = 3
 
 
 class Naming:
-    """Says what lies where in images; see :class:`core.transfers.rights.Named`.
+    """Says what lies where in images; see :class:`engine.serve.authorization.Named`.
 
     :param images: those that this host mirrors
     :param others: all others, as far as peers have asked for them

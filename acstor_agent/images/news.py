@@ -8,8 +8,8 @@ first, never what a guest reads.
 from collections.abc import Callable
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
-from acstor_agent.core.transfers import actions
+from acstor_agent.engine import actions
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import mirrors
 from acstor_agent.images import sharing as sharing_
 from acstor_common import ids

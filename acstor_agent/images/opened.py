@@ -12,8 +12,8 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.exchange import absences
-from acstor_agent.core.transfers.fetching import retries
+from acstor_agent.engine.fetch import negative_cache
+from acstor_agent.engine.fetch import retries
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import waiting
@@ -37,7 +37,7 @@ class Opened:
         lost_after_s: float = 0.0,
     ) -> None:
         self._images, self._reads, self._deadline_s = images, reads, deadline_s
-        self._absences = absences.Absences(lost_after_s)
+        self._absences = negative_cache.NegativeCache(lost_after_s)
 
     async def mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
         """Return the mirror of an image.

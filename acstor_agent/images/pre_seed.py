@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import trio
 import xxhash
 
-from acstor_agent.chunks import exchange
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
 from acstor_common import ids
@@ -54,7 +54,7 @@ async def pre_seed(
     chunks: exchange.Exchange,
     report: bringing.Report,
     *,
-    is_home: Callable[[want_.Want], bool],
+    is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
     """Fetch what is not here of an image; return what it came to in bytes.

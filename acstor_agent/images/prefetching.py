@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 import trio
 
-from acstor_agent.chunks import ahead as ahead_
-from acstor_agent.chunks import exchange
-from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import prefetch
-from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import chunk_state
-from acstor_agent.core.transfers import want as want_
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import content_index
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.gossip import unmatched_prefetch
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import exchange
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
@@ -59,7 +59,7 @@ class Prefetching:
         self._nursery = nursery
         self._is_covered = is_covered
         self._next: list[int] = []
-        self._ahead: ahead_.Ahead[int] | None = None
+        self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
     def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
         """Note what neighbours have; fetch what is of use here."""
@@ -117,7 +117,7 @@ class Prefetching:
         else:
             self._ahead.wake()  # one that hangs keeps no other back
 
-    async def _fetch(self, ahead: ahead_.Ahead[int]) -> None:
+    async def _fetch(self, ahead: background_fetch.BackgroundFetch[int]) -> None:
         """Have chunks brought as long as there are any, and note what comes of each."""
         left: set[int] = set()
         try:
@@ -137,7 +137,7 @@ class Prefetching:
             for chunk_no in left:  # a guest that needs one asks again and is told
                 self.states.apply(chunk_no, _E.PREFETCH_FAILED)
 
-    def _not_here(self) -> list[tuple[int, want_.Want]]:
+    def _not_here(self) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return what of the next is to be fetched."""
         found = []
         for chunk_no in self._next:

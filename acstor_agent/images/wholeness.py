@@ -21,11 +21,11 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import leases
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.core.images import whole_pace
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import filling
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors

@@ -34,13 +34,13 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import wish
 from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
+from acstor_agent.engine_io import read_request
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import opened as opened_
@@ -253,7 +253,7 @@ class MirrorOperations(pyfuse3.Operations):
     @_answers_errors
     async def read(  # type: ignore[override]  # any buffer will do
         self, fh: pyfuse3.FileHandleT, off: int, size: int
-    ) -> wish.Bytes:
+    ) -> read_request.Bytes:
         """Return bytes of an image or a disk, whenever they come; EIO if they are nowhere."""
         opening = self._inodes.openings.get(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None

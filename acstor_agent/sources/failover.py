@@ -9,7 +9,7 @@ One that is silent for longer than sources usually are is hedged: the next one i
 asked as well, and the first answer counts.  If the silent one has answered
 nobody meanwhile it is down, and all who wait for it go on to the next one.  As
 among peers a hedge costs bytes, so only a small share of all reads is hedged
-(``core/exchange/hedge.py``), and one more at a time, unless the source is known to be down.
+(``engine/hedge.py``), and one more at a time, unless the source is known to be down.
 """
 
 import time
@@ -24,9 +24,9 @@ import trio
 from oslo_log import log
 
 from acstor_agent.core import troubles
-from acstor_agent.core.exchange import hedge as hedge_
 from acstor_agent.core.sources import circuit_breaker
 from acstor_agent.core.sources import refusals
+from acstor_agent.engine import hedge as hedge_
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -89,7 +89,7 @@ class FailoverSource(base.Source):
         clock: Callable[[], float] = time.time,
         configured: Sequence[str] = (),
     ) -> None:
-        self.hedge = hedge_.Hedge(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
+        self.hedge = hedge_.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
         self._places = [
             _Place(source, down_s, words)
             for source, words in zip(sources, configured or [""] * len(sources), strict=True)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.core.exchange import homes
+from acstor_agent.engine import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_agent.sources import whole_copies
@@ -50,14 +50,14 @@ class WholeSource(base.Wrapper):
         """Return how each source does; may be called from any thread."""
         return self._places.places()
 
-    def given_as(self, image_id: ids.ImageId, offset: int) -> homes.Given:
+    def given_as(self, image_id: ids.ImageId, offset: int) -> placement.Given:
         """Say how what hosts mean by an offset of an image is given."""
         if not self._refused or self._copies is None:
-            return homes.Given.IN_PARTS
+            return placement.Given.IN_PARTS
         blob, _ = base.blob_at(image_id, offset)
         if blob not in self._refused:
-            return homes.Given.IN_PARTS
-        return homes.Given.WHOLE_HERE if self._copies.has(blob) else homes.Given.WHOLE
+            return placement.Given.IN_PARTS
+        return placement.Given.WHOLE_HERE if self._copies.has(blob) else placement.Given.WHOLE
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Ask the places, and Glance's record if they refuse."""

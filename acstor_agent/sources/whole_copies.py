@@ -3,7 +3,7 @@
 
 A copy begins with the first read of a blob and comes to its end whoever waits (whole_copy.py).
 Chunk maps every host copies for itself.  An image, and its boot image, one host copies for all,
-which others ask as they ask a home (``core/transfers/fetching/through.py``).
+which others ask as they ask a home (``engine/fetch/read_through.py``).
 
 What copies take is bounded, at a time and of the disk, and goes when it is of no use.
 """

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import blake3
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import host_keys
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
-from acstor_agent.core.transfers.giving import referrals
-from acstor_agent.core.transfers.telling import holders
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import host_interning
+from acstor_agent.engine import priority
+from acstor_agent.engine.gossip import location_index
+from acstor_agent.engine.serve import referrals
 from acstor_common import ids
 from tests.fakes import one_machine
 
@@ -32,13 +32,15 @@ HOLDERS = 1_000_000
 GUEST = priority.Priority.GUEST
 
 
-def wants(count: int, first: int = 0) -> list[want.Want]:
+def wants(count: int, first: int = 0) -> list[chunk_ref.ChunkRef]:
     """Return so many chunks of one image."""
     found = []
     for number in range(first, first + count):
         cid = ids.Cid(blake3.blake3(number.to_bytes(8, "big")).digest()[:-1] + b"\0")
         at = number * one_machine.CHUNK
-        found.append(want.Want(cid, ids.oid_of(cid), one_machine.IMAGE, at, one_machine.CHUNK))
+        found.append(
+            chunk_ref.ChunkRef(cid, ids.oid_of(cid), one_machine.IMAGE, at, one_machine.CHUNK)
+        )
     return found
 
 
@@ -68,7 +70,7 @@ def us_a_chunk(one_home: bool) -> float:
     machine = one_machine.Machine(hosts=2 if one_home else HOSTS)
     chunks = wants(CHUNKS)
     if one_home:
-        chunks = [chunk for chunk in chunks if machine.core.parts.tables.home(chunk.oid) != "h1"]
+        chunks = [chunk for chunk in chunks if machine.core.context.ring.home(chunk.oid) != "h1"]
     now, done = 0.0, 0
     began_s = time.process_time()
     for at in range(0, len(chunks) - BATCH, BATCH):
@@ -116,12 +118,12 @@ def under_way() -> tuple[one_machine.Machine, int]:
     return machine, len(machine.core)
 
 
-_CHUNKS: list[want.Want] = []
+_CHUNKS: list[chunk_ref.ChunkRef] = []
 
 
-def told(count: int, of_one: int) -> holders.Holders:
+def told(count: int, of_one: int) -> location_index.LocationIndex:
     """Return ``count`` known holders that told, so many of each content."""
-    known = holders.Holders(host_keys.HostKeys(), oids=4 * count)
+    known = location_index.LocationIndex(host_interning.HostInterning(), oids=4 * count)
     rng = random.Random(1)
     for _ in range(count // of_one):
         oid = ids.Oid(rng.getrandbits(64))
@@ -132,7 +134,7 @@ def told(count: int, of_one: int) -> holders.Holders:
 
 def given(count: int, of_one: int) -> referrals.Referrals:
     """Return ``count`` hosts that were given contents, so many of each."""
-    known = referrals.Referrals(host_keys.HostKeys(), limit_bytes=1 << 40)
+    known = referrals.Referrals(host_interning.HostInterning(), limit_bytes=1 << 40)
     rng = random.Random(1)
     for _ in range(count // of_one):
         oid = ids.Oid(rng.getrandbits(64))
@@ -155,7 +157,7 @@ def main() -> int:
     print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
     for make in (told, given):
         for of_one in (1, 2, 4, 16, 1000):
-            if make is told and of_one > holders.HOLDERS:
+            if make is told and of_one > location_index.HOLDERS:
                 continue
             size = bytes_of(lambda make=make, of_one=of_one: make(HOLDERS, of_one))
             each = f"{size / HOLDERS:.0f} bytes each"

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import transfer
+from acstor_agent.engine import actions as actions_
+from acstor_agent.engine import transfer
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
 
@@ -43,7 +43,7 @@ class Outcome:
     :param ended_s: when the last read was answered and nothing was under way any more
     """
 
-    actions: int
+    actions_: int
     asked: int
     given: int
     read: int
@@ -81,17 +81,17 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
     counts = dict.fromkeys(("actions", "asked", "given", "read", "stored"), 0)
     do = transfer_hosts.Host.do
 
-    def watched(host: transfer_hosts.Host, todo: list[actions.Action]) -> None:
+    def watched(host: transfer_hosts.Host, todo: list[actions_.Action]) -> None:
         counts["actions"] += len(todo)
         for one in todo:
             match one:
-                case actions.Ask(attempts=attempts):
+                case actions_.Ask(attempts=attempts):
                     counts["asked"] += len(attempts)
-                case actions.Reply(answers=answers):
-                    counts["given"] += sum([isinstance(one, actions.Given) for one in answers])
-                case actions.ReadSource(wants=wants):
+                case actions_.Reply(answers=answers):
+                    counts["given"] += sum([isinstance(one, actions_.Given) for one in answers])
+                case actions_.ReadSource(wants=wants):
                     counts["read"] += len(wants)
-                case actions.Store(chunks=chunks):
+                case actions_.Store(chunks=chunks):
                     counts["stored"] += len(chunks)
             say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")
         do(host, todo)

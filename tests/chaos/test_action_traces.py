@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from acstor_agent.core.transfers.fetching import travels
+from acstor_agent.engine.fetch import source_selection
 from tests.chaos import action_traces
 
 SEEDS = range(2)
@@ -37,7 +37,7 @@ def test_what_was_recorded_is_found_again(tmp_path, capsys):
 def test_another_rule_is_another_trace_and_its_outcome_is_shown(tmp_path, capsys, monkeypatch):
     file = tmp_path / "traces.txt"
     action_traces.record(file, SEEDS)
-    monkeypatch.setattr(travels, "ACTING_HOMES", 0)
+    monkeypatch.setattr(source_selection, "ACTING_HOMES", 0)
     assert not action_traces.compare(file)
     told = capsys.readouterr().out
     assert "2 seeds, 0 with" not in told

@@ -9,24 +9,24 @@ import statistics
 
 import pytest
 
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
-from acstor_agent.core.transfers import host_keys
-from acstor_agent.core.transfers import peer_book
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import uplink
-from acstor_agent.core.transfers.fetching import asking
-from acstor_agent.core.transfers.fetching import lanes
-from acstor_agent.core.transfers.fetching import parts
-from acstor_agent.core.transfers.fetching import retries
-from acstor_agent.core.transfers.fetching import sources
-from acstor_agent.core.transfers.fetching import travels
-from acstor_agent.core.transfers.fetching import waiters
-from acstor_agent.core.transfers.giving import requests
-from acstor_agent.core.transfers.giving import rights
-from acstor_agent.core.transfers.telling import news
+from acstor_agent.engine import engine
+from acstor_agent.engine import host_interning
+from acstor_agent.engine import neighbours as neighbours_
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import priority
+from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.fetch import context
+from acstor_agent.engine.fetch import pending_reads
+from acstor_agent.engine.fetch import prefetch_limits
+from acstor_agent.engine.fetch import requests_out
+from acstor_agent.engine.fetch import retries
+from acstor_agent.engine.fetch import source_reads
+from acstor_agent.engine.fetch import source_selection
+from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine.serve import peer_requests
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
@@ -55,7 +55,7 @@ class Everybody:
         return tuple(host for host in hosts if host != here)
 
 
-came = requests.Requests.came
+came = peer_requests.PeerRequests.came
 
 
 def give_something_else(found, transfer, data):
@@ -64,34 +64,44 @@ def give_something_else(found, transfer, data):
 
 
 FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
-    "proofs are not looked at": (6, rights.hmac, "compare_digest", lambda *proofs: True),
-    "names are not looked at": (32, rights.Rights, "may_give", lambda *_: True),
-    "who was referred waits for long": (1, requests, "HELD_WAIT_S", 60.0),
-    "time of requests is not looked at": (1, requests, "LOOK_S", 30.0),
-    "requests of a host are not bounded": (1, requests, "REQUESTS_OF_A_PEER", 1 << 40),
-    "what a host does not read is not bounded": (1, uplink, "UNDELIVERED_BYTES", 1 << 40),
-    "what was delivered is not noted": (0, requests.Requests, "delivered", lambda *_: None),
-    "what was looked up is not noted": (0, requests.Requests, "looked_up", lambda *_: None),
-    "anybody is named": (7, requests.Requests, "_is_named", lambda *_: True),
-    "who has left is remembered": (2, host_keys.HostKeys, "forget", lambda *_: None),
-    "anybody is told": (2, news.News, "_is_good", lambda *_: True),
-    "lanes stand still": (5, lanes.Lanes, "take", lambda _: iter(())),
-    "lanes are never left": (5, lanes.Lanes, "leave", lambda *_: None),
+    "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
+    "names are not looked at": (32, authorization.Authorization, "may_give", lambda *_: True),
+    "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
+    "time of requests is not looked at": (1, peer_requests, "LOOK_S", 30.0),
+    "requests of a host are not bounded": (1, peer_requests, "REQUESTS_OF_A_PEER", 1 << 40),
+    "what a host does not read is not bounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
+    "what was delivered is not noted": (
+        0,
+        peer_requests.PeerRequests,
+        "delivered",
+        lambda *_: None,
+    ),
+    "what was looked up is not noted": (
+        0,
+        peer_requests.PeerRequests,
+        "looked_up",
+        lambda *_: None,
+    ),
+    "anybody is named": (7, peer_requests.PeerRequests, "_is_named", lambda *_: True),
+    "who has left is remembered": (2, host_interning.HostInterning, "forget", lambda *_: None),
+    "anybody is told": (2, announcements.Announcements, "_is_good", lambda *_: True),
+    "lanes stand still": (5, prefetch_limits.PrefetchLimits, "take", lambda _: iter(())),
+    "lanes are never left": (5, prefetch_limits.PrefetchLimits, "leave", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
-    "what one peer is asked is not bounded": (1, peer_book, "CREDIT_BYTES", 1 << 40),
-    "questions have no end": (1, asking.Asking, "over_s", lambda *_: math.inf),
-    "who shows life is waited for too long": (18, asking, "LONGEST_TIMES", 100),
-    "what is answered elsewhere goes on": (1, asking.Asking, "cancel", lambda *_: None),
-    "reads are not bounded": (7, sources.Sources.__init__, "__defaults__", (1 << 30, 16)),
-    "deadlines are not kept": (2, waiters.Waiters, "is_late", lambda *_: None),
+    "what one peer is asked is not bounded": (1, peer_state, "CREDIT_BYTES", 1 << 40),
+    "questions have no end": (1, requests_out.RequestsOut, "over_s", lambda *_: math.inf),
+    "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
+    "what is answered elsewhere goes on": (1, requests_out.RequestsOut, "cancel", lambda *_: None),
+    "reads are not bounded": (7, source_reads.SourceReads.__init__, "__defaults__", (1 << 30, 16)),
+    "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
     "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
-    "a travel does not end": (5, waiters.Waiters, "_end_travel", lambda *_: None),
-    "what nobody wants is remembered": (1, parts.Parts, "drop_if_done", lambda *_: None),
-    "what ended counts on": (0, parts.Parts, "uncharge", lambda *_: None),
-    "what the cache refused is kept": (5, transfers.Transfers, "not_stored", lambda *_: []),
-    "something else is given": (1, requests.Requests, "came", give_something_else),
-    "all are told": (2, news, "neighbours", Everybody),
-    "many are asked at once": (4, travels.Travels, "_is_active", lambda *_: False),
+    "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
+    "what nobody wants is remembered": (1, context.Context, "drop_if_done", lambda *_: None),
+    "what ended counts on": (0, context.Context, "uncharge", lambda *_: None),
+    "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
+    "something else is given": (1, peer_requests.PeerRequests, "came", give_something_else),
+    "all are told": (2, announcements, "neighbours", Everybody),
+    "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
     "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
 }
@@ -158,7 +168,7 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
 
 
 def test_source_is_never_read_twice_at_a_time_for_one_content():
-    for topology in (None, neighbours.Topology.RING):
+    for topology in (None, neighbours_.Topology.RING):
         world, _ = collective(16, 64, topology=topology)
         assert not world.source.at_once
 
@@ -167,7 +177,7 @@ def test_liars_cost_time_only():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
         kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
-        world.add(name, kind, topology=neighbours.Topology.FULL)
+        world.add(name, kind, topology=neighbours_.Topology.FULL)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
     for host in honest:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import prettytable
 
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import prefetch
+from acstor_agent.engine import neighbours
+from acstor_agent.engine.gossip import prefetch
 from tests.bench import collective
 from tests.bench import patterns
 from tests.fakes import queue_world

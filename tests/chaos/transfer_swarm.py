@@ -19,9 +19,9 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.transfers import priority
+from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import priority
 from acstor_common import ids
 from tests.fakes import transfer_guests
 from tests.fakes import transfer_hosts
@@ -256,7 +256,7 @@ class Run:
             host = world.hosts[name]
 
             def take(host: transfer_world.Host = host) -> None:
-                now = host.core.parts.tables.table
+                now = host.core.context.ring.table
                 if host.is_dead or now.epoch >= table.epoch:
                     return
                 host.take_table(table, now)
@@ -265,7 +265,7 @@ class Run:
             self._at(self.rng.random() * within_s, take)
 
     def _forget_former(self, host: transfer_world.Host, table: object) -> None:
-        if host.core.parts.tables.table is table:
+        if host.core.context.ring.table is table:
             host.take_table(table, None)
 
     def _shape(self) -> dict[str, object]:

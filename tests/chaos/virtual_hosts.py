@@ -22,17 +22,17 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import giving
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import links
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.images import readahead
-from acstor_agent.core.transfers import settings as settings_
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import engine
+from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import peer_server
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -150,7 +150,7 @@ class Source(reading_source.ReadingSource):
 class Server:
     """What answers other hosts; it lies if it is told to."""
 
-    def __init__(self, real: giving.Giving, rng: random.Random) -> None:
+    def __init__(self, real: peer_server.PeerServer, rng: random.Random) -> None:
         self.asked, self.cancelled, self.hurried = real.asked, real.cancelled, real.hurried
         self.ended, self.drained = real.ended, real.drained
         self.is_lying = False
@@ -232,11 +232,13 @@ class Host:
         looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)
         self.naming = naming.Naming(self.images, looked_up, self.promises.pinned)
         self._named.found(self.cache.iter_cids())
-        core = transfers.Transfers(
+        core = engine.Engine(
             here,
             self.rings.current(),
             cache=self.cache,
-            rights=rights.Rights(here, self.naming, self._named, attached=self.images.attached_now),
+            rights=authorization.Authorization(
+                here, self.naming, self._named, attached=self.images.attached_now
+            ),
             rng=rng,
             settings=settings_.Settings(
                 timeout_s=PATIENCE_S,

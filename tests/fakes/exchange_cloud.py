@@ -12,16 +12,16 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import asking as asking_
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import giving
-from acstor_agent.core.exchange import homes
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.transfers import settings
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import want as want_
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import placement
+from acstor_agent.engine import settings
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import peer_client
+from acstor_agent.engine_io import peer_server
 from acstor_agent.peers.connection import asking
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -43,7 +43,7 @@ def bytes_of(chunk_no: int) -> bytes:
 
 
 async def bring(
-    host: exchange.Exchange, wanted: want_.Want, priority: exchange.Priority
+    host: exchange.Exchange, wanted: chunk_ref.ChunkRef, priority: exchange.Priority
 ) -> exchange.Fetched:
     """Have a chunk brought that nobody waits for."""
     with host.ahead(priority) as ahead:
@@ -213,7 +213,7 @@ class Cloud:
         self.moved: list[tuple[str, str, int, float | None]] = []
         self.is_heard = True
         self.unattached: set[ids.ImageId] = set()
-        self.learn: giving.Learn = self._nothing
+        self.learn: peer_server.Learn = self._nothing
         self.connections: dict[tuple[str, str], Connection] = {}
         self.views: dict[str, tuple[ring.Ring, ring.Ring | None]] = {}
         self.former: ring.Ring | None = None
@@ -266,19 +266,19 @@ class Cloud:
 
     def _source_of(self, here: ids.HostId) -> tuple[base.Source, Any]:
         """Return what a host reads, and what says how it is given."""
-        return base.Wrapper(self.source), lambda image_id, offset: homes.Given.IN_PARTS
+        return base.Wrapper(self.source), lambda image_id, offset: placement.Given.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
         def view() -> tuple[ring.Ring, ring.Ring | None]:
             return self.views.get(here, (self.ring, self.former))
 
         source, given_as = self._source_of(here)
-        core = transfers.Transfers(
+        core = engine.Engine(
             here,
             self.ring,
             given_as=given_as,
             cache=self.caches[here],
-            rights=rights.Rights(here, self.named, self.names[here], self.attached),
+            rights=authorization.Authorization(here, self.named, self.names[here], self.attached),
             rng=random.Random(1),
             settings=settings.Settings(**self.chosen),
         )
@@ -291,7 +291,7 @@ class Cloud:
             net=self._net(here),
             tables=exchange.Tables(lambda: view()[0], lambda: view()[1]),
             learn=self._learn,
-            moved=asking_.Moved(
+            moved=peer_client.Moved(
                 lambda *what: self.moved.append((here, *what)), lambda host, count: None
             ),
         )
@@ -299,22 +299,22 @@ class Cloud:
         self.nursery.start_soon(made.run)
         return made
 
-    def want(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> want_.Want:
+    def want(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk."""
         return self.want_at(chunk_no, chunk_no * CHUNK, image_id)
 
-    def want_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> want_.Want:
+    def want_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk that lies elsewhere in an image."""
         cid = ids.cid_of(bytes_of(chunk_no))
         self.contents[image_id, offset] = ids.Content(cid)
         oid = next(iter(self.names.values())).oid(image_id, offset, cid)
-        return want_.Want(cid, oid, image_id, offset, CHUNK)
+        return chunk_ref.ChunkRef(cid, oid, image_id, offset, CHUNK)
 
-    def home(self, wanted: want_.Want) -> ids.HostId:
+    def home(self, wanted: chunk_ref.ChunkRef) -> ids.HostId:
         """Return the home of a chunk."""
         return self.ring.home_at(wanted.oid)  # type: ignore[return-value]
 
-    def others(self, wanted: want_.Want) -> list[str]:
+    def others(self, wanted: chunk_ref.ChunkRef) -> list[str]:
         """Return the other hosts."""
         return [name for name in self.hosts if name != self.home(wanted)]
 

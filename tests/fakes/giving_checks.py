@@ -7,11 +7,11 @@ constant that is changed is found.
 
 from typing import Any
 
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import asker as asker_
-from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.engine import actions
+from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import requester
+from acstor_agent.engine import transfer as transfer_
 from acstor_common import ids
 from acstor_common import peer_request
 
@@ -44,7 +44,7 @@ def check(host: Any) -> None:
     hosts that wait for each other, but for HELD, whose wait is short.
     """
     now, requests = host.world.now, host.core.requests
-    for transfer in host.core.parts.transfers.values():
+    for transfer in host.core.context.transfers.values():
         for asker in transfer.askers:
             _check_asker(host, transfer, asker)
     waiting: dict[ids.HostId, int] = {}
@@ -61,11 +61,11 @@ def check(host: Any) -> None:
             raise Broken(f"{host.name}: {what} of {found.host}, {waiting.get(found.host, 0)} wait")
         if any(n > most for n, most in zip(what, MOST, strict=True)):
             raise Broken(f"{host.name}: {what} are here for {found.host}")
-    if len(host.core.parts.keys) > KEYS:
-        raise Broken(f"{host.name}: {len(host.core.parts.keys)} hosts have keys")
+    if len(host.core.context.host_keys) > KEYS:
+        raise Broken(f"{host.name}: {len(host.core.context.host_keys)} hosts have keys")
 
 
-def _check_asker(host: Any, transfer: transfer_.Transfer, asker: asker_.Asker) -> None:
+def _check_asker(host: Any, transfer: transfer_.Transfer, asker: requester.PendingRequest) -> None:
     if not asker.mode.reads_source:
         if asker.deadline_s > host.world.now + HELD_WAIT_S:
             raise Broken(f"{host.name}: {asker.host}, who was referred here, waits for long")
@@ -90,7 +90,7 @@ def check_tell(host: Any, tell: actions.Tell) -> None:
 
 def neighbours_of(host: Any) -> frozenset[ids.HostId]:
     """Return whom a host may tell what is here."""
-    topology, near = host.settings.get("topology"), host.core.parts.tables.near
+    topology, near = host.settings.get("topology"), host.core.context.ring.near
     if topology is None:
         return frozenset()
     names = [ids.HostId(one.host) for one in near.hosts]
@@ -114,8 +114,8 @@ def check_given(host: Any, given: actions.Given, data: bytes) -> None:
 
 def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
     """Check to whom a host sends another one."""
-    tables = host.core.parts.tables
-    if host.core.parts.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
+    tables = host.core.context.ring
+    if host.core.context.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
         hosts = hosts[:1]  # a tree of one, which is not the next one in step
     for name in hosts:
         if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
@@ -131,5 +131,5 @@ def check_heard(host: Any, heard: actions.Heard) -> None:
 
 
 def _is_good(host: Any, name: ids.HostId) -> bool:
-    parts = host.core.parts
-    return name in parts.tables.table and not parts.book.is_alone(name, host.world.now)
+    context = host.core.context
+    return name in context.ring.table and not context.peers.is_alone(name, host.world.now)

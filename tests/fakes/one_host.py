@@ -12,15 +12,15 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import exchange
 from acstor_agent.core.boot import boot_memory
-from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import shares as shares_
-from acstor_agent.core.transfers import settings
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import content_index
+from acstor_agent.engine import engine
+from acstor_agent.engine import identity
+from acstor_agent.engine import settings
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -110,11 +110,11 @@ class OneHost:
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery)
         self.naming = naming.Naming(self.mirrors, looked_up, self.promises.pinned)
-        core = transfers.Transfers(
+        core = engine.Engine(
             here,
             table,
             cache=self.cache,
-            rights=rights.Rights(here, self.naming, identity.ByContent()),
+            rights=authorization.Authorization(here, self.naming, identity.ByContent()),
             rng=random.Random(1),
             settings=settings.Settings(background_limit=4),
         )

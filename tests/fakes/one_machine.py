@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One machine of the exchange (``core/transfers``); all around it is in the hands of a test."""
+"""One machine of the exchange (``engine``); all around it is in the hands of a test."""
 
 import random
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from types import MappingProxyType
 from typing import Any
 from typing import TypeVar
 
-from acstor_agent.core.exchange import homes
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import settings
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import want
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import failure
+from acstor_agent.engine import identity
+from acstor_agent.engine import placement
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings
+from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
@@ -48,10 +48,10 @@ def data_of(number: int) -> bytes:
     return b"chunk %d" % number
 
 
-def chunk(number: int, image_id: ids.ImageId = IMAGE) -> want.Want:
+def chunk(number: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
     """Return a chunk of an image; all images have the same."""
     cid = ids.cid_of(data_of(number))
-    return want.Want(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
+    return chunk_ref.ChunkRef(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
 
 
 def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
@@ -78,9 +78,9 @@ class Machine:
         self.cache: set[ids.Cid] = set()
         self.table = more.pop("table", None) or table(hosts)
         names = more.pop("names", None) or identity.ByContent()
-        given_as = more.pop("given_as", lambda image_id, offset: homes.Given.IN_PARTS)
-        self.rights = rights.Rights(self.here, named, names, more.pop("attached", ()))
-        self.core = transfers.Transfers(
+        given_as = more.pop("given_as", lambda image_id, offset: placement.Given.IN_PARTS)
+        self.rights = authorization.Authorization(self.here, named, names, more.pop("attached", ()))
+        self.core = engine.Engine(
             self.here,
             self.table,
             cache=self.cache,
@@ -129,7 +129,7 @@ class Machine:
 
     def home_of(self, number: int) -> str:
         """Return the home of a chunk."""
-        home = self.core.parts.tables.home(chunk(number).oid)
+        home = self.core.context.ring.home(chunk(number).oid)
         assert home is not None
         return home
 
@@ -147,10 +147,10 @@ class Machine:
         image_id: ids.ImageId = IMAGE,
         urgency: priority.Priority = Priority.PEER,
         timeout_s: float = 30.0,
-    ) -> want.Request:
+    ) -> chunk_ref.Request:
         """Return what an honest peer sends."""
         proof = peer_request.proof_of(chunk(number).cid, ids.HostId(host), self.here)
-        return want.Request(
+        return chunk_ref.Request(
             request_id or number + 1,
             image_id,
             number * CHUNK,
@@ -161,7 +161,7 @@ class Machine:
             timeout_s,
         )
 
-    def ask_me(self, host: str, *requests: want.Request) -> list[actions.Action]:
+    def ask_me(self, host: str, *requests: chunk_ref.Request) -> list[actions.Action]:
         """Let a peer ask on its connection, which has its name here."""
         done: list[actions.Action] = self.peer_asked(host, ids.HostId(host), list(requests))
         return done
@@ -170,7 +170,7 @@ class Machine:
         self,
         seconds: float,
         peer: Callable[[ids.HostId, Any], Any] = lambda host, attempt: None,
-        source: Callable[[want.Want], Any] = lambda chunk: None,
+        source: Callable[[chunk_ref.ChunkRef], Any] = lambda chunk: None,
         step_s: float = 0.25,
     ) -> dict[Any, actions.Complete]:
         """Let peers and the source answer what is asked, at once; return who is answered.

@@ -6,12 +6,12 @@ The owners of a chunk are those of the smallest OID in its segment (min-wise has
 
 from collections.abc import Sequence
 
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import chunk_ref
 from acstor_common import ids
 from acstor_common import ring
 
 
-def names_of(chunks: Sequence[want.Want], segment_chunks: int) -> dict[ids.Oid, ids.Oid]:
+def names_of(chunks: Sequence[chunk_ref.ChunkRef], segment_chunks: int) -> dict[ids.Oid, ids.Oid]:
     """Return the name of the segment of each chunk, by the chunk's OID.
 
     :param chunks: of an image, all of them in their order, no content twice

@@ -4,10 +4,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
@@ -21,13 +21,13 @@ class Guest:
         self,
         run: Any,
         host: transfer_world.Host,
-        batches: Sequence[Sequence[want.Want]],
+        batches: Sequence[Sequence[chunk_ref.ChunkRef]],
         window: int,
         deadline_s: float,
     ) -> None:
         self.run, self.host, self.window, self.deadline_s = run, host, window, deadline_s
         self.left = list(batches)[::-1]
-        self.under_way: dict[int, Sequence[want.Want]] = {}
+        self.under_way: dict[int, Sequence[chunk_ref.ChunkRef]] = {}
         self.answers = self.failures = 0
         self._life = 0
         self._last = 0

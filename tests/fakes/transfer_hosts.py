@@ -13,13 +13,13 @@ from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import settings as settings_
-from acstor_agent.core.transfers import transfers
-from acstor_agent.core.transfers import want
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_simulator import hosts
 from tests.fakes import giving_checks
@@ -68,8 +68,8 @@ class Host(hosts.Host):
         names = self.world.make_names()
         names.found(self.cache)
         self.found, self.came = frozenset(self.cache), set()
-        self.rights = rights.Rights(self.name, self.named, names, attached)
-        self.core = transfers.Transfers(
+        self.rights = authorization.Authorization(self.name, self.named, names, attached)
+        self.core = engine.Engine(
             self.name,
             self.world.table,
             cache=self.cache,
@@ -77,7 +77,7 @@ class Host(hosts.Host):
             rng=random.Random(f"{self.name}/{self.lives}"),
             settings=settings_.Settings(**self.settings),
         )
-        self.core.parts.now = self.world.now
+        self.core.context.now = self.world.now
 
     def evict(self, cids: Sequence[ids.Cid]) -> None:
         """Let chunks leave the cache."""
@@ -103,7 +103,7 @@ class Host(hosts.Host):
 
     def read(
         self,
-        batch: Sequence[want.Want],
+        batch: Sequence[chunk_ref.ChunkRef],
         urgency: priority.Priority,
         done: Callable[[actions.Complete], None],
         deadline_s: float = float("inf"),

@@ -11,12 +11,12 @@ import collections
 import random
 from collections.abc import Sequence
 
-from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import readahead
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
+from acstor_agent.engine.gossip import prefetch
 from acstor_common import ids
 from acstor_simulator import ahead
 from tests.fakes import transfer_world
@@ -186,7 +186,7 @@ class Reader:
             self._asked.update(ahead)
             self.host.read(self._wants(ahead), P.SOON, lambda answer: None)
 
-    def _wants(self, numbers: Sequence[int]) -> list[want.Want]:
+    def _wants(self, numbers: Sequence[int]) -> list[chunk_ref.ChunkRef]:
         return [self.world.chunks[number] for number in numbers]
 
     def _heard(self, heard: actions.Heard) -> None:

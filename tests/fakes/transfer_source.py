@@ -9,9 +9,9 @@ import collections
 import dataclasses
 from typing import Any
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure
 from acstor_common import ids
 
 RANGE_CHUNKS = 16
@@ -71,14 +71,14 @@ class Source:
         host: Any,
         read: actions.ReadSource,
         first: int,
-        wants: list[want.Want],
+        wants: list[chunk_ref.ChunkRef],
     ) -> None:
         told = [(first + n, self._what(world, chunk)) for n, chunk in enumerate(wants)]
         host.do(host.core.source_gave(world.now, read.number, told))
         if first + len(wants) == len(read.wants):
             host.do(host.core.source_ended(world.now, read.number))
 
-    def _what(self, world: Any, chunk: want.Want) -> Any:
+    def _what(self, world: Any, chunk: chunk_ref.ChunkRef) -> Any:
         if self.way in ("fails", "hangs"):
             return Failure.UNREACHABLE
         if chunk.image_id in self.gone:

@@ -4,10 +4,10 @@
 from collections.abc import Hashable
 from typing import Any
 
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_simulator import hosts as shells
@@ -94,13 +94,15 @@ class Asker(Host):
 
     asked = 0
 
-    def ask(self, host: ids.HostId, chunk: want.Want, proof: bytes, mode: Mode) -> want.Request:
+    def ask(
+        self, host: ids.HostId, chunk: chunk_ref.ChunkRef, proof: bytes, mode: Mode
+    ) -> chunk_ref.Request:
         """Return a request by a number that the machine never takes."""
         self.asked += 1
         number = 1 << 31 | self.asked
         place = chunk.image_id, chunk.offset, chunk.length
         urgency = self.world.rng.choice((Priority.PEER, Priority.SOON, Priority.LATER))
-        return want.Request(
+        return chunk_ref.Request(
             number, *place, proof, mode, urgency, self.world.rng.choice((1.0, 30.0))
         )
 

@@ -12,12 +12,12 @@ from collections.abc import Collection
 from collections.abc import Hashable
 from typing import Any
 
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import peer_book
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import transfer as transfer_
-from acstor_agent.core.transfers import want
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import identity
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import priority
+from acstor_agent.engine import transfer as transfer_
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
@@ -164,11 +164,11 @@ class World:
 
     # Contents
 
-    def _want(self, cid: ids.Cid, image_id: ids.ImageId, place: int) -> want.Want:
+    def _want(self, cid: ids.Cid, image_id: ids.ImageId, place: int) -> chunk_ref.ChunkRef:
         oid = self._names.oid(image_id, place * CHUNK, cid)
-        return want.Want(cid, oid, image_id, place * CHUNK, CHUNK)
+        return chunk_ref.ChunkRef(cid, oid, image_id, place * CHUNK, CHUNK)
 
-    def _chunk(self, number: int, image_id: ids.ImageId, place: int) -> want.Want:
+    def _chunk(self, number: int, image_id: ids.ImageId, place: int) -> chunk_ref.ChunkRef:
         return self._want(ids.cid_of(self.data[number]), image_id, place)
 
     def content_of(self, cid: ids.Cid) -> bytes:
@@ -328,21 +328,21 @@ class World:
         """Return what is under way still, of hosts where anything is."""
         found = {}
         for host in self.hosts.values():
-            parts = host.core.parts
-            peers = parts.book.all()
+            context = host.core.context
+            peers = context.peers.all()
             receivers = host.core.requests.receivers.values()
             counts = {
                 "transfers": len(host.core),
-                "waiters": len(host.core.waiters),
+                "waiters": len(host.core.pending),
                 "askers": len(host.core.requests),
                 "attempts": sum(len(peer.asks) for peer in peers),
                 "charged": sum(found.begun + found.requests for found in receivers),
                 "undelivered": sum(found.undelivered for found in receivers),
-                "answers": len(host.core.requests.uplink) + host.core.requests.uplink.used,
-                "news": len(parts.news),
-                "reads": len(parts.sources),
-                "kept": len(parts.kept),
-                "lanes": host.core.waiters.lanes.under_way,
+                "answers": len(host.core.requests.uploads) + host.core.requests.uploads.used,
+                "news": len(context.announcements),
+                "reads": len(context.source_reads),
+                "kept": len(context.kept),
+                "lanes": host.core.pending.prefetch_limits.under_way,
             }
             if any(counts.values()):
                 found[host.name] = {what: count for what, count in counts.items() if count}
@@ -352,21 +352,24 @@ class World:
 def check_host(host: Host) -> None:
     """Check what must hold at one host between two events."""
     giving_checks.check(host)
-    for transfer in host.core.parts.transfers.values():
+    for transfer in host.core.context.transfers.values():
         _check_transfer(host, transfer)
-    for peer in host.core.parts.book.all():
+    for peer in host.core.context.peers.all():
         _check_peer(host, peer)
     _check_turns(host)
-    reads = host.core.parts.sources.under_way
+    reads = host.core.context.source_reads.under_way
     if reads > SOURCE_CHUNKS:
         raise Broken(f"{host.name}: {reads} chunks are read at a time")
-    ahead, most = host.core.waiters.lanes.under_way, host.settings.get("background_limit", 64)
+    ahead, most = (
+        host.core.pending.prefetch_limits.under_way,
+        host.settings.get("background_limit", 64),
+    )
     if not 0 <= ahead <= LANES * most:
         raise Broken(f"{host.name}: {ahead} chunks are fetched ahead at a time")
 
 
 def _check_turns(host: Host) -> None:
-    turns = host.core.parts.sources._turns
+    turns = host.core.context.source_reads._turns
     queues = [queue for line in turns._lines for queue in line.values()]
     waiting = [len(reads) for queue in queues for reads in queue.values()]
     if sum(waiting) != len(turns) or 0 in waiting or {} in queues:
@@ -377,7 +380,7 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
     in_time = [attempt.host for attempt in transfer.attempts if not attempt.is_late]
     if len(in_time) > 1:
         raise Broken(f"{host.name}: {in_time} are asked for one content, and none of them is late")
-    is_foreseen = transfer.is_foreseen and host.core.parts.settings.learns_ring
+    is_foreseen = transfer.is_foreseen and host.core.context.settings.learns_ring
     if transfer.is_idle and not is_foreseen:
         raise Broken(f"{host.name}: nothing of {transfer.want.offset // CHUNK} is under way")
     is_moving = transfer.attempts or transfer.relay or transfer.read is not None
@@ -392,7 +395,7 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
             raise Broken(f"{host.name}: a guest waits for another home since {relay.at_s}")
 
 
-def _check_peer(host: Host, peer: peer_book.Peer) -> None:
+def _check_peer(host: Host, peer: peer_state.Peer) -> None:
     timeout_s = host.settings.get("timeout_s", 10.0)
     for attempt in peer.asks.values():
         waits_s = host.world.now - (host.world.now if attempt.sent_s is None else attempt.sent_s)

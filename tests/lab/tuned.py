@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-BACKGROUND_LIMIT = "acstor_agent.chunks.exchange.AHEAD"
+BACKGROUND_LIMIT = "acstor_agent.engine_io.exchange.AHEAD"
 BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
 BOOT_LONGEST_S = "acstor_agent.core.boot.boot_memory.LONGEST_S"
 BUILD_LONGEST_S = "acstor_glance.boot_images.LONGEST_S"

@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib import figure
 
 from acstor_agent.core import variants
-from acstor_agent.core.transfers.fetching import preference
-from acstor_agent.core.transfers.fetching import sharing
+from acstor_agent.engine.fetch import read_overlap
+from acstor_agent.engine.fetch import source_preference
 from acstor_common import geometry
 from tests.bench import collective
 from tests.bench import harness
@@ -37,12 +37,12 @@ DISJOINT_S = 12.0
 """572 chunks for each of 16 hosts: what hosts learn, they learn by chunks, and the paper's regions,
 of 128 MB, have 4,096."""
 CERTAIN = {
-    f"{sharing.__name__}.ENOUGH": 0,
-    f"{sharing.__name__}.LITTLE": 2.0,
-    f"{preference.__name__}.ENOUGH": 1,
-    f"{preference.__name__}.CLEARLY": 0.0,
-    f"{preference.__name__}.AGAIN": 0.0,
-    f"{preference.__name__}.LEAST_S": -3600.0,
+    f"{read_overlap.__name__}.ENOUGH": 0,
+    f"{read_overlap.__name__}.LITTLE": 2.0,
+    f"{source_preference.__name__}.ENOUGH": 1,
+    f"{source_preference.__name__}.CLEARLY": 0.0,
+    f"{source_preference.__name__}.AGAIN": 0.0,
+    f"{source_preference.__name__}.LEAST_S": -3600.0,
 }
 """With these an agent takes it from the beginning that nobody else reads what its guest reads."""
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_agent.core.transfers.telling import news
+from acstor_agent.engine.gossip import announcements
 from acstor_common import geometry
 from tests.bench import boots
 from tests.bench import collective
@@ -117,7 +117,7 @@ def run(guests: int, say: harness.Say) -> experiment.Outcome:
         "distribution": distribution(waits_s),
         "median_s": round(statistics.median(waits_s), 3),
         "over_long": sum(wait_s > LONG_S for wait_s in waits_s),
-        "over_news": sum(wait_s > news.DELAY_S for wait_s in waits_s),
+        "over_news": sum(wait_s > announcements.DELAY_S for wait_s in waits_s),
         "shared_chunks": len(waits_s),
         "source_mib": round(source_bytes / geometry.MIB, 1),
     }
@@ -154,7 +154,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
             experiment.Row(
                 "3.1.3",
                 f"share of chunks whose delay is longer than news gather "
-                f"({news.DELAY_S:g} s), {case}",
+                f"({announcements.DELAY_S:g} s), {case}",
                 "the delay is enough to send the chunk",
                 got["over_news"] / shared,
             ),

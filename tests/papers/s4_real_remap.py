@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.exchange import identity
+from acstor_agent.engine import identity
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent.core.transfers import peer_book
+from acstor_agent.engine import peer_state
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_common import geometry
@@ -173,7 +173,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
                     peer.send(messages[told // 512 % MESSAGES])
                     told += 512
             spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
-            listened_to = peer_book.PREFIXES.burst + peer_book.PREFIXES.per_s * took_s
+            listened_to = peer_state.PREFIXES.burst + peer_state.PREFIXES.per_s * took_s
             assert told > 2 * listened_to
             hosts.wait_until(
                 lambda: cloud["h1"].status()["exchange"]["advertised_ignored"] > told / 3,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import trio
 
-from acstor_agent.core.exchange import budget
+from acstor_agent.core import budget
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share

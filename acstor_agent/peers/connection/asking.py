@@ -8,7 +8,7 @@ while it is.
 
 Requests leave in batches, and answers that came together are given out together; nothing
 is made for one chunk but its place in a table.  While the socket is full, what is to be said
-waits here, and who goes first when there is room is decided by ``core.transfers.outgoing``.
+waits here, and who goes first when there is room is decided by ``core.send_queue``.
 """
 
 import collections
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core.transfers import outgoing
+from acstor_agent.core import send_queue
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
@@ -72,7 +72,7 @@ class Asking(base.Connection):
         super().__init__(host, link, receiver, peer, klass, gate, share)
         self._account(0, is_useful=True)  # this host has chosen to ask it
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
-        self._soon = outgoing.Outgoing()  # of them, and of news: what has not been sent yet
+        self._soon = send_queue.SendQueue()  # of them, and of news: what has not been sent yet
         self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
         self._heard: list[tuple[Hear, Answer]] = []
         self._has_shown_life = False

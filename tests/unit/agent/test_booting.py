@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.chunks import exchange
 from acstor_agent.control import status
 from acstor_agent.core.boot import boot_memory
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.sources import base
 from acstor_common import boot_image

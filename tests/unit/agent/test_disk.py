@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want as want_
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import geometry
@@ -169,7 +169,7 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
         proof = peer_request.proof_of(cid, peer, here)
         place = one_host.IMAGE, CHUNK, CHUNK
         home, waits = peer_request.Mode.HOME, priority.Priority.PEER
-        asked = want_.Request(1, *place, proof, home, waits, 1.0)
+        asked = chunk_ref.Request(1, *place, proof, home, waits, 1.0)
         assert isinstance(host.chunks.core.rights.authorize(peer, asked), str)
     image = bytes(await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]

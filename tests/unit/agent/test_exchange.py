@@ -6,16 +6,16 @@ import pytest
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import exchange
 from acstor_agent.core import counters
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import chunk_state
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers.fetching import lanes
-from acstor_agent.core.transfers.fetching import sources
+from acstor_agent.engine import content_index
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import identity
+from acstor_agent.engine.fetch import prefetch_limits
+from acstor_agent.engine.fetch import source_reads
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import prefetching
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -49,8 +49,8 @@ async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
             assert (await read(cloud, name, cloud.want(chunk_no), 20)).data == bytes_of(chunk_no)
 
 
-def backoff(cloud, name, host, kind=failure.Failure.INVALID):
-    book = cloud.hosts[name].core.parts.book
+def backoff(cloud, name, host, kind=failure_.Failure.INVALID):
+    book = cloud.hosts[name].core.context.peers
     book.failed(host, kind, trio.current_time())
 
 
@@ -290,7 +290,7 @@ async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(cloud, au
 async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
     tmp_path, autojump_clock, monkeypatch
 ):
-    monkeypatch.setattr(sources.Sources.__init__, "__defaults__", (2, 0))
+    monkeypatch.setattr(source_reads.SourceReads.__init__, "__defaults__", (2, 0))
     took = {}
     async with exchange_cloud.running(tmp_path, ("h1",)) as cloud, trio.open_nursery() as nursery:
         cloud.source.delay_s = 1.0
@@ -484,7 +484,10 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
         for n in far:
             nursery.start_soon(prefetch, cloud.want(n))
         await trio.sleep(0.1)
-        assert len([one for one in cloud.asked if one[0] == "h1"]) <= lanes.ADVERTISED_AT_A_TIME
+        assert (
+            len([one for one in cloud.asked if one[0] == "h1"])
+            <= prefetch_limits.ADVERTISED_AT_A_TIME
+        )
         host.bring_soon([cloud.want(mine)])
         await trio.sleep(1)
         assert host.has(cloud.want(mine).cid)
@@ -675,7 +678,7 @@ async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojum
             holders = [name for name, cache in made.caches.items() if wanted.cid in cache]
             assert holders == [made.home(wanted)]
         assert len(made.source.reads) == 20
-        assert not any(len(host.core.parts.kept) for host in made.hosts.values())
+        assert not any(len(host.core.context.kept) for host in made.hosts.values())
 
 
 async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, autojump_clock):
@@ -905,14 +908,14 @@ async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
     name = cloud.others(wanted)[0]
     cloud.caches[name].store = None
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
-    assert not cloud.hosts[name].core.parts.kept
+    assert not cloud.hosts[name].core.context.kept
 
 
 async def test_former_table_that_counts_at_the_start_is_known_from_the_start(cloud):
     cloud.former = cloud.placed(0)
     started = cloud._host(ids.HostId("h1"))
     started.bring_soon([cloud.want(0)])
-    assert started.core.parts.tables.former is cloud.former
+    assert started.core.context.ring.former is cloud.former
 
 
 async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autojump_clock):

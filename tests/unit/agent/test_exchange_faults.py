@@ -12,7 +12,7 @@ import time
 import pytest
 import trio
 
-from acstor_agent.core.transfers import priority
+from acstor_agent.engine import priority
 from acstor_agent.peers import peer_net
 from acstor_common import errors
 from acstor_common import ids
@@ -197,7 +197,7 @@ async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, cloud.ports, {"h1": 4000, "h2": 1})
             cloud.hosts["h1"].feed(cloud.hosts["h1"].core.tick)  # whatever happens first
-            assert cloud.hosts["h1"].core.parts.tables.table.epoch == 3
+            assert cloud.hosts["h1"].core.context.ring.table.epoch == 3
             peer.may_answer.set()
         assert cloud.source.reads == [numbers[3] * CHUNK]
         assert [n for asked in peer.asked for n in asked] == numbers
@@ -247,7 +247,7 @@ async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path)
             with trio.fail_after(5):
                 assert (await wish.wait())[0].data == exchange_cloud.bytes_of(number)
         assert peer.asked == [[number]] and not cloud.source.reads
-        assert not host.core.waiters and not len(host.core)
+        assert not host.core.pending and not len(host.core)
 
 
 # An event loop that stands still

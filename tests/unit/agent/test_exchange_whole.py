@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from acstor_agent.chunks import exchange
-from acstor_agent.core.exchange import homes
+from acstor_agent.engine import placement
+from acstor_agent.engine_io import exchange
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_agent.sources import glance
@@ -39,7 +39,7 @@ class Cloud(exchange_cloud.Cloud):
 
     def elsewhere(self, here):
         def words(image_id):
-            home = homes.image_home(self.ring, image_id)
+            home = placement.image_home(self.ring, image_id)
             return "" if home == here else f"{home} reads it as one stream, for all hosts"
 
         return words
@@ -56,7 +56,7 @@ class Cloud(exchange_cloud.Cloud):
 
     @property
     def image_home(self):
-        return homes.image_home(self.ring, IMAGE)
+        return placement.image_home(self.ring, IMAGE)
 
     def without(self, name):
         """Return the next table, on which a host is not."""
@@ -173,7 +173,7 @@ async def test_copy_of_the_former_home_serves_while_the_former_table_counts(clou
             msgspec.structs.replace(host, vnodes=vnodes) if host.host != former else host
             for host in cloud.ring.hosts
         )
-        if homes.image_home(after := ring.Ring(2, hosts), IMAGE) != former:
+        if placement.image_home(after := ring.Ring(2, hosts), IMAGE) != former:
             break
     cloud.former, cloud.ring = cloud.ring, after
     assert cloud.image_home != former
@@ -192,6 +192,6 @@ async def test_source_that_gives_ranges_again_is_read_in_ranges(cloud, store):
     store.server.always = http_server.fine
     for source in cloud.sources.values():
         assert await source.size_bytes(BLOB) == len(BYTES)
-        assert source.given_as(IMAGE, 0) is homes.Given.IN_PARTS
+        assert source.given_as(IMAGE, 0) is placement.Given.IN_PARTS
     await read_everywhere(cloud, range(CHUNKS))
     assert store.whole == {PATH: 1}

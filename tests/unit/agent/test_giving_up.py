@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from acstor_agent import disk_io
-from acstor_agent.core.transfers import actions
+from acstor_agent.engine import actions
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -219,7 +219,7 @@ async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
     await peer.ask(requests([0]))
     await until(lambda: len(peer.heard) == 1)
     assert peer.heard[0].data == exchange_cloud.bytes_of(0)
-    await until(lambda: cloud.hosts[HERE].core.requests.uplink.used == 0)
+    await until(lambda: cloud.hosts[HERE].core.requests.uploads.used == 0)
 
 
 # Images that are not attached

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 import trio
 
-from acstor_agent.core.transfers import priority
+from acstor_agent.engine import priority
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
@@ -67,7 +67,7 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
     for want in wants:
         with giver.wish((want,)) as wish:
             await wish.wait()
-    uplink = giver.core.requests.uplink
+    uplink = giver.core.requests.uploads
     uplink.places.count = 0
     with reader.wish(wants, Priority.WHOLE):
         await nets.wait_until(lambda: len(uplink) == len(wants))

@@ -7,10 +7,10 @@ import uuid
 import pytest
 import trio
 
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.transfers import priority
-from acstor_agent.core.transfers import want as want_
-from acstor_agent.core.transfers.giving import rights
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import identity
+from acstor_agent.engine import priority
+from acstor_agent.engine.serve import authorization
 from acstor_agent.images import naming
 from acstor_agent.images import unattached
 from acstor_agent.sources import base
@@ -75,7 +75,7 @@ class Host:
         self.attached = lambda image_id, offset, length: None
         self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time, **how)
         self.naming = naming.Naming(self, self.others, lambda image_id: None)
-        self.rights = rights.Rights(HERE, self.naming, identity.ByContent())
+        self.rights = authorization.Authorization(HERE, self.naming, identity.ByContent())
 
     def named(self, *place):
         return self.attached(*place)
@@ -93,7 +93,7 @@ class Host:
         proof = peer_wire.proof_of(cid, host, HERE)
         at = chunk_no * CHUNK
         mode = peer_wire.Mode.HOME
-        get = want_.Request(
+        get = chunk_ref.Request(
             1, image_id, at, length, proof, mode, priority.Priority.PEER, 1.0
         )._replace(**changes)
         await self.naming.learn(host, get.image_id, get.offset, get.length)

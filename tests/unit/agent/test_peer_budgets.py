@@ -9,8 +9,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acstor_agent.core import budget
 from acstor_agent.core import log_limit
-from acstor_agent.core.exchange import budget
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_agent.peers.connection import answering

@@ -4,7 +4,7 @@ import collections
 import pytest
 import trio
 
-from acstor_agent.chunks import exchange
+from acstor_agent.engine_io import exchange
 from acstor_agent.images import pre_seed
 from acstor_common import errors
 from tests.fakes import one_host
@@ -47,7 +47,7 @@ async def test_everything_comes_and_comes_once(host):
 
 async def test_own_chunks_come_first_and_the_others_in_turn(host):
     image = await host.mirrors.attach(one_host.IMAGE)
-    host.chunks.core.waiters.lanes._left[exchange.Priority.SEED] = 1
+    host.chunks.core.pending.prefetch_limits._left[exchange.Priority.SEED] = 1
     before = len(host.source.reads)
     first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}
     await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)
@@ -94,10 +94,10 @@ async def test_what_has_not_begun_is_taken_back_from_the_core_by_who_gives_up(ho
     host.source._delay, before = range(1000), len(host.source.reads)
     with trio.move_on_after(0.5):
         await seed(host)
-    assert len(host.chunks.core) == 4 and not len(host.chunks.core.waiters)
+    assert len(host.chunks.core) == 4 and not len(host.chunks.core.pending)
     await trio.sleep(10)
     assert sum(length for _, length in host.source.reads[before:]) == 4 * CHUNK
-    assert not len(host.chunks.core) and not host.chunks.core.waiters.lanes.under_way
+    assert not len(host.chunks.core) and not host.chunks.core.pending.prefetch_limits.under_way
 
 
 async def test_empty_image_is_done_at_once(tmp_path):

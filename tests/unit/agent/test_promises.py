@@ -6,10 +6,10 @@ import os
 import pytest
 import trio
 
-from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import promise
 from acstor_agent.core.images import room
 from acstor_agent.core.images import shares
+from acstor_agent.engine import identity
 from acstor_agent.images import promise_file
 from acstor_agent.images import promises as promises_
 from acstor_common import geometry

@@ -8,12 +8,12 @@ import pytest
 
 from acstor_agent import settings
 from acstor_agent.core import variants
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import unmatched_prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.variants import Variant
+from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
+from acstor_agent.engine.gossip import unmatched_prefetch
 from acstor_common import errors
 
 

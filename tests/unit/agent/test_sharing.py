@@ -9,12 +9,12 @@ import pytest
 import trio
 
 from acstor_agent.core.cloud import links
-from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import keepers
 from acstor_agent.core.images import leases
 from acstor_agent.core.images import promise
 from acstor_agent.core.images import shares
 from acstor_agent.core.images import whole_pace
+from acstor_agent.engine import identity
 from acstor_agent.images import filling
 from acstor_agent.images import promises
 from acstor_agent.images import sharing

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core.exchange import homes
+from acstor_agent.engine import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_agent.sources import gateway
@@ -408,12 +408,12 @@ WORDS = "h7 reads it as one stream, for all hosts"
 async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source):
     data = glance_records.BYTES
     assert await source.size_bytes(IMAGE) == len(data)
-    assert source.given_as(IMAGE.image_id, 0) is homes.Given.WHOLE
-    assert source.given_as(IMAGE.image_id, base.AT_BOOT_IMAGE) is homes.Given.IN_PARTS
+    assert source.given_as(IMAGE.image_id, 0) is placement.Given.WHOLE
+    assert source.given_as(IMAGE.image_id, base.AT_BOOT_IMAGE) is placement.Given.IN_PARTS
     for offset, length in [(0, len(data)), (77, 1000)]:
         assert await source.read(IMAGE, offset, length) == data[offset : offset + length]
     assert store.whole == {f"/{RECORD}/file": 1}
-    assert source.given_as(IMAGE.image_id, 0) is homes.Given.WHOLE_HERE
+    assert source.given_as(IMAGE.image_id, 0) is placement.Given.WHOLE_HERE
 
 
 async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):

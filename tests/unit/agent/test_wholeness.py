@@ -8,13 +8,13 @@ import time
 import pytest
 import trio
 
-from acstor_agent.chunks import ahead
 from acstor_agent.control import control_requests
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import image_uses
 from acstor_agent.core.images import promise
 from acstor_agent.core.images import room
 from acstor_agent.core.images import whole_pace
+from acstor_agent.engine_io import background_fetch
 from acstor_agent.images import booting
 from acstor_agent.images import filling
 from acstor_agent.images import pre_seed
@@ -279,7 +279,7 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
 @pytest.fixture
 def batches(monkeypatch):
     """What the filler asks for, each time: how many chunks, and how many are under way then."""
-    found, ask = [], ahead.Ahead.ask
+    found, ask = [], background_fetch.BackgroundFetch.ask
 
     def noted(self, things):
         things = list(things)
@@ -287,7 +287,7 @@ def batches(monkeypatch):
         if things:
             found.append((len(things), len(self)))
 
-    monkeypatch.setattr(ahead.Ahead, "ask", noted)
+    monkeypatch.setattr(background_fetch.BackgroundFetch, "ask", noted)
     return found
 
 
@@ -536,7 +536,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
 
 def _never(priority):
     """Ask nobody."""
-    return ahead.Ahead(lambda wants: "", lambda tokens: None)
+    return background_fetch.BackgroundFetch(lambda wants: "", lambda tokens: None)
 
 
 async def test_image_can_be_hurried_before_it_was_promised(keeper):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tables alone say that a remap moves, and who gave what between two looks."""
 
-from acstor_agent.core.exchange import identity
+from acstor_agent.engine import identity
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ring

@@ -12,13 +12,13 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent import settings as agent_settings
 from acstor_agent.core import variants
-from acstor_agent.core.exchange import homes
-from acstor_agent.core.exchange import prefetch
-from acstor_agent.core.transfers import actions
-from acstor_agent.core.transfers import failure
-from acstor_agent.core.transfers.giving import requests
-from acstor_agent.core.transfers.giving import rights
-from acstor_agent.core.transfers.telling import news
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import placement
+from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine.serve import peer_requests
 from acstor_simulator import cloud
 from acstor_simulator import policies
 from acstor_simulator import rings
@@ -54,18 +54,22 @@ def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> 
     assert not left and len(reader.cache) >= len(IMAGE.chunks)
 
 
-def refuse(found: requests.Requests, asker: Any, want: Any) -> None:
+def refuse(found: peer_requests.PeerRequests, asker: Any, want: Any) -> None:
     found._refuse(asker, failure.Failure.MISSING)
 
 
-def ask_nobody(*_: Any) -> list[homes.Upstream]:
+def ask_nobody(*_: Any) -> list[placement.Upstream]:
     return []
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (requests.Requests, "_authorized", refuse),
-    "who proves to know a CID gets it": (rights.hmac, "compare_digest", lambda *proofs: False),
-    "homes ask those of wider groups": (homes, "upstreams", ask_nobody),
+    "a home answers who asks": (peer_requests.PeerRequests, "_authorized", refuse),
+    "who proves to know a CID gets it": (
+        authorization.hmac,
+        "compare_digest",
+        lambda *proofs: False,
+    ),
+    "homes ask those of wider groups": (placement, "upstreams", ask_nobody),
 }
 
 
@@ -97,7 +101,7 @@ def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch
     read_all(world, first)
     assert {told.host for told in heard} >= {first.name}
     heard.clear()
-    monkeypatch.setattr(news.News, "have", lambda *_: None)
+    monkeypatch.setattr(announcements.Announcements, "have", lambda *_: None)
     world = make_world()
     read_all(world, world.hosts[first.name])
     assert not heard
@@ -147,7 +151,7 @@ def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() ->
     ]
     read_all(world, reader)
     assert reader.core.counters.invalid
-    assert liar.name in reader.core.parts.book.in_backoff(reader.core.parts.now)
+    assert liar.name in reader.core.context.peers.in_backoff(reader.core.context.now)
     assert all(data == cid for cid, data in reader.cache.items())
 
 

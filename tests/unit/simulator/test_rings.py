@@ -4,7 +4,7 @@
 import collections
 from typing import NamedTuple
 
-from acstor_agent.core.exchange import homes
+from acstor_agent.engine import placement
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
@@ -31,13 +31,13 @@ def make_table() -> rings.TrafficTable:
 
 
 def home_of(table: ring.Ring, cid: ids.Cid, reader: int) -> int:
-    home = homes.home(table, ids.HostId(f"h{reader}"), ids.oid_of(cid))
+    home = placement.home(table, ids.HostId(f"h{reader}"), ids.oid_of(cid))
     assert home is not None
     return int(home.removeprefix("h"))
 
 
 def upstreams(table: ring.Ring, cid: ids.Cid, home: int) -> list[int]:
-    found = homes.upstreams(table, None, ids.HostId(f"h{home}"), ids.oid_of(cid))
+    found = placement.upstreams(table, None, ids.HostId(f"h{home}"), ids.oid_of(cid))
     return [int(upstream.host.removeprefix("h")) for upstream in found]
 
 
@@ -72,8 +72,8 @@ def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself(
     after = sum(TREE.rack_of(up) == SLOW_RACK for cid in CIDS for up in upstreams(of.ring, cid, 0))
     assert after < before / 3
     reader = SLOW_RACK * TREE.shape.rack_hosts
-    homes = {home_of(of.ring, cid, reader) for cid in CIDS}
-    assert homes == set(TREE.within(reader, 1)), "those of its own rack ask it as ever"
+    placement = {home_of(of.ring, cid, reader) for cid in CIDS}
+    assert placement == set(TREE.within(reader, 1)), "those of its own rack ask it as ever"
 
 
 def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:

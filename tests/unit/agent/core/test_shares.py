@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import shares
+from acstor_agent.engine import identity
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions: what the caller of the engine has to do, in batches.
+
+``Out`` collects the actions of one event.  All requests for one host leave in one action, and all
+answers on one connection in one.
+"""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import transfer
+from acstor_common import ids
+from acstor_common import peer_request
+
+
+class Ask(NamedTuple):
+    """Ask a peer; each attempt says what for, by ``number``, ``want``, ``mode``, ``priority``.
+
+    Whoever sends it sets ``connection`` of each attempt to the one that it goes out on: the event
+    ``lost`` names it.
+    """
+
+    host: ids.HostId
+    attempts: list[transfer.Attempt]
+
+
+class Cancel(NamedTuple):
+    """Tell a peer that nobody waits for these answers any more; they may come all the same."""
+
+    host: ids.HostId
+    numbers: list[int]
+
+
+class Hurry(NamedTuple):
+    """Tell a peer that guests wait for these answers now, as if they had been asked for as PEER."""
+
+    host: ids.HostId
+    numbers: list[int]
+
+
+class ReadSource(NamedTuple):
+    """Read chunks of one image; ``source_gave`` tells of each by its index in ``wants``.
+
+    Which of them become one range is the source's business.
+
+    :param priority: the most urgent reason
+    :param who: has turns of his own: for this host's own wishes who has the image open, if that is
+        known, else the image; a host for what is read through for it
+    """
+
+    number: int
+    image_id: ids.ImageId
+    priority: priority_.Priority
+    who: Hashable
+    wants: list[chunk_ref.ChunkRef]
+
+
+class HurryRead(NamedTuple):
+    """Go on with a read as for this reason, and for this one: somebody more urgent has joined."""
+
+    number: int
+    priority: priority_.Priority
+    who: Hashable
+
+
+class CancelRead(NamedTuple):
+    """Nobody wants a read any more: what it has not told yet is not listened to."""
+
+    number: int
+
+
+class Arrived(NamedTuple):
+    """A chunk that came.
+
+    :param giver: the host that gave it; None: the source
+    :param mode: in which that host was asked; None: the source
+    :param is_kept: it is kept for others, so it stays longer
+    :param is_own: this host wanted it itself; else it was read through for peers alone
+    :param priority: the most urgent reason why anybody waited for it
+    :param is_stored: it goes into the cache; else it is for who waits for it now alone, unless it
+        is promised to be here
+    """
+
+    want: chunk_ref.ChunkRef
+    data: transfer.Bytes
+    giver: ids.HostId | None
+    mode: peer_request.Mode | None
+    is_kept: bool
+    is_own: bool
+    priority: priority_.Priority
+    is_stored: bool = True
+
+
+class Store(NamedTuple):
+    """Put chunks in the cache; tell of each by ``stored`` or ``not_stored``.
+
+    Until then the machine keeps it, and gives it to whoever wants it.
+    """
+
+    chunks: list[Arrived]
+
+
+class Complete(NamedTuple):
+    """Answer who wants a batch: its bytes in its order, or why not."""
+
+    token: Hashable
+    chunks: list[transfer.Bytes]
+    failure: failure_.Failure | None
+    why: str
+
+
+class Told(NamedTuple):
+    """Say what somebody goes on waiting for.
+
+    :param absent: what nobody has got, of those; None: it may be had again at any moment
+    :param lost_in_s: it counts as lost if that is so for this long
+    """
+
+    token: Hashable
+    why: str
+    absent: chunk_ref.ChunkRef | None = None
+    lost_in_s: float = 0.0
+
+
+class Given(NamedTuple):
+    """A request is answered with bytes; ``data`` None: as the cache has them.
+
+    If the cache cannot read them, ``could_not_read`` says so.
+
+    :param priority: why it is asked for, as far as that is this host's business
+    """
+
+    number: int
+    want: chunk_ref.ChunkRef
+    data: transfer.Bytes
+    priority: priority_.Priority
+
+
+class Refused(NamedTuple):
+    """A request is answered with a reason.
+
+    :param why: for the log, not for the peer; empty: that is nothing to be told
+    :param request: what was asked for, where there is a ``why``
+    """
+
+    number: int
+    failure: failure_.Failure
+    why: str = ""
+    request: chunk_ref.Request | None = None
+
+
+class Referred(NamedTuple):
+    """A request is answered with hosts to ask instead, the best first."""
+
+    number: int
+    hosts: tuple[ids.HostId, ...]
+
+
+Answer = Given | Refused | Referred
+
+
+class Reply(NamedTuple):
+    """Answer requests of one connection."""
+
+    connection: Hashable
+    answers: list[Answer]
+
+
+class LookUp(NamedTuple):
+    """Learn what images name that are not attached here; ``looked_up`` tells of each request."""
+
+    connection: Hashable
+    host: ids.HostId
+    requests: list[chunk_ref.Request]
+
+
+class Watch(NamedTuple):
+    """Tell by ``delivered`` when what was sent on these connections has arrived."""
+
+    connections: list[Hashable]
+
+
+class Tell(NamedTuple):
+    """Tell a host what is here, what is gone, and what it may let go."""
+
+    host: ids.HostId
+    here: tuple[ids.Oid, ...]
+    gone: tuple[ids.Oid, ...]
+    evictable: tuple[ids.Oid, ...]
+
+
+class Heard(NamedTuple):
+    """A host has contents, and hints that others may go: for images and for the cache."""
+
+    host: ids.HostId
+    here: tuple[ids.Oid, ...]
+    evictable: tuple[ids.Oid, ...]
+
+
+class LeftAlone(NamedTuple):
+    """A peer is in backoff from now on: for the log."""
+
+    host: ids.HostId
+    for_s: float
+    why: str
+
+
+class Alive(NamedTuple):
+    """Tell who waits on these connections that what was asked is being worked on."""
+
+    connections: list[Hashable]
+
+
+class Drop(NamedTuple):
+    """End a connection: the peer broke the rules.  ``peer_left`` is to follow."""
+
+    connection: Hashable
+    why: str
+
+
+Action = (
+    Ask
+    | Cancel
+    | Hurry
+    | ReadSource
+    | HurryRead
+    | CancelRead
+    | Store
+    | Complete
+    | Told
+    | Reply
+    | LookUp
+    | Watch
+    | Tell
+    | Heard
+    | LeftAlone
+    | Alive
+    | Drop
+)
+
+
+class Out:
+    """The actions of one event."""
+
+    __slots__ = ("_asks", "_cancels", "_hurries", "_replies", "_stores", "_watch", "others")
+
+    def __init__(self) -> None:
+        self._stores: list[Arrived] = []
+        self._replies: dict[Hashable, list[Answer]] = {}
+        self._asks: dict[ids.HostId, list[transfer.Attempt]] = {}
+        self._cancels: dict[ids.HostId, list[int]] = {}
+        self._hurries: dict[ids.HostId, list[int]] = {}
+        self._watch: list[Hashable] = []
+        self.others: list[Action] = []
+
+    def store(self, arrived: Arrived) -> None:
+        """Have a chunk put in the cache."""
+        self._stores.append(arrived)
+
+    def reply(self, connection: Hashable, answer: Answer) -> None:
+        """Have a request answered."""
+        answers = self._replies.get(connection)
+        if answers is None:
+            answers = self._replies[connection] = []
+        answers.append(answer)
+
+    def ask(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
+        """Have a peer asked."""
+        attempts = self._asks.get(host)
+        if attempts is None:
+            attempts = self._asks[host] = []
+        attempts.append(attempt)
+
+    def watch(self, connection: Hashable) -> None:
+        """Have it told when what was sent on a connection has arrived."""
+        self._watch.append(connection)
+
+    def hurry(self, host: ids.HostId, number: int) -> None:
+        """Have a peer told that a guest waits now."""
+        self._hurries.setdefault(host, []).append(number)
+
+    def cancel(self, host: ids.HostId, number: int) -> None:
+        """Have a peer told that nobody waits any more."""
+        self._cancels.setdefault(host, []).append(number)
+
+    def take(self) -> list[Action]:
+        """Return all of it: what is to be stored first, then who waits, then who is asked."""
+        found: list[Action] = []
+        cancels = list(filter(None, map(self._sent, self._cancels))) if self._cancels else ()
+        if self._stores:
+            found.append(Store(self._stores))
+            self._stores = []
+        if self.others:
+            found += self.others
+            self.others = []
+        if self._replies:
+            found += [Reply(link, answers) for link, answers in self._replies.items()]
+            self._replies = {}
+        if self._watch:
+            found.append(Watch(self._watch))
+            self._watch = []
+        if self._cancels:
+            found += cancels
+            self._cancels = {}
+        if self._hurries:
+            found += [Hurry(host, numbers) for host, numbers in self._hurries.items()]
+            self._hurries = {}
+        if self._asks:
+            for host, asked in self._asks.items():
+                attempts = [attempt for attempt in asked if not attempt.is_over]  # it came since
+                for start in range(0, len(attempts), peer_request.MAX_BATCH):
+                    found.append(Ask(host, attempts[start : start + peer_request.MAX_BATCH]))
+            self._asks = {}
+        return found
+
+    def _sent(self, host: ids.HostId) -> Cancel | None:
+        """Return which of a host's attempts it is to be told of: not those that came to nothing."""
+        unsent = {attempt.number for attempt in self._asks.get(host, ()) if attempt.is_over}
+        numbers = [number for number in self._cancels[host] if number not in unsent]
+        return Cancel(host, numbers) if numbers else None

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rate limits for announcements from peers.
+
+An announcement costs this host time that it did not ask for.  Two quantities are limited:
+prefixes, up to the number of chunks that a fast link carries, and look-ups, of which a prefix
+needs one for each attached image and one more.  Look-ups have a limit for each peer and one for
+all peers.  Announcements beyond the limits are dropped and counted.
+"""
+
+from acstor_common import ids
+from acstor_common import rates
+
+LOOKUPS_OF_PEER = rates.Rate(per_s=40_000.0, burst=20_000.0)
+"""A look-up takes up to 1 us (measured): 4 % of a processor, and 20 ms at once."""
+LOOKUPS_OF_ALL = rates.Rate(per_s=100_000.0, burst=50_000.0)
+
+
+class AnnouncementLimits:
+    """What peers may tell now.
+
+    :param prefixes: how many a peer may tell
+    :param peers: of how many something is remembered
+
+    >>> listening = AnnouncementLimits(rates.Rate(per_s=10.0, burst=30.0), peers=100)
+    >>> listening.take(ids.HostId("h1"), 50, 0.0), listening.take(ids.HostId("h1"), 50, 1.0)
+    (30, 10)
+    >>> listening.take(ids.HostId("h2"), 30, 1.0, lookups=10_000)  # as many images are mirrored
+    2
+    """
+
+    def __init__(self, prefixes: rates.Rate, peers: int) -> None:
+        self._prefixes: rates.Buckets[ids.HostId] = rates.Buckets(prefixes, peers)
+        self._lookups: rates.Buckets[ids.HostId] = rates.Buckets(LOOKUPS_OF_PEER, peers)
+        self._all_lookups: rates.Buckets[None] = rates.Buckets(LOOKUPS_OF_ALL, 1)
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def take(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
+        """Return how many of ``count`` prefixes that ``host`` tells are to be listened to.
+
+        :param lookups: that each of them takes
+        """
+        may = min(
+            self._prefixes.level(host, now),
+            self._lookups.level(host, now) / lookups,
+            self._all_lookups.level(None, now) / lookups,
+        )
+        heard = min(count, max(0, int(may)))
+        self._prefixes.take(host, heard, now)
+        self._lookups.take(host, heard * lookups, now)
+        self._all_lookups.take(None, heard * lookups, now)
+        return heard
+
+    def fine(self, host: ids.HostId, prefixes: int, now: float) -> None:
+        """Let a peer that told wrong things tell so many fewer."""
+        self._prefixes.take(host, prefixes, now)

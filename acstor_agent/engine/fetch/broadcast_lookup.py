@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broadcast lookup: asks every host for a chunk that the source denies, before it counts as lost.
+
+Any host may hold a chunk that was fetched once: former homes, and hosts that read the source
+themselves.  So when the source answers that an image has no such chunk, every host in the v-node
+table is asked for it, for that image.
+
+A chunk of an image is lost only when every host has denied it and the source has denied it for
+``lost_after_s`` (``negative_cache``).  A host that is silent, quarantined, or was in the table
+recently may still hold it.  The denial of one image says nothing about other images.
+"""
+
+from collections.abc import Callable
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import fair_queue
+from acstor_agent.engine import priority
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import negative_cache
+from acstor_agent.engine.fetch import refusals
+from acstor_common import ids
+from acstor_common import peer_request
+
+Failure = failure_.Failure
+GUEST = priority.Priority.GUEST
+InVain = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
+
+HOSTS_AT_ONCE = 16
+"""Hosts that are asked for one chunk at a time."""
+CHUNKS_AT_ONCE = 4
+"""Chunks that are searched for at a time; others wait for their turn, image by image."""
+QUESTION_S = 0.004
+"""A search in vain keeps its place so long for each host that was asked.  So a guest whose image is
+gone makes this host ask 1000 times a second at most, whatever it reads."""
+NAMED = 3
+"""How many silent hosts are named."""
+
+
+class BroadcastLookup:
+    """One search.
+
+    :ivar left: hosts that are not asked yet
+    """
+
+    __slots__ = ("asked", "attempts", "departed", "has_place", "left", "silent", "transfer", "want")
+
+    def __init__(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
+        self.transfer, self.want = transfer, want
+        self.attempts: list[transfer_.Attempt] = []
+        self.left: list[ids.HostId] = []
+        self.silent: list[ids.HostId] = []
+        self.departed: list[ids.HostId] = []
+        self.asked = 0
+        self.has_place = False
+
+
+class BroadcastLookups:
+    """The searches of this host.
+
+    :param in_vain: is told what came of a search that found nothing: LOST, or what leaves hope; and
+        in how many seconds it is lost where no host has it, else 0
+    """
+
+    def __init__(self, context: context_.Context, in_vain: InVain) -> None:
+        self._context, self._in_vain = context, in_vain
+        self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
+        self._denials: refusals.Refusals[tuple[ids.Cid, ids.ImageId]] = refusals.Refusals()
+        self._waiting: fair_queue.FairQueue[BroadcastLookup] = (
+            fair_queue.FairQueue()
+        )  # image by image
+        self._places = CHUNKS_AT_ONCE
+
+    def begin(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
+        """Ask all hosts, in its turn.
+
+        :param want: in whose name, which the source has denied
+        """
+        search = transfer.search = BroadcastLookup(transfer, want)
+        self._waiting.put(GUEST, want.image_id, search)
+        self._start()
+
+    def place_free(self) -> None:
+        """Let the next one begin: a search that was in vain has had its time."""
+        self._places += 1
+        self._start()
+
+    def _start(self) -> None:
+        while self._places and (search := self._waiting.take()) is not None:
+            self._places -= 1
+            search.has_place = True
+            context, want = self._context, search.want
+            hosts = context.ring.others()
+            search.departed = self.absences.departed(hosts, context.now)
+            left = self._denials.left((want.cid, want.image_id), hosts, context.now)
+            alone = context.peers.in_backoff(context.now)
+            search.asked = len(left)
+            search.silent = [host for host in left if host in alone]
+            search.left = [host for host in left if host not in alone]
+            self._go_on(search)
+
+    def _go_on(self, search: BroadcastLookup) -> None:
+        context = self._context
+        mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.SEARCH
+        while search.left and len(search.attempts) < HOSTS_AT_ONCE:
+            what = (search.transfer, search.left.pop(), mode, search.want, track, context.now)
+            search.attempts.append(context.requests_out.ask(*what))
+        if not search.attempts:
+            self._end(search)
+
+    def attempt_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
+        """Note what a host says, and ask the next."""
+        search: BroadcastLookup | None = attempt.transfer.search
+        if search is None or attempt not in search.attempts:
+            return
+        assert attempt.host is not None
+        search.attempts.remove(attempt)
+        if failure is Failure.MISSING:
+            what = search.want.cid, search.want.image_id
+            self._denials.denied(what, attempt.host, self._context.now)
+        else:
+            search.silent.append(attempt.host)
+        self._go_on(search)
+
+    def forget(self, transfer: transfer_.Transfer) -> None:
+        """End a search because the content came, or nobody wants it any more."""
+        search: BroadcastLookup | None = transfer.search
+        if search is None:
+            return
+        self._waiting.remove(GUEST, search.want.image_id, search)
+        transfer.search = None
+        for attempt in search.attempts:
+            self._context.requests_out.cancel(attempt, self._context.now)
+        if search.has_place:
+            self.place_free()
+
+    def holds(self, search: BroadcastLookup) -> bool:
+        """Say whether a search asks somebody, or waits for its turn."""
+        is_next = self._waiting.holds(GUEST, search.want.image_id, search)
+        return bool(search.attempts) or is_next
+
+    def mend(self) -> None:
+        """Count the places anew: a fault may have left some taken for ever."""
+        searches = [t.search for t in self._context.transfers.values() if t.search is not None]
+        self._places = CHUNKS_AT_ONCE - sum(search.has_place for search in searches)
+        self._places -= self._context.timers.count(timers.Due.SEARCH)
+        self._start()
+
+    def _end(self, search: BroadcastLookup) -> None:
+        transfer, context = search.transfer, self._context
+        free_s = context.now + QUESTION_S * search.asked
+        context.timers.put(free_s, timers.Due.SEARCH, None)
+        transfer.search = None
+        more_s = self.absences.denied(search.want.image_id, context.now)
+        silent = [*search.silent, *search.departed]
+        failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
+        if silent:
+            named = ", ".join([*silent[:NAMED], "…"] if len(silent) > NAMED else silent)
+            why = f"the source has not got it, and of the hosts that may these are silent: {named}"
+        elif context.settings.has_others and not context.ring.table.epoch:
+            why = "the source has not got it, and there is no v-node table yet"
+        elif more_s:
+            why = f"nobody has got it; it is lost if that is still so in {more_s:.0f} s"
+            lost_in_s = more_s
+        else:
+            failure, why = Failure.LOST, "the source and all other hosts say that they have not"
+        self._in_vain(transfer, search.want, failure, why, lost_in_s)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that the parts of the engine share: ring, transfers, peers, and the time of the event."""
+
+from collections.abc import Callable
+from collections.abc import Container
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import host_interning
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import placement
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import ring_view
+from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.fetch import lockstep
+from acstor_agent.engine.fetch import read_overlap
+from acstor_agent.engine.fetch import requests_out
+from acstor_agent.engine.fetch import source_reads
+from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.gossip import location_index
+from acstor_common import ids
+
+GivenAs = Callable[[ids.ImageId, int], placement.Given]
+"""Says how the source gives what lies there."""
+
+
+class Context:
+    """See above.
+
+    :param cache: says which contents are here
+    :param lookups: says how many each OID that is told takes on this host
+    :param given_as: see :data:`GivenAs`
+    :ivar transfers: contents under way; ``kept``: those that came, until the cache has them
+    :ivar unwanted: transfers whose read of the source goes on though nobody waits for it
+    """
+
+    def __init__(
+        self,
+        view: ring_view.RingView,
+        rng: peer_state.Random,
+        cache: Container[ids.Cid],
+        settings: settings_.Settings,
+        lookups: Callable[[], int],
+        given_as: GivenAs,
+    ) -> None:
+        self.now = 0.0
+        self._given_as = given_as
+        self.cache = cache
+        self.settings = settings
+        self.ring = view
+        self.transfers: dict[chunk_ref.Key, transfer_.Transfer] = {}
+        self.kept: dict[chunk_ref.Key, actions.Arrived] = {}
+        self.unwanted: dict[transfer_.Transfer, None] = {}
+        self.out = actions.Out()
+        self.timers = timers.Timers()
+        self.peers = peer_state.PeerStates(rng, may_hedge=settings.may_hedge)
+        self.host_keys = host_interning.HostInterning()
+        self.locations = location_index.LocationIndex(self.host_keys)
+        self.requests_out = requests_out.RequestsOut(
+            self.out, self.timers, self.peers, settings.timeout_s
+        )
+        self.source_reads = source_reads.SourceReads(self.out)
+        self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
+        self.predecessors = lockstep.Predecessors(view.here, self.is_ring_worth)
+        self.steps = lockstep.Steps()
+        self.overlap = read_overlap.ReadOverlap()
+        self.announcements = announcements.Announcements(
+            *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
+        )
+
+    def is_ring_worth(self, now: float) -> bool:
+        """Say whether hosts in step are to learn a ring: where links have no queues homes are
+        quicker.
+        """
+        return self.settings.learns_ring and self.uploads.has_met_queue(now)
+
+    def is_usable(self, host: ids.HostId) -> bool:
+        """Say whether a host is worth asking now: on a table, and not in backoff.
+
+        After a backoff the answer is the leave for one attempt.
+        """
+        return self.ring.knows(host) and self.peers.is_usable(host, self.now)
+
+    def upstreams(
+        self, want: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
+    ) -> list[ids.HostId]:
+        """Return whom this host asks, acting as the home of a content, before the source."""
+        given = self._given_as(want.image_id, want.offset)
+        if given is placement.Given.WHOLE_HERE:
+            return []
+        found = self.ring.upstreams(want.oid, requester, is_moved)
+        is_whole = given is placement.Given.WHOLE
+        return self.ring.with_image_homes(found, want.image_id) if is_whole else found
+
+    def is_left_to(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
+        """Say whether this host leaves a content to the new home that asks, being the former."""
+        if not self.ring.is_left_to(want.oid, requester):
+            return False
+        return self._given_as(want.image_id, want.offset) is not placement.Given.WHOLE_HERE
+
+    def transfer_of(
+        self, want: chunk_ref.ChunkRef, priority: priority_.Priority
+    ) -> transfer_.Transfer:
+        """Return the transfer of a content; where there is none it begins to be."""
+        key = want.key
+        transfer = self.transfers.get(key)
+        if transfer is None:
+            transfer = self.transfers[key] = transfer_.Transfer(want, key, priority)
+            return transfer
+        if transfer.names[0] is not want:
+            transfer.join(want)
+        if self.unwanted:
+            self.unwanted.pop(transfer, None)
+        return transfer
+
+    def drop_if_done(self, transfer: transfer_.Transfer) -> None:
+        """Forget a transfer of which nothing is under way and for which nobody waits."""
+        if transfer.is_wanted:
+            return
+        if transfer.is_idle:
+            self.forget(transfer)
+        elif transfer.read is not None:
+            self.unwanted[transfer] = None
+
+    def forget(self, transfer: transfer_.Transfer) -> None:
+        """Forget a transfer."""
+        if self.transfers.get(transfer.key) is transfer:
+            del self.transfers[transfer.key]
+            if self.unwanted:
+                self.unwanted.pop(transfer, None)
+            self.uncharge(transfer)
+
+    def uncharge(self, transfer: transfer_.Transfer) -> None:
+        """Let a transfer count as nobody's: it does not go on because a peer asked."""
+        if transfer.charged is not None:
+            transfer.charged.begun -= 1
+            transfer.charged = None

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that read an image in lock-step fetch from their predecessor on a ring.
+
+Where links have queues, a distribution tree meets a queue at each hop.  So hosts that want the same
+chunks at about the same time form a ring, ordered by the hashes of their names.  A chunk travels
+around the ring from its home, and each link carries it once.  No host knows the others: a host that
+is asked names the requester of late that stands nearest before the asking one.  The named host is
+the *parent* until a nearer one is named or three requests in a row fail.  All of this is used with
+the variant ``ring`` only: it is faster over few hops, but a chain may be longer than the window of
+a reader.
+
+A host does not ask its parent for a chunk whose home lies between them, or is this host.  So each
+hop brings a chunk's request nearer to its home, and no two hosts that agree on the home wait for
+each other.  Where they disagree, waits are bounded.
+"""
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import blake3
+
+from acstor_common import ids
+
+IN_STEP_S = 0.5
+"""Who has asked for nothing of an image for so long does not read it now."""
+IN_STEP_BYTES = 512 * 1024
+"""So far apart may hosts in step be.  Within 320 KiB rings break up; within 2 MiB hosts that come
+one after the other wait for each other."""
+LEASE_S = 2.0
+"""So long a parent is one that has given nothing."""
+MISSES = 3
+"""Questions in vain, in a row, after which a parent is none any more."""
+AVOIDED_S = 1.0
+"""So long it is not taken for one again; twice as long each time."""
+MOST_AVOIDED = 5
+IMAGES, HOSTS = 256, 64
+"""Images of which it is known who reads them, and readers of each; the oldest are forgotten."""
+
+_BITS = 64
+
+
+@functools.lru_cache(maxsize=4096)
+def _position(host: ids.HostId) -> int:
+    return int.from_bytes(blake3.blake3(host.encode()).digest(length=_BITS // 8))
+
+
+def distance(host: ids.HostId, other: ids.HostId) -> int:
+    """Return how far one host stands before another one: from 0 for itself up to all the way."""
+    return (_position(other) - _position(host)) % (1 << _BITS)
+
+
+class _Step(NamedTuple):
+    """Where a host reads."""
+
+    offset: int
+    at_s: float
+
+
+_Readers = collections.OrderedDict[ids.HostId, _Step]
+
+
+class Steps:
+    """Who reads which images here and now, as far as this host is asked, or its own guests read.
+
+    >>> steps, image, other = Steps(), ids.ImageId("i"), ids.HostId("h2")
+    >>> steps.note(image, ids.HostId("h1"), 0, now=1.0)
+    >>> steps.in_step(image, other, 65536, 1.1), steps.in_step(image, other, 1 << 30, 1.1)
+    (['h1'], [])
+    """
+
+    def __init__(self) -> None:
+        self._images: collections.OrderedDict[ids.ImageId, _Readers] = collections.OrderedDict()
+
+    def note(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
+        """Note what a host asks for."""
+        hosts = self._images.pop(image_id, None)
+        if hosts is None:
+            hosts = _Readers()
+        self._images[image_id] = hosts
+        before = hosts.pop(host, None)
+        if before is not None and _is_near(before, offset, now):
+            offset = max(offset, before.offset)  # a guest comes after what is read ahead for it
+        hosts[host] = _Step(offset, now)
+        if len(hosts) > HOSTS:
+            hosts.popitem(last=False)
+        if len(self._images) > IMAGES:
+            self._images.popitem(last=False)
+
+    def is_near(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> bool:
+        """Say whether a host is about to read what stands at an offset, or just has."""
+        steps = self._images.get(image_id)
+        step = steps.get(host) if steps is not None else None
+        return step is not None and _is_near(step, offset, now)
+
+    def in_step(
+        self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float
+    ) -> list[ids.HostId]:
+        """Return the others that read about what a host reads.
+
+        :param offset: where that host reads
+        """
+        steps = self._images.get(image_id) or _Readers()
+        found = steps.items()
+        return [other for other, step in found if other != host and _is_near(step, offset, now)]
+
+
+def _is_near(step: _Step, offset: int, now: float) -> bool:
+    return now - step.at_s <= IN_STEP_S and abs(step.offset - offset) <= IN_STEP_BYTES
+
+
+class _Parent:
+    """The parent for an image; ``until_s`` is the end of its lease."""
+
+    __slots__ = ("host", "misses", "until_s")
+
+    def __init__(self, host: ids.HostId, until_s: float) -> None:
+        self.host, self.until_s = host, until_s
+        self.misses = 0
+
+
+class Predecessors:
+    """The parents of this host, by image.
+
+    :param is_worth: says whether links have queues now: else homes are quicker
+    """
+
+    def __init__(self, here: ids.HostId, is_worth: Callable[[float], bool]) -> None:
+        self._here, self._is_worth = here, is_worth
+        self._parents: dict[ids.ImageId, _Parent] = {}
+        self._avoided: collections.OrderedDict[ids.HostId, tuple[float, int]] = (
+            collections.OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def of(self, image_id: ids.ImageId, home: ids.HostId, now: float) -> ids.HostId | None:
+        """Return whom to ask for a chunk of an image instead of its home; the home itself if it is
+        the parent; None: nobody.
+        """
+        parent = self._parents.get(image_id)
+        if parent is None:
+            return None
+        if now > parent.until_s:
+            del self._parents[image_id]
+            return None
+        if not self._is_worth(now):
+            return None
+        is_behind = distance(home, self._here) >= distance(parent.host, self._here)
+        return parent.host if is_behind else None
+
+    def named(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+        """Take a host for the parent, if it is nearer than the one that is."""
+        here, parent = self._here, self._parents.get(image_id)
+        if host == here or self._is_avoided(host, now) or not self._is_worth(now):
+            return
+        if parent is not None and now > parent.until_s:
+            parent = None
+        if parent is None or distance(host, here) < distance(parent.host, here):
+            self._parents[image_id] = _Parent(host, now + LEASE_S)
+            if len(self._parents) > IMAGES:
+                del self._parents[next(iter(self._parents))]
+
+    def gave(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+        """Note that a host gave a chunk of an image."""
+        parent = self._parents.get(image_id)
+        if parent is not None and parent.host == host:
+            parent.misses, parent.until_s = 0, now + LEASE_S
+
+    def failed(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+        """Note that a host did not give a chunk of an image."""
+        parent = self._parents.get(image_id)
+        if parent is None or parent.host != host:
+            return
+        parent.misses += 1
+        if parent.misses >= MISSES:
+            del self._parents[image_id]
+            _, times = self._avoided.pop(host, (0.0, 0))
+            self._avoided[host] = now + AVOIDED_S * 2**times, min(times + 1, MOST_AVOIDED)
+            if len(self._avoided) > HOSTS:
+                self._avoided.popitem(last=False)
+
+    def _is_avoided(self, host: ids.HostId, now: float) -> bool:
+        until_s, _ = self._avoided.get(host, (0.0, 0))
+        return now < until_s

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pending reads of this host, from request to reply.
+
+Each waiter gets one answer: all bytes of its batch, or the reason why one of them is missing, and
+never after its deadline.  When a chunk arrives, all that is under way for it ends.  A failure ends
+only what failed.
+
+When all places have failed, waiters that are not patient get the failure.  For guests the fetch is
+retried after a pause (``retries``) while bytes may still arrive; what the source denies is first
+asked of every host (``broadcast_lookup``).
+"""
+
+import math
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Protocol
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import broadcast_lookup
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import prefetch_limits
+from acstor_agent.engine.fetch import read_through
+from acstor_agent.engine.fetch import retries
+from acstor_agent.engine.fetch import source_selection
+from acstor_common import errors
+
+Failure = failure_.Failure
+Priority = priority_.Priority
+Transfer = transfer_.Transfer
+Waiter = transfer_.Waiter
+GUEST = Priority.GUEST
+SOON = Priority.SOON
+
+KEPT = 1024
+"""Contents that the cache has not stored yet: of more nothing is fetched ahead (64 MiB)."""
+
+
+class Askers(Protocol):
+    """The peers who wait for contents."""
+
+    def came(self, transfer: Transfer, data: transfer_.Bytes) -> None:
+        """Answer them."""
+
+    def failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Refuse those who wait for what is not under way any more."""
+
+
+class PendingReads:
+    """The waiters of this host, and how what they want comes."""
+
+    def __init__(
+        self, context: context_.Context, through: read_through.ReadThrough, askers: Askers
+    ) -> None:
+        self._context, self._read_through, self._askers = context, through, askers
+        self.selection = source_selection.SourceSelection(context, through, self._in_vain)
+        self.lookups = broadcast_lookup.BroadcastLookups(context, self._searched)
+        self.prefetch_limits = prefetch_limits.PrefetchLimits(context.settings.background_limit)
+        self.retries = retries.Retries(context.timers)
+        self._waiters: dict[Hashable, Waiter] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    # Wishes
+
+    def wanted(
+        self,
+        batch: Sequence[chunk_ref.ChunkRef],
+        priority: Priority,
+        token: Hashable | None,
+        deadline_s: float,
+        is_patient: bool,
+        opener: Hashable = None,
+    ) -> None:
+        """Have contents brought that are not in the cache.
+
+        :raises errors.LocalProtocolError: a host of its own wants nothing for this reason: it has
+            no lane, so it would never be its turn
+        """
+        context, is_guest = self._context, priority is GUEST
+        if not is_guest and priority not in prefetch_limits.LANES:
+            raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
+        waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
+        if token is not None:
+            self._waiters[token] = waiter
+            if deadline_s < math.inf:
+                context.timers.put(deadline_s, timers.Due.WAITER, waiter)
+        is_source_first = (
+            is_guest
+            and context.settings.may_ask_source_first
+            and self.selection.preference.decide(context.now)
+        )
+        self._note_step(batch, priority)
+        for index, want in enumerate(batch):
+            if context.kept and (kept := context.kept.get(want.key)) is not None:
+                waiter.got[index] = kept.data
+                waiter.left -= 1
+                continue
+            transfer = context.transfer_of(want, priority)
+            if token is not None:
+                transfer.waiters.append((waiter, index))
+            if is_guest:
+                transfer.opener = transfer.opener or opener
+                self._begin_for_guest(transfer, want, is_source_first)
+                is_source_first = self.selection.preference.is_source_first  # one chunk is a probe
+            else:
+                self._begin_ahead(transfer, priority)
+            if waiter.is_done:
+                return  # the first of it were pushed out of their lane
+        if not waiter.left and token is not None:
+            self._complete(waiter, None, "")
+
+    def _note_step(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
+        """Note where guests here read."""
+        context = self._context
+        if context.settings.learns_ring and batch and priority <= SOON:
+            last = batch[-1]
+            context.steps.note(last.image_id, context.ring.here, last.offset, context.now)
+
+    def _begin_for_guest(
+        self, transfer: Transfer, want: chunk_ref.ChunkRef, is_source_first: bool
+    ) -> None:
+        search: broadcast_lookup.BroadcastLookup | None = transfer.search
+        if search is not None and search.want.image_id != want.image_id:
+            self.lookups.forget(transfer)  # it is for those of another image, and may take long
+        if transfer.retry is not None:
+            self.retries.hurry(transfer, want.image_id)
+        elif transfer.search is not None:
+            return
+        elif not transfer.is_travelling:
+            self.prefetch_limits.leave(transfer)
+            transfer.priority = GUEST
+            self.selection.begin(transfer, is_source_first)
+        elif transfer.priority is not GUEST:
+            transfer.priority = GUEST
+            self.selection.hurry(transfer)
+
+    def _begin_ahead(self, transfer: Transfer, priority: Priority) -> None:
+        if transfer.retry is not None or transfer.search is not None:
+            return  # a guest waits for it
+        if transfer.is_travelling:
+            if priority < transfer.priority or transfer.priority.asks_holders_only:
+                transfer.priority = priority
+                self.selection.hurry(transfer)
+            return
+        if transfer.lane is not None:
+            if priority >= transfer.lane and not transfer.lane.asks_holders_only:
+                return
+            self.prefetch_limits.leave(transfer)
+        transfer.priority = priority
+        forgotten = self.prefetch_limits.put(transfer, priority)
+        if forgotten is not None:
+            self._fail(forgotten, Failure.FORGOTTEN, "")
+
+    def _is_source_first(self, priority: Priority) -> bool:
+        """Say whether what is fetched ahead goes to the source, as guests who are better off there.
+
+        It stays with the homes where hosts read the same: guests find the source quick because
+        homes spare it.
+        """
+        return (
+            priority is SOON
+            and self.selection.preference.is_source_first
+            and self._context.overlap.is_little
+        )
+
+    def begin_more(self) -> None:
+        """Begin what has waited for its turn, as far as may be: to be called after each event."""
+        if self.retries.due.length:
+            for transfer in self.retries.take(self._context.now):
+                transfer.names = (*transfer.names[1:], transfer.names[0])
+                self.selection.begin(transfer)
+        if self.prefetch_limits.waiting.length and len(self._context.kept) < KEPT:
+            for transfer in self.prefetch_limits.take():
+                if not transfer.is_travelling:
+                    self.selection.begin(transfer, self._is_source_first(transfer.priority))
+        while self._context.unwanted and self._context.source_reads.is_full:
+            transfer, _ = self._context.unwanted.popitem()
+            if not transfer.is_wanted:  # nobody has joined it since
+                self._end(transfer)
+
+    # A content came
+
+    def came(
+        self, transfer: Transfer, data: transfer_.Bytes, winner: transfer_.Attempt | None
+    ) -> None:
+        """Have a content stored, and give it to all who wait for it.
+
+        :param winner: the attempt by which it came; None: the source
+        """
+        context = self._context
+        if context.transfers.get(transfer.key) is not transfer:
+            return  # it came twice in one event
+        if winner is not None:
+            want, giver, mode = winner.want, winner.host, winner.mode
+        else:
+            want, giver, mode = transfer.names[0], None, None
+        waiters, askers = transfer.waiters, transfer.askers
+        is_kept = context.ring.home(want.oid) == context.ring.here
+        is_own = transfer.is_travelling or bool(waiters)
+        if askers or not is_own:
+            is_kept = is_kept or any(asker.mode.reads_source for asker in askers)
+            priority = read_through.most_urgent(transfer)
+        else:  # nearly always
+            priority = transfer.priority
+        is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
+        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority, is_stored)
+        context.out.store(arrived)
+        context.kept[transfer.key] = arrived
+        for waiter, index in transfer.take_waiters() if waiters else ():
+            if waiter.is_done:
+                continue
+            waiter.got[index] = data
+            waiter.left -= 1
+            if not waiter.left:
+                self._complete(waiter, None, "")
+        if transfer.tries or transfer.retry is not None or transfer.search is not None:
+            self.retries.came()
+        self._end(transfer)
+        if askers:
+            self._askers.came(transfer, data)
+
+    def _end(self, transfer: Transfer) -> None:
+        """Let go of all that is under way for a content."""
+        context = self._context
+        context.forget(transfer)
+        self._end_travel(transfer)
+        if transfer.relay is not None:
+            context.requests_out.cancel(transfer.relay, context.now)
+            transfer.relay = None
+        if transfer.read is not None:
+            context.source_reads.forget(transfer.read)
+            transfer.read = None
+
+    def _end_travel(self, transfer: Transfer) -> None:
+        for attempt in transfer.attempts:
+            if not attempt.is_over:
+                self._context.requests_out.cancel(attempt, self._context.now)
+        transfer.attempts.clear()
+        transfer.is_travelling = False
+        if transfer.retry is not None:
+            self.retries.forget(transfer)
+        if transfer.search is not None:
+            self.lookups.forget(transfer)
+        if transfer.lane is not None:
+            self.prefetch_limits.leave(transfer)
+
+    # It did not come
+
+    def source_failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Go on without the source, who waits here and who waits elsewhere."""
+        self._context.uncharge(transfer)
+        self.selection.source_failed(transfer, failure)
+        self._askers.failed(transfer, failure)
+        self._context.drop_if_done(transfer)
+
+    def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
+        """Answer those who do not wait at any price; for guests it is tried again."""
+        self.prefetch_limits.leave(transfer)
+        self._leave_to_patient(transfer, failure, transfer.why)
+        if transfer.waiters:
+            wanted = {waiter.wants[index].image_id for waiter, index in transfer.waiters}
+            names = (name for name in transfer.names if name.image_id in wanted)
+            denied = next((name for name in names if name.image_id in transfer.denied), None)
+            if denied is not None:
+                self.lookups.begin(transfer, denied)
+            else:
+                self._pause(transfer, failure.name.lower())
+        self._askers.failed(transfer, Failure.MISSING)
+        self._context.drop_if_done(transfer)
+
+    def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
+        """Answer those who wait no longer than for what has been tried."""
+        entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
+        transfer.waiters = [entry for entry in entries if entry[0].is_patient]
+        for waiter, _ in entries:
+            if not waiter.is_patient:
+                self._complete(waiter, failure, why)
+
+    def _searched(
+        self,
+        transfer: Transfer,
+        want: chunk_ref.ChunkRef,
+        failure: Failure,
+        why: str,
+        lost_in_s: float,
+    ) -> None:
+        """Give up what is lost, for those of its image; wait on for what may come still."""
+        if failure is Failure.LOST:
+            for waiter, index in transfer.waiters.copy():
+                if not waiter.is_done and waiter.wants[index].image_id == want.image_id:
+                    self._complete(waiter, failure, why)
+        self._leave_to_patient(transfer, failure, why)
+        if transfer.waiters:
+            self._pause(transfer, why, want if lost_in_s else None, lost_in_s)
+        else:
+            self._end_travel(transfer)
+        self._context.drop_if_done(transfer)
+
+    def _pause(
+        self,
+        transfer: Transfer,
+        why: str,
+        absent: chunk_ref.ChunkRef | None = None,
+        lost_in_s: float = 0.0,
+    ) -> None:
+        """Wait, and say what for."""
+        transfer.why = why
+        for waiter, _ in transfer.waiters:
+            if not waiter.is_done:
+                told = actions.Told(waiter.token, why, absent, lost_in_s)
+                self._context.out.others.append(told)
+        self.retries.pause(transfer, self._context.now)
+
+    def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:
+        """Answer all who wait for a content with the reason why it does not come."""
+        for waiter, _ in transfer.take_waiters():
+            self._complete(waiter, failure, why)
+        self._end_travel(transfer)
+        self._context.drop_if_done(transfer)
+
+    def mend(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
+        """End what is half done, with all who wait for it: a fault of this program has left it so.
+
+        :param is_whole: says of a transfer that it is not
+        """
+        transfers = self._context.transfers
+        for transfer in list(transfers.values()):
+            transfer.waiters = [entry for entry in transfer.waiters if not entry[0].is_done]
+            transfer.gone = 0
+            if not is_whole(transfer):
+                for waiter, _ in transfer.take_waiters():
+                    self._complete(waiter, Failure.UNREACHABLE, why)
+                self._end(transfer)
+        coming = {entry for transfer in transfers.values() for entry in transfer.waiters}
+        for waiter in list(self._waiters.values()):
+            if waiter.is_done:
+                self._leave(waiter)
+                continue
+            lacks = [n for n, data in enumerate(waiter.got) if data is None]
+            if not lacks or any((waiter, n) not in coming for n in lacks):
+                self._complete(waiter, Failure.UNREACHABLE, why)
+        self.prefetch_limits.mend(transfers.values())
+        self.lookups.mend()
+
+    # Who waits no more
+
+    def is_late(self, waiter: Waiter) -> None:
+        """Note that a deadline is over."""
+        if not waiter.is_done:
+            transfers = (self._context.transfers.get(want.key) for want in waiter.wants)
+            whys = (transfer.why for transfer in transfers if transfer is not None)
+            self._complete(waiter, Failure.LATE, next(filter(None, whys), ""))
+
+    def cancelled(self, token: Hashable) -> None:
+        """Note that nobody waits any more.
+
+        What is under way goes on, for it is stored; what waits for its turn in a lane has none.
+        """
+        waiter = self._waiters.get(token)
+        if waiter is not None:
+            self._leave(waiter)
+
+    def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
+        """Answer a waiter, unless he has been answered."""
+        if not waiter.is_done:
+            got = waiter.got if failure is None else []
+            waiter.is_done = True
+            self._context.out.others.append(actions.Complete(waiter.token, got, failure, why))
+            self._leave(waiter)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Let a waiter go: his deadline may remember him for long, and not what he wanted."""
+        waiter.is_done = True
+        if self._waiters.get(waiter.token) is waiter:
+            del self._waiters[waiter.token]
+        wants, got, waiter.wants, waiter.got = waiter.wants, waiter.got, [], []
+        if not waiter.left:
+            return
+        for want, data in zip(wants, got, strict=True):
+            transfer = self._context.transfers.get(want.key) if data is None else None
+            if transfer is None:
+                continue
+            transfer.left()
+            if not transfer.is_wanted:
+                if transfer.retry is not None or transfer.search is not None:
+                    self._end_travel(transfer)
+                elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
+                    self.prefetch_limits.leave(transfer)
+                self._context.drop_if_done(transfer)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts have denied which chunks recently.
+
+A chunk is nowhere when every host has denied it recently; silence counts for nothing.  The memory
+is bounded: hosts are asked again about what was dropped from it.
+"""
+
+import collections
+from collections.abc import Hashable
+from collections.abc import Iterable
+from typing import Generic
+from typing import TypeVar
+
+from acstor_common import ids
+
+What = TypeVar("What", bound=Hashable)
+
+REMEMBER_S = 10.0
+"""How long a host's word counts: so long it is not asked again, and a guest that reads what is
+nowhere, again and again, makes nobody ask for it."""
+LIMIT = 65_536
+"""Answers that are remembered, over all chunks."""
+
+
+class Refusals(Generic[What]):
+    """The hosts that have denied chunks, by chunk, in whatever way that is named.
+
+    >>> denials, cid = Refusals(), ids.cid_of(b"a chunk")
+    >>> denials.left(cid, ["h2", "h3"], 0.0)
+    ['h2', 'h3']
+    >>> denials.denied(cid, "h3", 0.0)
+    >>> denials.left(cid, ["h2", "h3"], 9.9), denials.left(cid, ["h2", "h3"], 10.0)
+    (['h2'], ['h2', 'h3'])
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._count = 0
+        self._denied: collections.OrderedDict[What, dict[ids.HostId, float]] = (
+            collections.OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        """Return how many answers are remembered."""
+        return self._count
+
+    def left(self, what: What, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
+        """Return those of ``hosts`` that have not denied a chunk of late: none if it is nowhere."""
+        denied = self._denied.get(what, {})
+        since_s = now_s - REMEMBER_S
+        return [host for host in hosts if denied.get(host, since_s) <= since_s]
+
+    def denied(self, what: What, host: ids.HostId, now_s: float) -> None:
+        """Note that a host has not got a chunk."""
+        found = self._denied.setdefault(what, {})
+        self._count += host not in found
+        found[host] = now_s
+        self._denied.move_to_end(what)
+        while self._count > self._limit and len(self._denied) > 1:
+            _, forgotten = self._denied.popitem(last=False)
+            self._count -= len(forgotten)

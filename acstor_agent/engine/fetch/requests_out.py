@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attempts: requests to peers, numbered, within the credit of each peer, with deadlines.
+
+Each attempt ends once: by an answer, by the loss of its connection, by cancellation, or by its
+timeout.  The timeout starts when the request leaves; time in the queue of this host does not
+count against the peer.
+"""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TypeVar
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import fair_queue
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import source_reads
+from acstor_common import ids
+from acstor_common import peer_request
+
+LONGEST_TIMES = 4
+"""So many times as long may an attempt take where the peer shows life meanwhile."""
+LOOK_S = 0.1
+"""Attempts that are late are looked at so often."""
+
+T = TypeVar("T")
+
+Attempt = transfer_.Attempt
+Track = transfer_.Track
+PEER = priority_.Priority.PEER
+
+
+class RequestsOut:
+    """The attempts under way.
+
+    :param timeout_s: so long a peer that owes an answer may be silent
+    """
+
+    def __init__(
+        self,
+        out: actions.Out,
+        deadlines: timers.Timers,
+        book: peer_state.PeerStates,
+        timeout_s: float,
+    ) -> None:
+        self._out, self._deadlines, self._book = out, deadlines, book
+        self.timeout_s = timeout_s
+        self._new: dict[Attempt, None] = {}
+
+    def ask(
+        self,
+        transfer: transfer_.Transfer,
+        host: ids.HostId,
+        mode: peer_request.Mode,
+        want: chunk_ref.ChunkRef,
+        track: Track,
+        now: float,
+    ) -> Attempt:
+        """Ask a peer, as soon as it owes this host less than its credit."""
+        peer = self._book.of(host)
+        number = self._book.new_number(peer)
+        attempt = Attempt(number, transfer, host, mode, want, track, now)
+        peer.asks[number] = attempt
+        attempt.watch(self._new)
+        under_bytes = peer.under_bytes + want.length
+        if not peer.line.length and under_bytes <= peer_state.CREDIT_BYTES:
+            self._out.ask(host, attempt)
+            attempt.sent_s, peer.under_bytes = now, under_bytes
+        else:
+            peer.line.put(attempt.priority, want.image_id, attempt)
+            self._send_more(peer, now)
+        return attempt
+
+    def at_source(self, transfer: transfer_.Transfer, now: float) -> Attempt:
+        """Return an attempt at the source, which is looked at as others are."""
+        mode = peer_request.Mode.HOME
+        attempt = Attempt(0, transfer, None, mode, transfer.want, Track.TRAVEL, now)
+        attempt.watch(self._new)
+        return attempt
+
+    def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
+        self._out.ask(peer.host, attempt)
+        attempt.sent_s = now
+        peer.under_bytes += attempt.want.length
+
+    def hurry(self, attempt: Attempt, priority: priority_.Priority) -> None:
+        """Let an attempt be as urgent as its transfer has become."""
+        before, attempt.priority = attempt.priority, min(priority, attempt.priority)
+        if attempt.is_over or attempt.priority is before:
+            return
+        if attempt.priority <= PEER < before:
+            attempt.watch(self._new)  # from now on it may be late
+        if attempt.host is None:
+            return
+        if attempt.sent_s is None:
+            line, who = self._book.of(attempt.host).line, attempt.want.image_id
+            line.remove(before, who, attempt)
+            line.put(priority, who, attempt)
+        elif attempt.priority.at_peer is PEER is not before.at_peer:
+            self._out.hurry(attempt.host, attempt.number)
+
+    # Ends
+
+    def take(
+        self, host: ids.HostId, answers: Iterable[tuple[int, T]], now: float
+    ) -> list[tuple[Attempt, T]]:
+        """End attempts that a host has answered, by their numbers; return them, with the answers.
+
+        What was not asked, or not any more, is left out.
+        """
+        peer, taken = self._book.get(host), []
+        for number, answer in answers if peer is not None else ():
+            assert peer is not None
+            attempt = peer.asks.get(number)
+            if attempt is not None and attempt.sent_s is not None:
+                attempt.end()
+                del peer.asks[number]
+                peer.under_bytes -= attempt.want.length
+                taken.append((attempt, answer))
+        if peer is not None and taken:
+            peer.heard_s = now
+            self._send_more(peer, now)
+        return taken
+
+    def cancel(self, attempt: Attempt, now: float) -> None:
+        """End an attempt because nobody waits for it."""
+        if attempt.is_over:
+            return
+        if attempt.host is None:
+            attempt.end()
+            return
+        if attempt.sent_s is not None:
+            self._out.cancel(attempt.host, attempt.number)
+        self._end(self._book.of(attempt.host), attempt, now)
+
+    def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
+        """End the attempts at a host that were sent on a connection; the others go on."""
+        peer = self._book.get(host)
+        if peer is None:
+            return []
+        asks = peer.asks.values()
+        lost = [a for a in asks if a.sent_s is not None and a.connection == connection]
+        for attempt in lost:
+            self._end(peer, attempt, now)
+        return lost
+
+    def take_line(self, host: ids.HostId) -> list[Attempt]:
+        """End the attempts that wait here for a host that is left alone from now on."""
+        peer = self._book.of(host)
+        waiting = []
+        while (attempt := peer.line.take()) is not None:
+            del peer.asks[attempt.number]
+            attempt.end()
+            waiting.append(attempt)
+        return waiting
+
+    def _end(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
+        attempt.end()
+        del peer.asks[attempt.number]
+        if attempt.sent_s is None:
+            peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
+            return
+        peer.under_bytes -= attempt.want.length
+        self._send_more(peer, now)
+
+    def _send_more(self, peer: peer_state.Peer, now: float) -> None:
+        while peer.line.length:
+            if peer.under_bytes >= peer_state.CREDIT_BYTES:
+                return
+            attempt = peer.line.take()
+            assert attempt is not None
+            self._send(peer, attempt, now)
+
+    def mend(self, is_awaited: Callable[[transfer_.Attempt], bool], now: float) -> None:
+        """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
+        for peer in self._book.all():
+            attempts = list(peer.asks.values())
+            peer.asks = {a.number: a for a in attempts if not a.is_over}
+            asks = peer.asks.values()
+            peer.under_bytes = sum(a.want.length for a in asks if a.sent_s is not None)
+            peer.line = fair_queue.FairQueue()
+            for attempt in asks:
+                attempt.watch(self._new)
+                if attempt.sent_s is None:
+                    peer.line.put(attempt.priority, attempt.want.image_id, attempt)
+            for attempt in attempts:
+                if not is_awaited(attempt):
+                    self.cancel(attempt, now)
+            self._send_more(peer, now)
+
+    # Time
+
+    def is_late(self, attempt: Attempt, now: float) -> bool:
+        """Say whether its place was silent for too long, or who waits has waited for too long."""
+        return now >= self._late_s(attempt)
+
+    def silent_s(self, attempt: Attempt, now: float) -> float:
+        """Return for how long the place of an attempt has been silent to it."""
+        return now - self._silent_since_s(attempt, now)
+
+    def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
+        sent_s, host = attempt.sent_s, attempt.host
+        if host is not None:
+            return never_s if sent_s is None else max(sent_s, self._book.of(host).gave_s)
+        read: source_reads.SourceRead | None = attempt.transfer.read
+        if read is None or not read.number:
+            return never_s
+        return max(read.begun_s, self._book.source_gave_s)
+
+    def _late_s(self, attempt: Attempt) -> float:
+        """Return when an attempt is late, if nothing happens."""
+        latest_s = attempt.at_s + peer_state.LATEST_S
+        late_s = self._book.late_s(peer_state.kind_of(attempt))
+        return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
+
+    def over_s(self, attempt: Attempt) -> float:
+        """Return when an attempt's time is over; the source has its own."""
+        if attempt.host is None or attempt.sent_s is None:
+            return float("inf")
+        over_s = attempt.sent_s + self.timeout_s
+        if attempt.track is Track.RELAY:
+            return over_s  # a home that shows life is no better than the source
+        heard_s = self._book.of(attempt.host).heard_s
+        longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
+        return min(max(over_s, heard_s + self.timeout_s), longest_s)
+
+    def flush(self, now: float) -> None:
+        """Have the attempts of this event looked at together, when the first may be late, or over.
+
+        Some were sent before: they are more urgent now, and have no more time for that.
+        """
+        if self._new:
+            is_hedged = any(attempt.priority <= PEER for attempt in self._new)
+            after_s = self._book.soonest_late_s if is_hedged else self.timeout_s
+            at_s = min(now + after_s, *map(self.over_s, self._new))
+            self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._new)
+            self._new = {}
+
+    def look_again(self, attempts: Sequence[Attempt], now: float) -> None:
+        """Have attempts looked at when the first of them may be late, or over."""
+        batch: dict[Attempt, None] = {}
+        for attempt in attempts:
+            attempt.watch(batch)
+        soonest_s = min(map(self._look_s, attempts))
+        if soonest_s == float("inf"):
+            soonest_s = now + self.timeout_s
+        at_s = max(soonest_s, now + LOOK_S)
+        self._deadlines.put(at_s, timers.Due.ATTEMPTS, batch)
+
+    def _look_s(self, attempt: Attempt) -> float:
+        is_hedged = attempt.priority <= PEER and not attempt.is_late
+        if attempt.track is Track.TRIAL or (is_hedged and attempt.track is not Track.SEARCH):
+            return min(self._late_s(attempt), self.over_s(attempt))
+        return self.over_s(attempt)

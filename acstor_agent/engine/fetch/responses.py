@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles responses: updates peer health and starts the next attempt.
+
+A peer is judged once for all that one event reports.  Each chunk continues by itself.
+"""
+
+from collections.abc import Iterable
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import priority
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import pending_reads
+from acstor_agent.engine.fetch import read_through
+from acstor_agent.engine.fetch import source_reads
+from acstor_common import ids
+
+Attempt = transfer_.Attempt
+Bytes = transfer_.Bytes
+Failure = failure_.Failure
+Track = transfer_.Track
+
+_HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
+"""What makes a peer no holder any more; who is too busy to give it is none to guests either."""
+
+
+class Responses:
+    """Listens to peers and to the source."""
+
+    def __init__(
+        self,
+        context: context_.Context,
+        through: read_through.ReadThrough,
+        pending: pending_reads.PendingReads,
+    ) -> None:
+        self._context, self._read_through, self._pending = context, through, pending
+        self.denied = 0
+
+    # Peers
+
+    def gave(self, host: ids.HostId, chunks: Iterable[tuple[int, Bytes]]) -> None:
+        """Take what a peer gave, by the numbers of attempts."""
+        context, now = self._context, self._context.now
+        given = context.requests_out.take(host, chunks, now)
+        if not given:
+            return  # nobody asked, or nobody waits any more
+        took_s = context.peers.gave(host, [attempt for attempt, _ in given], now)
+        if took_s:
+            self._judge(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
+        guests = [a.at_s for a, _ in given if a.priority is priority.Priority.GUEST]
+        if guests:
+            self._pending.selection.preference.peers_took(now - min(guests), now)
+        for attempt, data in given:
+            if len(context.predecessors):
+                context.predecessors.gave(attempt.want.image_id, host, now)
+            if attempt.track is not Track.TRIAL:
+                self._came(attempt.transfer, data, attempt)
+
+    def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
+        """Take what a peer does not give."""
+        self.ended(self._context.requests_out.take(host, failed, self._context.now))
+
+    def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
+        """Ask those whom a peer names, if it may name others."""
+        for attempt, named in self._context.requests_out.take(
+            host, ((number, hosts),), self._context.now
+        ):
+            if not attempt.mode.may_refer:
+                self.ended([(attempt, Failure.INVALID)])
+                return
+            self._context.peers.succeeded(host, self._context.now)
+            if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
+                self._pending.selection.referred(attempt, named)
+
+    def ended(self, ends: list[tuple[Attempt, Failure]]) -> None:
+        """Judge a peer by the worst of what it did, and go on with each content."""
+        if not ends:
+            return
+        host = ends[0][0].host
+        assert host is not None
+        worst = min(
+            (Failure.MISSING if a.is_excused(why) else why for a, why in ends),
+            key=lambda why: (why is not Failure.INVALID, why),
+        )
+        self._judge(host, worst, worst.name.lower())
+        for attempt, why in ends:
+            self._failed(attempt, why)
+
+    def broke_rules(self, host: ids.HostId, why: str) -> None:
+        """Judge a peer that broke the protocol, whoever waited for its answers."""
+        self._judge(host, Failure.INVALID, why)
+
+    def _failed(self, attempt: Attempt, failure: Failure) -> None:
+        """Go on after an attempt that gave nothing."""
+        context, transfer = self._context, attempt.transfer
+        assert attempt.host is not None
+        if failure in _HAS_IT_NOT and context.locations.denied(attempt.host, attempt.want.oid):
+            if failure is not Failure.BUSY:
+                context.peers.listening.fine(attempt.host, peer_state.DENIAL_COST, context.now)
+                self.denied += 1
+        if attempt in transfer.attempts:
+            self._pending.selection.attempt_failed(attempt, failure)
+        elif transfer.relay is attempt:
+            self._read_through.relay_failed(attempt, failure)
+        elif attempt.track is Track.SEARCH:
+            self._pending.lookups.attempt_failed(attempt, failure)
+
+    def _judge(self, host: ids.HostId, failure: Failure, why: str) -> None:
+        """Hold a failure against a peer; who is left alone is not asked what waits here for it."""
+        context = self._context
+        for_s = context.peers.failed(host, failure, context.now)
+        if for_s:
+            context.host_keys.forget(host)
+            context.out.others.append(actions.LeftAlone(host, for_s, why))
+            for attempt in context.requests_out.take_line(host):
+                self._failed(attempt, Failure.UNREACHABLE)
+
+    # The source
+
+    def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
+        """Take what the source tells of a read, by index."""
+        sources = self._context.source_reads
+        found = [(sources.answered(number, index), what) for index, what in told]
+        self._source_told([(read, what) for read, what in found if read is not None])
+
+    def source_ended(self, number: int, why: Failure) -> None:
+        """Take it that the source tells no more of a read."""
+        self._source_told([(read, why) for read in self._context.source_reads.ended(number)])
+
+    def _source_told(self, told: list[tuple[source_reads.SourceRead, Bytes | Failure]]) -> None:
+        context = self._context
+        reads = [read for read, what in told if not isinstance(what, Failure)]
+        if reads:
+            self._source_gave(reads)
+        for read, what in told:
+            transfer = context.transfers.get(read.want.key)
+            if transfer is None or transfer.read is not read:
+                continue
+            if isinstance(what, Failure):
+                self._read_through.source_failed(transfer, what)
+            else:
+                transfer.read = None
+                self._came(transfer, what, None)
+
+    def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
+        """Note how long the source took, by the oldest of what it gave."""
+        context, now = self._context, self._context.now
+        for image_id in {read.want.image_id for read in reads}:
+            self._pending.lookups.absences.given(image_id)
+        oldest = min(reads, key=lambda read: read.begun_s)
+        silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)
+        context.peers.source_gave_s = now
+        context.peers.took(peer_state.SOURCE, None, silent_s)
+        context.peers.answered(len(reads))
+        self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
+
+    # Both
+
+    def _came(self, transfer: transfer_.Transfer, data: Bytes, winner: Attempt | None) -> None:
+        for attempt in transfer.attempts.copy():
+            if attempt.is_late and attempt is not winner and attempt.host is not None:
+                self._overtaken(attempt)
+        relay = transfer.relay
+        if relay is not None and relay.is_late and relay is not winner:
+            self._overtaken(relay)
+        self._pending.came(transfer, data, winner)
+
+    def _overtaken(self, attempt: Attempt) -> None:
+        """Hold it against a peer that another one was faster, unless it had no time yet."""
+        context, now = self._context, self._context.now
+        assert attempt.host is not None
+        if not context.requests_out.is_late(attempt, now):  # it was hedged at once, being on trial
+            if attempt.track is not Track.TRAVEL:
+                return
+            attempt.track = Track.TRIAL
+            attempt.transfer.attempts.remove(attempt)
+            context.requests_out.look_again([attempt], now)
+            return
+        silent_s, kind = context.requests_out.silent_s(attempt, now), peer_state.kind_of(attempt)
+        if silent_s >= context.peers.late_s(kind):
+            context.peers.took(kind, attempt.host, silent_s)
+            self._judge(attempt.host, Failure.UNREACHABLE, "another one was faster")
+
+    def look_at(self, batch: dict[Attempt, None]) -> None:
+        """See which attempts are late, and which have not been answered in time."""
+        context, now = self._context, self._context.now
+        silent: dict[ids.HostId, list[Attempt]] = {}
+        for attempt in list(batch):
+            if attempt.is_over:
+                continue
+            is_late = context.requests_out.is_late(attempt, now)
+            is_over = attempt.track is Track.TRIAL and is_late
+            if attempt.host is not None and (
+                is_over or context.requests_out.over_s(attempt) <= now
+            ):
+                silent.setdefault(attempt.host, []).append(attempt)
+            elif is_late and attempt.track is Track.TRAVEL:
+                self._pending.selection.is_late(attempt)
+            elif is_late and attempt.track is Track.RELAY:
+                self._read_through.relay_is_late(attempt)
+        for host, unanswered in silent.items():
+            for attempt in unanswered:
+                context.requests_out.cancel(attempt, now)
+            self._judge(host, Failure.UNREACHABLE, "it does not answer")
+            for attempt in unanswered:
+                self._failed(attempt, Failure.UNREACHABLE)
+        left = [a for a in batch if not (a.is_late and a.host is None)]
+        if left:
+            context.requests_out.look_again(left, now)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pauses between retries of chunks that guests wait for and no place could give.
+
+All retries together cost at most PER_S fetches a second.  Due retries take turns image by image,
+after guests that have just arrived.  When a chunk arrives at last, the oldest waiting ones are
+retried at once, a few for each arrival, so the rate follows the rate of answers.
+"""
+
+import collections
+from collections.abc import Iterator
+
+from acstor_agent.engine import fair_queue
+from acstor_agent.engine import priority
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_common import ids
+
+FIRST_S = 0.1
+LONGEST_S = 2.0
+"""The longest pause of what waits alone, or with few."""
+PER_S = 200
+AT_ONCE = 20
+"""That may be tried at once after a while in which nothing was."""
+WOKEN = 8
+
+GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.LATER
+
+
+def pause_s(tries: int) -> float:
+    """Return how long to wait before the next try, at least.
+
+    :param tries: how often it was in vain already, after the first time
+
+    >>> [pause_s(tries) for tries in (0, 1, 4, 5, 5000)]
+    [0.1, 0.2, 1.6, 2.0, 2.0]
+    """
+    return float(min(FIRST_S * 2 ** min(tries, 16), LONGEST_S))
+
+
+class Pause:
+    """The pause of a transfer.
+
+    :ivar who: whose turn it is when it is due; ``line``: with which urgency, None: it is not due
+    """
+
+    __slots__ = ("line", "transfer", "who")
+
+    def __init__(self, transfer: transfer_.Transfer) -> None:
+        self.transfer = transfer
+        self.who = transfer.want.image_id
+        self.line: priority.Priority | None = None
+
+
+class Retries:
+    """What waits, the one that waits longest first.
+
+    :ivar due: what has its turn now, in turns
+    """
+
+    def __init__(self, deadlines: timers.Timers) -> None:
+        self._deadlines = deadlines
+        self._waiting: collections.OrderedDict[Pause, None] = collections.OrderedDict()
+        self.due: fair_queue.FairQueue[Pause] = fair_queue.FairQueue()
+        self._next_s = 0.0  # the next one may be tried then
+        self._called_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def pause(self, transfer: transfer_.Transfer, now: float) -> None:
+        """Let a transfer wait until it is tried again."""
+        pause = Pause(transfer)
+        self._deadlines.put(now + pause_s(transfer.tries), timers.Due.RETRY, pause)
+        transfer.retry = pause
+        self._waiting[pause] = None
+
+    def is_due(self, pause: Pause | None) -> None:
+        """Let a transfer have its turn: its time is over."""
+        if pause is not None and pause in self._waiting and pause.line is None:
+            self._put(pause, AGAIN, pause.who)
+
+    def hurry(self, transfer: transfer_.Transfer, image_id: ids.ImageId) -> None:
+        """Let a transfer have its turn because a guest has just come, who waits for no pause."""
+        pause: Pause = transfer.retry
+        if pause.line is not GUEST:
+            if pause.line is not None:
+                self.due.remove(pause.line, pause.who, pause)
+            self._put(pause, GUEST, image_id)
+
+    def _put(self, pause: Pause, line: priority.Priority, who: ids.ImageId) -> None:
+        self.due.put(line, who, pause)
+        pause.line, pause.who = line, who
+
+    def take(self, now: float) -> Iterator[transfer_.Transfer]:
+        """Yield what is to be tried again now; say when to come back for the rest."""
+        self._next_s = max(self._next_s, now - AT_ONCE / PER_S)
+        while self.due and self._next_s <= now:
+            pause = self.due.take()
+            assert pause is not None
+            self._next_s += 1 / PER_S
+            del self._waiting[pause]
+            pause.transfer.retry = None
+            pause.transfer.tries += 1
+            yield pause.transfer
+        if self.due and not now < self._called_s:
+            self._called_s = self._next_s
+            self._deadlines.put(self._next_s, timers.Due.RETRY, None)
+
+    def forget(self, transfer: transfer_.Transfer) -> None:
+        """Let a transfer wait no more: it came, or nobody wants it."""
+        pause: Pause = transfer.retry
+        if pause.line is not None:
+            self.due.remove(pause.line, pause.who, pause)
+        transfer.retry = None
+        self._waiting.pop(pause, None)
+
+    def holds(self, pause: Pause) -> bool:
+        """Say whether a transfer will have its turn again."""
+        return pause in self._waiting
+
+    def came(self) -> None:
+        """Note that something has come that could not be had before."""
+        for pause in list(self._waiting)[:WOKEN]:
+            self._waiting.move_to_end(pause)
+            self.is_due(pause)
+        self._next_s -= WOKEN / PER_S

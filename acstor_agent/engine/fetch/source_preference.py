@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether guest reads go to the source first: reads through peers are never slower than the source.
+
+Peers go first, because that spares the source.  When they have been clearly slower lately, by the
+time that guests waited, the source goes first.  Prefetch follows only where hosts hardly read the
+same (:mod:`~acstor_agent.engine.fetch.read_overlap`).
+
+Both sides are probed: while the source goes first, one guest read in PROBE still asks peers; while
+peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
+"""
+
+ENOUGH = 8
+"""Answers without which nothing is decided."""
+RECENT_S = 60.0
+"""Older answers tell nothing."""
+CLEARLY, AGAIN = 2.0, 1.3
+"""So many times slower peers are when the source begins to go first, and when they do again."""
+LEAST_S = 0.005
+"""A smaller difference is nothing that a guest would feel."""
+PROBE, PROBE_SOURCE = 8, 32
+SLOW_S = 0.1
+"""Answers of peers that take longer make it worth a read of the source to know how fast that is."""
+SHARE, MOST_TIMES = 0.25, 4.0
+"""What the newest answer counts in what is usual, as so many times the usual at most: one alone
+does not turn everything round."""
+
+
+class _Usual:
+    """What one side takes of late."""
+
+    __slots__ = ("answers", "at_s", "s")
+
+    def __init__(self) -> None:
+        self.s, self.answers, self.at_s = 0.0, 0, 0.0
+
+    def note(self, seconds: float, now: float) -> None:
+        if now - self.at_s > RECENT_S:
+            self.answers = 0
+        if self.answers:
+            counted_s = min(seconds, max(MOST_TIMES * self.s, 4 * LEAST_S))
+            self.s += SHARE * (counted_s - self.s)
+        else:
+            self.s = seconds
+        self.answers += 1
+        self.at_s = now
+
+    def known_s(self, now: float) -> float | None:
+        return self.s if self.answers >= ENOUGH and now - self.at_s <= RECENT_S else None
+
+
+class SourcePreference:
+    """What both sides took lately, and who goes first.
+
+    >>> preference = SourcePreference()
+    >>> for _ in range(8):
+    ...     preference.peers_took(0.3, now=1.0)
+    ...     preference.source_took(0.01, now=1.0)
+    >>> preference.decide(now=1.0), preference.is_source_first
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self.is_source_first = False
+        self._peers, self._source = _Usual(), _Usual()
+        self._decisions = 0
+
+    def peers_took(self, seconds: float, now: float) -> None:
+        """Note that a guest waited so long for peers to give something, or not to give it."""
+        self._peers.note(seconds, now)
+
+    def source_took(self, seconds: float, now: float) -> None:
+        """Note that a guest waited so long for the source."""
+        self._source.note(seconds, now)
+
+    def decide(self, now: float) -> bool:
+        """Say whether the guest who asks now goes to the source first."""
+        self._decisions += 1
+        peers_s, source_s = self._peers.known_s(now), self._source.known_s(now)
+        if peers_s is None or source_s is None:
+            self.is_source_first = False
+            is_dark = peers_s is not None and peers_s > SLOW_S
+            return is_dark and self._decisions % PROBE_SOURCE == 0
+        factor = AGAIN if self.is_source_first else CLEARLY
+        self.is_source_first = peers_s > max(factor * source_s, source_s + LEAST_S)
+        return self.is_source_first and self._decisions % PROBE != 0

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source selection: the ordered list of places to fetch a chunk from.
+
+Holders come first: asking them spares the home.  Among them the one with the fewest pending
+attempts is asked, unless the home has fewer.  Then come the home, which reads the source once for
+everybody, the hosts that act for it while it is out of use, and the source.  Last come other ring
+owners.  They may hold a copy while the source is down; they never read the source for us.
+
+A fetch has one attempt that is not late.  The next place is asked when an attempt fails and, for a
+guest, when it is late, within the hedge budget.  The first answer cancels the others.  No place is
+asked twice for the same, except a host that referred us to others, and except under another name: a
+host that lacks the chunk under one image is asked for the next image.
+"""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import priority
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import read_through
+from acstor_agent.engine.fetch import source_preference
+from acstor_common import ids
+from acstor_common import peer_request
+
+Failure = failure_.Failure
+Mode = peer_request.Mode
+Track = transfer_.Track
+Transfer = transfer_.Transfer
+GUEST, SOON = priority.Priority.GUEST, priority.Priority.SOON
+
+ACTING_HOMES = 2
+"""Hosts that are asked to read a chunk through before this host turns to the source itself."""
+HOLDERS = 2
+"""Hosts that advertised it which are asked before the home."""
+LAST_RESORTS = 2
+"""Hosts behind the source; of those left alone as many again, for a guest."""
+OWNERS_ASKED = ACTING_HOMES + LAST_RESORTS + 4
+"""Owners that are looked at: those asked, and some to spare for hosts out of use."""
+MOST_REFERRALS = 4
+"""Hosts that are asked because one names them."""
+
+
+class Place(NamedTuple):
+    """Somewhere to ask: a peer, or the source (``host`` is None)."""
+
+    host: ids.HostId | None
+    mode: peer_request.Mode
+    want: chunk_ref.ChunkRef
+
+
+class SourceSelection:
+    """The travels under way.
+
+    :param in_vain: is told when one has nobody left to ask
+    """
+
+    def __init__(
+        self,
+        context: context_.Context,
+        through: read_through.ReadThrough,
+        in_vain: Callable[[Transfer, Failure], None],
+    ) -> None:
+        self._context, self._read_through, self._in_vain = context, through, in_vain
+        self.preference = source_preference.SourcePreference()
+        self.fallbacks = self.source_firsts = 0
+
+    def begin(self, transfer: Transfer, is_source_first: bool = False) -> None:
+        """Ask the first place.
+
+        :param is_source_first: a guest is better off at the source
+        """
+        context = self._context
+        transfer.is_travelling, transfer.hope = True, None
+        transfer.asked.clear()
+        if transfer.priority <= SOON:
+            context.overlap.note(bool(context.locations.of(transfer.names[0].oid)))
+        if is_source_first or transfer.priority.asks_holders_only:
+            self._think(transfer, is_source_first)
+            self.next(transfer)
+            return
+        want = transfer.names[0]
+        home, mode = context.ring.home(want.oid), Mode.HOME
+        if home == context.ring.here:
+            home = None
+        elif home is not None:
+            mode = context.ring.home_mode(home, want.oid)
+        holders = context.locations.of(want.oid)
+        if (holders and holders != [home]) or len(context.predecessors):
+            is_simple = False
+        else:
+            is_simple = home is None or context.peers.is_usable(home, context.now)
+        if is_simple:  # nearly always: the other places are thought about when they are needed
+            transfer.table, transfer.places = None, _NOWHERE
+            self._go(transfer, home, mode, want)
+        else:
+            self._think(transfer)
+            self.next(transfer)
+
+    def hurry(self, transfer: Transfer) -> None:
+        """Go on for a more urgent reason: all may be asked now, not holders alone."""
+        context = self._context
+        for attempt in transfer.attempts.copy():
+            context.requests_out.hurry(attempt, transfer.priority)
+            if transfer.priority is GUEST:
+                self._doubt(attempt)
+        if not self._is_active(transfer):
+            self.next(transfer)
+        self._read_through.hurry(transfer, transfer.priority)
+
+    def next(self, transfer: Transfer) -> None:
+        """Ask the next place, unless nobody is left."""
+        place = self._next_place(transfer)
+        if place is not None:
+            self._go(transfer, *place)
+        elif not transfer.attempts:
+            transfer.is_travelling = False
+            is_holders_only = transfer.priority.asks_holders_only
+            nobody = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
+            hope = transfer.hope
+            self._in_vain(transfer, nobody if hope is None or is_holders_only else hope)
+
+    def _go(
+        self,
+        transfer: Transfer,
+        host: ids.HostId | None,
+        mode: peer_request.Mode,
+        want: chunk_ref.ChunkRef,
+    ) -> None:
+        context = self._context
+        transfer.asked.append((host, mode.reads_source))
+        if host is None:
+            transfer.attempts.append(context.requests_out.at_source(transfer, context.now))
+            self._read_through.begin(transfer, transfer.priority)
+            return
+        attempt = context.requests_out.ask(transfer, host, mode, want, Track.TRAVEL, context.now)
+        transfer.attempts.append(attempt)
+        if attempt.priority is GUEST:
+            self._doubt(attempt)
+
+    @staticmethod
+    def _is_active(transfer: Transfer) -> bool:
+        """Say whether the one attempt that may be expected to give it is under way."""
+        return any(not attempt.is_late for attempt in transfer.attempts)
+
+    # Whom to ask
+
+    def _think(self, transfer: Transfer, is_source_first: bool = False) -> None:
+        """Let the places be thought about, each when it is its turn."""
+        transfer.table = self._context.ring.table
+        transfer.places = self._places(transfer, is_source_first)
+
+    def _next_place(self, transfer: Transfer) -> Place | None:
+        while True:
+            place: Place | None = next(transfer.places, None)
+            if place is not None or transfer.table is self._context.ring.table:
+                return place
+            self._think(transfer)  # for the first time, or another table came into force
+
+    def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
+        """Yield whom to ask, the best first."""
+        tables, want, asked = self._context.ring, transfer.want, transfer.asked
+        source, home = Place(None, Mode.HOME, want), tables.home(want.oid)
+        is_own = home is None or home == tables.here
+        if is_source_first and not is_own:
+            self.source_firsts += 1
+            yield source
+        if not (is_own or transfer.priority.asks_holders_only):
+            yield from self._parent(transfer, home)
+        for host in self._holders(transfer, home):
+            if (host, False) not in asked and self._context.is_usable(host):
+                yield Place(host, Mode.HELD, want)
+        if transfer.priority.asks_holders_only:
+            return
+        if not is_own:
+            yield from self._homes(transfer)
+        if _SOURCE_ASKED not in asked:
+            yield source
+        if home is not None:
+            yield from self._behind(transfer)
+
+    def _parent(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
+        """Yield who gives chunks to this host, as the next one in step, if anybody does."""
+        context, want = self._context, transfer.want
+        assert home is not None
+        host = context.predecessors.of(want.image_id, home, context.now)
+        if host is None or not _is_new(transfer, host) or not context.is_usable(host):
+            return
+        is_home = host == home
+        yield Place(host, context.ring.home_mode(host, want.oid) if is_home else Mode.HELD, want)
+
+    def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
+        """Return the hosts that say they have it and are to be asked, the best first."""
+        context, tables = self._context, self._context.ring
+        hosts = context.locations.of(transfer.want.oid)
+        if not hosts:
+            return hosts
+        hosts = [
+            host
+            for host in hosts
+            if host not in (tables.here, home)
+            and tables.is_giver(host)
+            and not context.peers.is_alone(host, context.now)
+        ]
+        pending = context.peers.pending
+        if home not in (None, tables.here) and not transfer.priority.asks_holders_only:
+            assert home is not None
+            most = pending(home)
+            hosts = [host for host in hosts if pending(host) <= most]
+        hosts.sort(key=pending)
+        return hosts[: max(0, HOLDERS - sum(not as_home for _, as_home in transfer.asked))]
+
+    def _homes(self, transfer: Transfer) -> Iterator[Place]:
+        """Yield who reads it through for everybody, as far as this host does not do so itself."""
+        tables, want, asked = self._context.ring, transfer.want, transfer.asked
+        for host in tables.owners(want.oid, OWNERS_ASKED):
+            homes = {host for host, as_home in asked if as_home and host is not None}
+            if host == tables.here or len(homes) >= ACTING_HOMES:
+                return
+            if host not in homes and self._context.is_usable(host):
+                yield Place(host, tables.home_mode(host, want.oid), want)
+
+    def _behind(self, transfer: Transfer) -> Iterator[Place]:
+        """Yield who may happen to have it."""
+        context, want = self._context, transfer.want
+        owners = context.ring.owners(want.oid, OWNERS_ASKED)
+        others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
+        for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
+            yield Place(host, Mode.HELD, want)
+        if transfer.priority is GUEST:  # who could not read the source may have it
+            alone = [host for host in owners if context.peers.is_alone(host, context.now)]
+            for host in alone[:LAST_RESORTS]:
+                if (host, False) not in transfer.asked:
+                    yield Place(host, Mode.HELD_ONLY, want)
+
+    # What came of it
+
+    def attempt_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
+        """Go on with the next name, or the next place."""
+        transfer, context = attempt.transfer, self._context
+        transfer.attempts.remove(attempt)
+        self.fallbacks += not attempt.is_excused(failure)
+        if attempt.host is not None and not attempt.mode.reads_source:
+            context.predecessors.failed(attempt.want.image_id, attempt.host, context.now)
+        if attempt.priority is GUEST:
+            self.preference.peers_took(context.now - attempt.at_s, context.now)
+        if failure in read_through.IS_OF_THE_NAME:
+            name = transfer.next_name(attempt.want.image_id)
+            if name is not None:
+                again = Place(attempt.host, attempt.mode, name)
+                transfer.places = itertools.chain((again,), transfer.places)
+        self._failed(transfer, failure)
+
+    def source_failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Go on after the source, if the travel has come to it."""
+        for attempt in transfer.attempts:
+            if attempt.host is None:
+                attempt.end()
+                transfer.attempts.remove(attempt)
+                self._failed(transfer, failure)
+                return
+
+    def _failed(self, transfer: Transfer, failure: Failure) -> None:
+        transfer.failed(failure)
+        if not self._is_active(transfer):
+            self.next(transfer)
+
+    def referred(self, attempt: transfer_.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
+        """Ask those whom a peer names, then the peer again, which may not name others then."""
+        transfer, context = attempt.transfer, self._context
+        transfer.attempts.remove(attempt)
+        if len(hosts) == 1:  # the next one in step; a tree has a choice
+            context.predecessors.named(attempt.want.image_id, hosts[0], context.now)
+        places = [
+            Place(host, Mode.HELD_ONLY, attempt.want)
+            for host in hosts[:MOST_REFERRALS]
+            if host != context.ring.here
+            and _is_new(transfer, host)
+            and self._context.is_usable(host)
+        ]
+        again = Place(attempt.host, attempt.mode.plain, attempt.want)
+        transfer.places = itertools.chain((*places, again), transfer.places)
+        if not self._is_active(transfer):
+            self.next(transfer)
+
+    # Lateness
+
+    def _doubt(self, attempt: transfer_.Attempt) -> None:
+        """Ask the next place as well where a host is in backoff or on trial: no guest pays."""
+        if not attempt.is_late and self._context.peers.is_doubtful(attempt.host):
+            attempt.is_late = True
+            if not self._is_active(attempt.transfer):
+                self._race(attempt.transfer, True)
+
+    def is_late(self, attempt: transfer_.Attempt) -> None:
+        """Ask the next place as well, where a guest waits."""
+        transfer = attempt.transfer
+        if transfer.priority is not GUEST or attempt.is_late:
+            return
+        attempt.is_late = True
+        if not self._is_active(transfer):
+            is_doubtful = self._context.peers.is_doubtful(attempt.host)
+            attempt.is_late = self._race(transfer, is_doubtful)  # else it is looked at again
+
+    def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
+        """Ask the next place; say whether the budget allows it."""
+        book = self._context.peers
+        if not is_hopeless and not book.may_hedge:
+            return False
+        place = self._next_place(transfer)
+        if place is None:
+            return True
+        if not is_hopeless and not book.take_hedge(place.host):
+            transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
+            return False
+        self._go(transfer, *place)
+        return True
+
+
+_SOURCE_ASKED = (None, True)
+_NOWHERE: Iterator[Place] = iter(())
+
+
+def _is_new(transfer: Transfer, host: ids.HostId) -> bool:
+    """Say whether a host has not been asked in this travel, in no way."""
+    return all(host != asked for asked, _ in transfer.asked)

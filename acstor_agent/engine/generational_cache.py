@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache with two generations, which evicts entries that were not used for long.
+
+Used entries move to the young generation.  When that holds half of the allowed weight, it becomes
+the old one and the old one is dropped.  So an entry stays until at least half of the allowed weight
+was used after it.  Entries need no links to each other, as in an OrderedDict.
+"""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from typing import Generic
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class GenerationalCache(Generic[K, V]):
+    """The table.
+
+    :param limit: weight of all entries at most
+    :param weigh: says the weight of a value, which does not change; None: each weighs 1
+
+    >>> table = GenerationalCache(limit=4)
+    >>> for key in "abc":
+    ...     table.put(key, key.upper())
+    >>> table.get("a"), table.keys()
+    ('A', ['b', 'c', 'a'])
+    >>> table.put("d", "D"), table.put("e", "E"), table.get("b")
+    (None, None, None)
+    """
+
+    __slots__ = ("_half", "_old", "_weigh", "_weight", "_young")
+
+    def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
+        self._half, self._weigh = limit // 2, weigh
+        self._weight = 0
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._young or key in self._old
+
+    def get(self, key: K) -> V | None:
+        """Return a value, which counts as a use; None if there is none."""
+        value = self._young.get(key)
+        if value is None and (value := self._old.pop(key, None)) is not None:
+            self._add(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Set a value."""
+        if key in self._young or key in self._old:
+            self.pop(key)
+        self._add(key, value)
+
+    def pop(self, key: K) -> V | None:
+        """Forget an entry; return its value, None if there is none."""
+        value = self._young.pop(key, None)
+        if value is None:
+            return self._old.pop(key, None)
+        self._weight -= 1 if self._weigh is None else self._weigh(value)
+        return value
+
+    def keys(self) -> list[K]:
+        """Return all keys, those that were not used for longest first."""
+        return [*self._old, *self._young]
+
+    def _add(self, key: K, value: V) -> None:
+        weight = 1 if self._weigh is None else self._weigh(value)
+        self._weight += weight
+        if self._weight > self._half and self._young:
+            self._old, self._young, self._weight = self._young, {}, weight
+        self._young[key] = value

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefetching that unmatched chunks alone bound (Nicolae 2016, 3.1.4, Algorithms 1 to 3).
+
+The rules of the paper, and no others:
+
+* an advertised chunk that is REMOTE is prefetched at once if fewer than ``limit`` chunks are
+  unmatched, which are those that have *arrived* and were not read: so what is under way does not
+  count, and a batch of advertisements passes as a whole;
+* else it is held back: it is not fetched ahead later, unless somebody advertises it anew;
+* ``limit`` held-back chunks that a guest then had to fetch on demand, since the last time, show
+  that the patterns have converged again: the chunks that are LOCAL stop counting.
+
+It stands beside :mod:`~acstor_agent.engine.gossip.prefetch`, which bounds more tightly, so that
+both can be compared (``variants = prefetch-by-limit``).
+"""
+
+import collections
+
+from acstor_agent.core.images import chunk_state
+from acstor_agent.engine.gossip import prefetch
+
+_E = chunk_state.ChunkEvent
+_Chunks = collections.OrderedDict[int, None]
+
+
+class UnmatchedPrefetcher:
+    """The decisions for one image; see :class:`prefetch.Prefetcher`, in whose place it is.
+
+    :param limit: unmatched chunks from which on nothing is prefetched; None: always
+
+    >>> states = chunk_state.ChunkStates(100)
+    >>> prefetcher = UnmatchedPrefetcher(states, limit=1)
+    >>> for chunk_no in (7, 8):
+    ...     prefetcher.advertised(chunk_no)
+    >>> prefetcher.take(10)
+    [7, 8]
+    >>> states.apply(7, chunk_state.ChunkEvent.PREFETCH_ARRIVED)
+    <ChunkState.LOCAL: 3>
+    >>> prefetcher.advertised(9)
+    >>> prefetcher.take(10)
+    []
+    """
+
+    def __init__(self, states: chunk_state.ChunkStates, limit: int | None = prefetch.LIMIT) -> None:
+        self._states = states
+        self._limit = limit
+        self._next: _Chunks = collections.OrderedDict()  # to be asked for, when there is a place
+        self._held: _Chunks = collections.OrderedDict()
+        self._demanded = 0  # held-back chunks that were fetched on demand since the re-activation
+        self.reactivations = 0
+        """How often the patterns converged again."""
+
+    def advertised(self, chunk_no: int) -> None:
+        """Note that a neighbour has a chunk, and decide whether it is prefetched."""
+        if self._limit == 0 or not self._states.can_happen(chunk_no, _E.PREFETCH_SENT):
+            return
+        if self._limit is None or self._states.unmatched < self._limit:
+            self._held.pop(chunk_no, None)
+            _put(self._next, chunk_no)
+        elif chunk_no not in self._next:
+            _put(self._held, chunk_no)
+
+    def fetched_on_demand(self, chunk_no: int) -> None:
+        """Note that a guest had to wait for a chunk, because nobody prefetched it."""
+        if chunk_no in self._next:
+            del self._next[chunk_no]
+        elif chunk_no in self._held:
+            del self._held[chunk_no]
+            self._demanded += 1
+            if self._limit is not None and self._demanded >= self._limit:
+                self._states.forgive()
+                self._demanded = 0
+                self.reactivations += 1
+
+    def take(self, room: int) -> list[int]:
+        """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
+        return prefetch.take(self._states, self._next, room)
+
+
+def _put(chunks: _Chunks, chunk_no: int) -> None:
+    """Remember a chunk; where too many are, the oldest is forgotten."""
+    chunks.setdefault(chunk_no)
+    if len(chunks) > prefetch.HELD_LIMIT:
+        chunks.popitem(last=False)

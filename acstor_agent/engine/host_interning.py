@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two-byte keys for hosts, so that tables of holders store joined keys instead of lists.
+
+Forgetting a host here forgets it in every table at once.  Its key is reused only after all others,
+and a stale entry then costs one request.
+"""
+
+from acstor_common import ids
+
+KEY_BYTES = 2
+HOSTS = 32_768
+"""Twice as many as a ring has; who was known first is forgotten first."""
+
+
+class HostInterning:
+    """The keys.
+
+    >>> keys = HostInterning()
+    >>> keys.of(ids.HostId("h1")), keys.host(b"\\0\\1"), keys.host(b"\\0\\2")
+    (b'\\x00\\x01', 'h1', None)
+    >>> keys.forget(ids.HostId("h1")); keys.host(b"\\0\\1"), keys.of(ids.HostId("h1"))
+    (None, b'\\x00\\x02')
+    """
+
+    __slots__ = ("_hosts", "_keys", "_last")
+
+    def __init__(self) -> None:
+        self._keys: dict[ids.HostId, bytes] = {}
+        self._hosts: dict[bytes, ids.HostId] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._hosts
+
+    def of(self, host: ids.HostId) -> bytes:
+        """Return the key of a host; one who has none gets one."""
+        key = self._keys.get(host)
+        if key is None:
+            if len(self._keys) >= HOSTS:
+                self.forget(next(iter(self._keys)))
+            while key is None or key in self._hosts:
+                self._last = (self._last + 1) % (1 << 8 * KEY_BYTES)
+                key = self._last.to_bytes(KEY_BYTES, "big")
+            self._keys[host], self._hosts[key] = key, host
+        return key
+
+    def get(self, host: ids.HostId) -> bytes | None:
+        """Return the key of a host, if it has one."""
+        return self._keys.get(host)
+
+    def host(self, key: bytes) -> ids.HostId | None:
+        """Return whose key it is; None: of nobody any more."""
+        return self._hosts.get(key)
+
+    def known(self) -> list[ids.HostId]:
+        """Return all hosts that have a key."""
+        return list(self._keys)
+
+    def forget(self, host: ids.HostId) -> None:
+        """Forget what a host has: it is dead, in backoff, or not to be asked any more."""
+        key = self._keys.pop(host, None)
+        if key is not None:
+            del self._hosts[key]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovery after an exception in the engine: ends what was left half done, and nothing else.
+
+A transfer is *whole* if an event will report its outcome: an attempt that a peer owes, a read of
+the source, a pause, a lookup, or a place in the prefetch queue.  Transfers that are not whole end,
+with all who wait for them.  Counters (credit of peers, source reads, upload places) are rebuilt.
+This looks at all state, which is acceptable after a fault only.
+"""
+
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import pending_reads
+from acstor_agent.engine.serve import peer_requests
+
+Attempt = transfer_.Attempt
+Track = transfer_.Track
+Transfer = transfer_.Transfer
+
+
+class Recovery:
+    """See above."""
+
+    def __init__(
+        self,
+        context: context_.Context,
+        pending: pending_reads.PendingReads,
+        requests: peer_requests.PeerRequests,
+    ) -> None:
+        self._context, self._pending, self._requests = context, pending, requests
+
+    def mend(self, why: str) -> None:
+        """End what is half done.
+
+        :param why: what to tell those of this host who wait for it
+        """
+        context = self._context
+        context.kept.clear()  # whether they will be stored nobody knows
+        context.source_reads.mend()
+        for transfer in context.transfers.values():
+            transfer.askers = {a: None for a in transfer.askers if self._requests.holds(a)}
+        self._pending.mend(self._is_whole, why)
+        context.requests_out.mend(self._is_awaited, context.now)
+        self._requests.mend()
+        for transfer in list(context.transfers.values()):
+            context.drop_if_done(transfer)
+
+    def _is_whole(self, transfer: Transfer) -> bool:
+        attempts, read, relay = transfer.attempts, transfer.read, transfer.relay
+        if transfer.is_foreseen and self._context.settings.learns_ring:
+            return True  # the time of those who wait ends
+        if transfer.is_idle or (transfer.is_travelling and not attempts):
+            return False
+        if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):
+            return False
+        if read is not None and not self._context.source_reads.holds(read):
+            return False
+        is_read_through = read is not None or relay is not None
+        if transfer.askers and not (is_read_through or transfer.is_travelling):
+            return False
+        return self._comes(transfer) or (is_read_through and not transfer.waiters)
+
+    def _comes(self, transfer: Transfer) -> bool:
+        """Say whether who of this host waits for a transfer will be told what becomes of it."""
+        pending = self._pending
+        if transfer.retry is not None:
+            return pending.retries.holds(transfer.retry)
+        if transfer.search is not None:
+            return pending.lookups.holds(transfer.search)
+        return transfer.is_travelling or pending.prefetch_limits.holds(transfer)
+
+    def _is_under_way(self, attempt: Attempt) -> bool:
+        """Say whether something will be told of an attempt."""
+        transfer = attempt.transfer
+        if attempt.is_over:
+            return False
+        if attempt.host is None:
+            return transfer.read is not None or transfer.relay is not None
+        peer = self._context.peers.get(attempt.host)
+        return peer is not None and peer.asks.get(attempt.number) is attempt
+
+    def _is_awaited(self, attempt: Attempt) -> bool:
+        """Say whether anybody waits for an attempt that its peer owes."""
+        transfer = attempt.transfer
+        if self._context.transfers.get(transfer.key) is not transfer:
+            return attempt.track is Track.TRIAL
+        search = transfer.search
+        return (
+            attempt.track is Track.TRIAL
+            or attempt in transfer.attempts
+            or attempt is transfer.relay
+            or (search is not None and attempt in search.attempts)
+        )

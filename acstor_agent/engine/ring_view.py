@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The v-node tables as this host sees them: the one in force, and the former one.
+
+``placement`` defines the home of a chunk; this is a fast view of it for one host.
+"""
+
+from acstor_agent.engine import placement
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+
+Mode = peer_request.Mode
+
+
+class RingView:
+    """The two tables, for ``here``.
+
+    :ivar near: the ring of the hosts of this host's group
+    :ivar home: returns the home of a content; None if the table is empty
+    """
+
+    def __init__(self, here: ids.HostId, table: ring.Ring, former: ring.Ring | None = None) -> None:
+        self.here = here
+        self.change(table, former)
+
+    def change(self, table: ring.Ring, former: ring.Ring | None) -> None:
+        """Put tables in force.
+
+        :param former: the one before, while its homes are worth asking
+        """
+        self.table, self.former = table, former
+        self.near = table.group_of(self.here)
+        self.home = self.near.home_at
+        self._former_near = former.group_of(self.here) if former is not None else None
+        self._outer = table.outer_group_of(self.here)
+        self._given_up: set[ids.HostId] = set()
+        self._givers: dict[ids.HostId, bool] = {}  # of hosts on the table in force
+
+    def has(self, host: ids.HostId) -> bool:
+        """Say whether a host is on one of them."""
+        return host in self.table or (self.former is not None and host in self.former)
+
+    def others(self) -> list[ids.HostId]:
+        """Return all other hosts of the one in force."""
+        hosts = (ids.HostId(host.host) for host in self.table.hosts)
+        return [host for host in hosts if host != self.here]
+
+    def knows(self, host: ids.HostId) -> bool:
+        """Say whether a host can be asked: one that left the ring may be until it fails once."""
+        if host in self.table:
+            return True
+        former = self.former
+        return former is not None and host in former and host not in self._given_up
+
+    def give_up(self, host: ids.HostId) -> None:
+        """Note that a host failed; if it has left the ring, it is not asked any more."""
+        self._given_up.add(host)
+
+    def is_home(self, oid: ids.Oid) -> bool:
+        """Say whether this host is the home."""
+        return self.home(oid) == self.here
+
+    def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
+        """Return how a host is asked as the home: one that is new may not know that it is."""
+        former = self._former_near
+        if former is None or former.home_at(oid) == host or self.near.home_at(oid) != host:
+            return Mode.HOME
+        return Mode.NEW_HOME
+
+    def owners(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
+        """Return the owners, those of this host's group first."""
+        return placement.owners(self.table, self.here, oid, limit)
+
+    def is_near(self, host: ids.HostId) -> bool:
+        """Say whether a host is of this host's group: chunks cross its border only by homes."""
+        return host in self.near
+
+    def is_giver(self, host: ids.HostId) -> bool:
+        """Say whether a host is asked for what it has, and others are sent to it.
+
+        It is near, and its v-nodes were not taken because of traffic.
+        """
+        is_giver = self._givers.get(host)
+        if is_giver is None:
+            is_giver = self.is_near(host) and not self.table.is_spared(host)
+            if host in self.table:
+                self._givers[host] = is_giver
+        return is_giver
+
+    def upstreams(
+        self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
+    ) -> list[ids.HostId]:
+        """Return whom this host asks, acting as the home, before the source."""
+        if self.former is None and self._outer is None and not is_moved:
+            return []  # nearly always
+        found = placement.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
+        return [upstream.host for upstream in found]
+
+    def with_image_homes(
+        self, upstreams: list[ids.HostId], image_id: ids.ImageId
+    ) -> list[ids.HostId]:
+        """Add who takes an image as a whole for all, behind those who may have a content of it.
+
+        The former one comes before them: it has begun, and one of them may be the new one, which
+        would begin anew.
+        """
+        now = placement.image_home(self.table, image_id)
+        former = placement.image_home(self.former, image_id) if self.former is not None else now
+        first = former if former != now else None
+        found = dict.fromkeys((first, *upstreams, now))
+        return [host for host in found if host not in (None, self.here)]
+
+    def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
+        """Say whether this host, the former home, leaves a content to the new one that asks."""
+        return placement.is_left_to(self.table, self.former, self.here, oid, requester)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Authorization of peer requests: whole chunks that this host's chunk map of the image names.
+
+A request is authorized if the image names a chunk exactly there and the request proves that its
+sender knows the CID of that chunk.  All other requests get the same refusal, which reveals nothing.
+No cache look-up, read or answer happens before authorization.
+"""
+
+import hmac
+from collections.abc import Collection
+from typing import Protocol
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import identity
+from acstor_common import ids
+from acstor_common import peer_request
+
+
+class Named(Protocol):
+    """Says what images name."""
+
+    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+
+
+class Authorization:
+    """Who may have what.
+
+    :param named: says what images name that are attached here or known from the source
+    :param names: what hosts mean by the same chunk
+    :param attached: the images that are attached here, at any moment: it is looked at again
+    :ivar refused: requests that were not authorized
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        named: Named,
+        names: identity.Identity,
+        attached: Collection[ids.ImageId] = (),
+    ) -> None:
+        self.names = names
+        self.refused = 0
+        self._here, self._named = here, named
+        self._attached, self._attached_first = attached, frozenset(attached)
+
+    @property
+    def images(self) -> int:
+        """Return how many images are attached."""
+        return len(self._attached)
+
+    def authorize(
+        self, host: ids.HostId, request: chunk_ref.Request, content: ids.Content | None = None
+    ) -> chunk_ref.ChunkRef | str | None:
+        """Return what a request asks for; None if that must be looked up; else why it may not.
+
+        :param content: what was found to lie there; None: nobody looked
+        """
+        image_id, offset = request.image_id, request.offset
+        content = content or self._named(image_id, offset, request.length)
+        if content is None:
+            return None
+        if content.cid == ids.ZERO_CID:
+            self.refused += 1
+            return "there is no chunk exactly there"
+        proof = peer_request.proof_of(content.cid, host, self._here)
+        if not hmac.compare_digest(proof, request.proof):
+            self.refused += 1
+            return "it does not prove that it knows the CID"
+        oid = self.names.oid(image_id, offset, content.cid)
+        return chunk_ref.ChunkRef(content.cid, oid, image_id, offset, request.length, content.keys)
+
+    def not_looked_up(self, failure: failure_.Failure) -> str:
+        """Return why a request is refused of which it could not be looked up what it is for.
+
+        Nothing, where that says nothing of the request.
+        """
+        if failure is not failure_.Failure.WITHHELD:
+            return ""
+        self.refused += 1
+        return "the source does not let this host read that"
+
+    def may_give(self, want: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
+        """Say whether a chunk that is here may be given under the name by which it is asked for.
+
+        Who asks only for what is here may have nobody else to ask, and after a restart nobody
+        knows by which names chunks had come: what was here then is of any image that was attached
+        here then, and is still.  What came later, and images that were attached later or are not
+        any more, as anybody's can be, show nothing of what other images brought here.
+        """
+        if self.names.may_give(want.cid, want.oid):
+            return True
+        if mode.reads_source or not self.names.is_of_before(want.cid):
+            return False
+        return want.image_id in self._attached_first and want.image_id in self._attached

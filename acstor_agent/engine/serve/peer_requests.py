@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of peers: for chunks that are here, on their way, or to be read from the source.
+
+Each request is answered once, cancelled, or times out.  Its mode (``acstor_common.peer_request``)
+limits what it may wait for.  What one host can make this host hold and fetch is bounded, including
+fetches that it no longer waits for.
+"""
+
+import collections
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import priority
+from acstor_agent.engine import requester
+from acstor_agent.engine import timers
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import read_through
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine.serve import lockstep_referrals
+from acstor_agent.engine.serve import referrals
+from acstor_common import ids
+from acstor_common import peer_request
+
+PendingRequest = requester.PendingRequest
+Failure = failure_.Failure
+PEER, LATER = priority.Priority.PEER, priority.Priority.LATER
+RELAYED = peer_request.Mode.RELAYED
+
+HELD_WAIT_S = 2.0
+"""So long who was referred here waits for what this host waits for itself: where tables differ it
+may be the one that this host waits for."""
+TRANSFERS_OF_A_PEER = 512
+"""That go on because one peer asked: as many as it may ask for at a time."""
+REQUESTS_OF_A_PEER = 1024
+"""That wait here for anything: for what an image names, for their content, for their turn."""
+LOOK_S = 0.5
+"""Those that wait are looked at so often: so much later than its time a request may end."""
+LONGEST_S = 60.0
+"""No request is worked on for longer, whatever its sender says."""
+
+
+class PeerRequests:
+    """The requests of peers.
+
+    :ivar given: contents so far; ``referred``: requests that were answered with other hosts
+    """
+
+    def __init__(
+        self,
+        context: context_.Context,
+        through: read_through.ReadThrough,
+        rights: authorization.Authorization,
+    ) -> None:
+        self._context, self._read_through, self._rights = context, through, rights
+        self.uploads = context.uploads
+        self.referrals = referrals.Referrals(context.host_keys)
+        self._in_step = lockstep_referrals.LockstepReferrals(context, self.referrals)
+        self.given = self.referred = 0
+        self.receivers: dict[ids.HostId, requester.Requester] = {}
+        self._links: dict[Hashable, requester.RequesterLink] = {}
+        self._is_looked_at = False
+
+    def __len__(self) -> int:
+        """Return how many requests wait, for anything."""
+        return sum(len(link.askers) for link in self._links.values())
+
+    # A request comes
+
+    def asked(
+        self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
+    ) -> None:
+        """Take requests of a peer, which are not authorized yet."""
+        context, link, unknown = self._context, self._link(connection, host), []
+        for request in requests:
+            asker = PendingRequest(link, request, context.now + min(request.timeout_s, LONGEST_S))
+            if request.number in link.askers:
+                why = f"request {request.number} twice"
+                context.out.others.append(actions.Drop(connection, why))
+                break
+            if link.receiver.requests >= REQUESTS_OF_A_PEER:
+                self._refuse(asker, Failure.BUSY)
+                continue
+            self._begin(asker)
+            want = self._rights.authorize(host, request)
+            if want is None:
+                unknown.append(request)
+            else:
+                self._authorized(asker, want)
+        if unknown:
+            context.out.others.append(actions.LookUp(connection, host, unknown))
+
+    def _link(self, connection: Hashable, host: ids.HostId) -> requester.RequesterLink:
+        link = self._links.get(connection)
+        if link is None:
+            receiver = self.receivers.get(host)
+            if receiver is None:
+                receiver = self.receivers[host] = requester.Requester(host)
+            link = self._links[connection] = requester.RequesterLink(connection, receiver)
+            receiver.links += 1
+        if not link.askers:
+            link.alive_s = self._context.now
+        return link
+
+    def _begin(self, asker: PendingRequest) -> None:
+        asker.link.askers[asker.number] = asker
+        asker.link.receiver.requests += 1
+        if not self._is_looked_at:
+            self._look_later()
+
+    def looked_up(
+        self, connection: Hashable, found: Iterable[tuple[int, ids.Content | Failure]]
+    ) -> None:
+        """Go on with requests, by their numbers, of which nobody knew what they are for."""
+        contents = dict(found)
+        for asker in self._waiting(connection, contents):
+            content = contents[asker.number]
+            if asker.want is not None:
+                continue  # nobody had to look
+            if isinstance(content, Failure):
+                self._refuse(asker, content, self._rights.not_looked_up(content))
+            elif (want := self._rights.authorize(asker.host, asker.request, content)) is not None:
+                self._authorized(asker, want)
+
+    def holds(self, asker: PendingRequest) -> bool:
+        """Say whether a request waits still, on a connection that there is."""
+        link = self._links.get(asker.link.connection)
+        return link is asker.link and link.askers.get(asker.number) is asker
+
+    def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[PendingRequest]:
+        """Yield those of the requests of a connection that wait still."""
+        link = self._links.get(connection)
+        for number in numbers if link is not None else ():
+            assert link is not None
+            if (asker := link.askers.get(number)) is not None:
+                yield asker
+
+    def _authorized(self, asker: PendingRequest, want: chunk_ref.ChunkRef | str) -> None:
+        if isinstance(want, str):
+            self._refuse(asker, Failure.MISSING, want)
+            return
+        asker.want = want
+        if asker.priority is not LATER:
+            self._context.overlap.note(self._is_shared(want))
+        if self._is_referred(asker):
+            return
+        if self._is_here(asker):
+            self._give(asker)
+        else:
+            self._bring(asker)
+
+    def _is_shared(self, want: chunk_ref.ChunkRef) -> bool:
+        """Say whether somebody has wanted a content before."""
+        context = self._context
+        return (
+            want.cid in context.cache or want.key in context.transfers or want.key in context.kept
+        )
+
+    def _is_here(self, asker: PendingRequest) -> bool:
+        """Say whether a content can be given under the name by which it is asked for."""
+        is_cached = asker.want.cid in self._context.cache
+        return is_cached and self._rights.may_give(asker.want, asker.mode)
+
+    # What is not here
+
+    def _bring(self, asker: PendingRequest) -> None:
+        """Let a peer wait for what is not in the cache, as far as it may."""
+        context, receiver, mode = self._context, asker.link.receiver, asker.mode
+        if (kept := context.kept.get(asker.want.key)) is not None:
+            asker.data = kept.data
+            self._give(asker)
+            return
+        transfer = context.transfers.get(asker.want.key)
+        is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
+        if not mode.reads_source or is_left:
+            self._join(asker, transfer)
+            return
+        is_new = transfer is None or (transfer.relay is None and transfer.read is None)
+        if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
+            self._refuse(asker, Failure.BUSY)
+            return
+        transfer = context.transfer_of(asker.want, asker.priority)
+        if is_new and transfer.charged is None:
+            transfer.charged = receiver
+            receiver.begun += 1
+        transfer.askers[asker] = None
+        if mode is RELAYED:
+            self._read_through.read(transfer, asker.priority, asker.host)
+        else:
+            self._read_through.begin(transfer, asker.priority, asker.host, mode.is_moved)
+
+    def _join(self, asker: PendingRequest, transfer: transfer_.Transfer | None) -> None:
+        """Let a peer wait for what is on its way, not for long, and not for the peer itself."""
+        is_coming = transfer is not None and transfer.read is not None
+        if not is_coming and transfer is not None and asker.mode is not RELAYED:
+            others = [attempt.host for attempt in transfer.attempts if attempt.host != asker.host]
+            is_coming = bool(others) or transfer.relay is not None
+        wait_s = HELD_WAIT_S if is_coming else self._in_step.wait_s(asker, transfer)
+        if not wait_s:
+            self._refuse(asker, Failure.MISSING)
+            return
+        transfer = transfer or self._context.transfer_of(asker.want, asker.priority)
+        asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
+        transfer.askers[asker] = None
+
+    def came(self, transfer: transfer_.Transfer, data: transfer_.Bytes) -> None:
+        """Answer all who wait for a content."""
+        askers, transfer.askers = transfer.askers, {}
+        for asker in askers:
+            asker.data = data
+            if not self._is_referred(asker):
+                self._give(asker)
+
+    def failed(self, transfer: transfer_.Transfer, failure: Failure) -> None:
+        """Refuse those who wait for what is not under way any more."""
+        if transfer.read is not None:
+            return
+        is_relayed = transfer.relay is not None
+        for asker in list(transfer.askers):
+            waits_on = is_relayed and asker.mode is not RELAYED
+            is_held = not asker.mode.reads_source
+            if not waits_on and not (is_held and (transfer.is_travelling or is_relayed)):
+                del transfer.askers[asker]
+                self._refuse(asker, failure)
+
+    def could_not_read(self, connection: Hashable, number: int) -> None:
+        """Bring a content that was to be given from the cache, which cannot read it."""
+        link = self._links.get(connection)
+        asker = link.given.pop(number, None) if link is not None else None
+        if asker is not None and number not in asker.link.askers:
+            self._begin(asker)
+            self._bring(asker)
+
+    # Answers
+
+    def _give(self, asker: PendingRequest) -> None:
+        """Send a content in its turn, and remember who has it."""
+        if self._is_in_the_way(asker):
+            self._refuse(asker, Failure.BUSY)
+            return
+        if asker.mode is not RELAYED and self._is_named(asker.host):
+            self.referrals.gave(asker.want.oid, asker.host, asker.priority)
+            self._note_copy(asker)
+        if self.uploads.has_place(asker.link.receiver):
+            self._answer(asker)
+        else:
+            self.uploads.put(asker, self._context.now)
+            self._send_more()
+
+    def _is_in_the_way(self, asker: PendingRequest) -> bool:
+        """Say whether others wait for the uplink, and nobody for this: it may come from elsewhere.
+
+        So what is fetched ahead takes of uplinks what is left: hosts that read in step would give
+        each other what all of them want next, before what all of them wait for.
+        """
+        is_ahead = asker.priority is LATER and not asker.mode.reads_source
+        return is_ahead and self.uploads.is_busy
+
+    def _is_named(self, host: ids.HostId) -> bool:
+        """Say whether others may be sent to a host."""
+        context = self._context
+        return context.ring.is_giver(host) and not context.peers.is_alone(host, context.now)
+
+    def _is_referred(self, asker: PendingRequest) -> bool:
+        """Name hosts that can give a content sooner than this one, if there are any."""
+        hosts = self._in_step.refer(asker, self._is_named)
+        if hosts:
+            self._note_copy(asker)
+            self.referred += 1
+            self._end(asker, actions.Referred(asker.number, hosts))
+        return bool(hosts)
+
+    def _note_copy(self, asker: PendingRequest) -> None:
+        """Tell the holder that asked longest ago to let go, where there are too many."""
+        news, oid, limit = (
+            self._context.announcements,
+            asker.want.oid,
+            self._context.settings.copies_limit,
+        )
+        if limit and self._context.ring.is_home(oid):
+            news.unhint(asker.host, oid)
+            if (host := self.referrals.take_surplus(oid, limit)) is not None:
+                news.hint(host, oid)
+
+    def _answer(self, asker: PendingRequest) -> None:
+        self.given += 1
+        self.uploads.sent(asker, self._context.now)
+        if asker.data is None:
+            asker.link.given[asker.number] = asker
+        self._end(asker, actions.Given(asker.number, asker.want, asker.data, asker.priority))
+
+    def _send_more(self) -> None:
+        """Answer those whose turn it is; what they want may have left the cache meanwhile."""
+        while (asker := self.uploads.take()) is not None:
+            if asker.data is not None or self._is_here(asker):
+                self._answer(asker)
+            else:
+                self._bring(asker)
+            self.uploads.unpark(asker.link.receiver)
+
+    def delivered(self, connection: Hashable, late_s: float) -> None:
+        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
+        if (link := self._links.get(connection)) is not None:
+            link.given.clear()
+            self.uploads.delivered(link, self._context.now, late_s)
+            self._send_more()
+
+    def out_of_patience(self, link: requester.RequesterLink) -> None:
+        """Let others have the places of a connection if it keeps them too long."""
+        self.uploads.out_of_patience(link, self._context.now)
+        self._send_more()
+
+    def _refuse(self, asker: PendingRequest, failure: Failure, why: str = "") -> None:
+        request = asker.request if why else None
+        self._end(asker, actions.Refused(asker.number, failure, why, request))
+
+    def _end(self, asker: PendingRequest, answer: actions.Answer | None = None) -> None:
+        """Note that a request is answered, or needs no answer."""
+        if answer is not None:
+            self._context.out.reply(asker.link.connection, answer)
+        asker.data = None
+        if asker.link.askers.pop(asker.number, None) is not None:
+            asker.link.receiver.requests -= 1
+
+    # What else may end a request, or hurry it
+
+    def _look_later(self) -> None:
+        self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUESTS, None)
+        self._is_looked_at = True
+
+    def look(self) -> None:
+        """Refuse those whose time is over; tell the others that they are not forgotten."""
+        context, alive = self._context, []
+        for link in self._links.values():
+            for asker in [a for a in link.askers.values() if a.deadline_s <= context.now]:
+                is_held = asker.want is not None and not asker.mode.reads_source
+                self._part(asker)
+                self._refuse(asker, Failure.MISSING if is_held else Failure.UNREACHABLE)
+            if link.askers and context.now - link.alive_s >= context.settings.timeout_s / 3:
+                link.alive_s = context.now
+                alive.append(link.connection)
+        if alive:
+            context.out.others.append(actions.Alive(alive))
+        self._is_looked_at = False
+        if len(self):
+            self._look_later()
+
+    def cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:
+        """Note that a peer does not wait any more."""
+        for asker in self._waiting(connection, numbers):
+            self._part(asker)
+            self._end(asker)
+
+    def left(self, connection: Hashable) -> None:
+        """Note that a connection has ended: nobody waits for its answers."""
+        link = self._links.pop(connection, None)
+        if link is not None:
+            link.receiver.links -= 1
+            for asker in list(link.askers.values()):
+                self._part(asker)
+                self._end(asker)
+            self.uploads.forget(link, self._context.now)
+            self._send_more()
+
+    def mend(self) -> None:
+        """Refuse who waits for nothing any more, and count anew: a fault has left it so."""
+        links, transfers = list(self._links.values()), self._context.transfers.values()
+        self.uploads.mend(links, self._context.now)
+        charged = collections.Counter(transfer.charged for transfer in transfers)
+        for receiver in self.receivers.values():
+            receiver.begun, receiver.requests = charged[receiver], 0
+        for link in links:
+            link.receiver.requests += len(link.askers)
+        for asker in [asker for link in links for asker in link.askers.values()]:
+            if asker.want and not (self._transfer_of(asker) or self.uploads.holds(asker)):
+                self._refuse(asker, Failure.UNREACHABLE)
+
+    def hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
+        """Let requests that wait here be as urgent as those of guests."""
+        for asker in self._waiting(connection, numbers):
+            if asker.priority <= PEER:
+                continue
+            is_in_line = asker.want is not None and self.uploads.remove(asker)
+            asker.priority = PEER
+            transfer = self._transfer_of(asker)
+            if is_in_line:
+                self.uploads.put(asker, self._context.now)
+            elif transfer is not None and asker.mode.reads_source:
+                self._read_through.hurry(transfer, PEER, asker.host)
+
+    def follow_table(self) -> None:
+        """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        for host in self._context.host_keys.known():
+            if not self._is_named(host):
+                self._context.host_keys.forget(host)
+        for receiver in list(self.receivers.values()):
+            if not (receiver.links or receiver.begun):
+                del self.receivers[receiver.host]
+
+    def _part(self, asker: PendingRequest) -> None:
+        """Take a request away from what it waits for."""
+        transfer = self._transfer_of(asker)
+        if transfer is not None:
+            del transfer.askers[asker]
+            self._context.drop_if_done(transfer)
+        elif asker.want is not None:
+            self.uploads.remove(asker)
+
+    def _transfer_of(self, asker: PendingRequest) -> transfer_.Transfer | None:
+        transfer = self._context.transfers.get(asker.want.key) if asker.want else None
+        return transfer if transfer is not None and asker in transfer.askers else None

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the engine that operators choose.  Everything else is a constant."""
+
+from typing import NamedTuple
+
+from acstor_agent.engine import neighbours
+
+
+class Settings(NamedTuple):
+    """The options.
+
+    :param timeout_s: so long a peer that owes an answer may be silent
+    :param background_limit: transfers at a time for each reason that nobody waits for
+    :param copies_limit: holders of a content of this home that are left alone; 0: all
+    :param lost_after_s: so long the source must have denied an image before anything of it is lost
+    :param has_others: where there is no v-node table yet one is to come
+    :param topology: whom to tell what is here; None: nobody
+    :param may_hedge: where an answer is late the next place is asked as well
+    :param learns_ring: hosts in step give each other what they read, round a ring
+    :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
+    :param homes_keep: what this host is not the home of goes no further than to who waits for it
+    """
+
+    timeout_s: float = 10.0
+    background_limit: int = 64
+    copies_limit: int = 0
+    lost_after_s: float = 0.0
+    has_others: bool = False
+    topology: neighbours.Topology | None = None
+    may_hedge: bool = True
+    learns_ring: bool = False
+    may_ask_source_first: bool = True
+    homes_keep: bool = False
+
+
+DEFAULTS = Settings()

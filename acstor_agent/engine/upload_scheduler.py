@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upload scheduler: sends a few answers at a time, the most urgent first.
+
+Answers that are sent at once share the uplink, and all arrive late.  Sent one after the other, the
+same bytes arrive after half the time on average, and early receivers can give them to others.  So
+an answer occupies a *place* until it has arrived; others queue, and meanwhile requesters are
+referred to earlier ones.
+
+A slow receiver keeps a place for PATIENCE_S and then gets none until it has caught up.  Where
+answers arrive at once, places are many (``upload_slots``).  A host has at most UNDELIVERED_BYTES
+queued or on their way; what is beyond is *parked* without its bytes.
+"""
+
+import collections
+from collections.abc import Collection
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import fair_queue
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import requester
+from acstor_agent.engine import timers
+from acstor_agent.engine import upload_slots
+
+PendingRequest = requester.PendingRequest
+RequesterLink = requester.RequesterLink
+Priority = priority_.Priority
+Requester = requester.Requester
+
+BUSY_QUEUE = 1
+"""Answers that wait for their turn from which on requesters are referred to others."""
+FOR_OTHERS = 2
+"""Places that a receiver leaves to others where hosts learn a ring: where places are few, who took
+the last one has no second before another has had one.  So what a parent has for its only child
+waits here, where it can be overtaken, and one hop of a chain takes as long as one answer."""
+PATIENCE_S = 0.25
+UNDELIVERED_BYTES = 16 * 1024 * 1024
+"""Twice what a host asks of one peer at a time: when all has arrived is known now and then only."""
+OF_LATE_S = 2.0
+"""Where links have queues, some answer meets one in this time, also where they are never long."""
+TOGETHER = 4
+"""Answers that a link of 100 Mbit/s carries in LATE_S: it is no wonder that more take longer.
+With 64 places a link of 1 Gbit/s, or a busy receiver, would else look as if there were a queue."""
+ANSWER_BYTES = 4096
+"""What an answer counts beside its bytes: very small ones cost memory, too."""
+
+
+class UploadScheduler:
+    """Says whose turn it is.
+
+    :param learns_ring: places are few at first, and are left to others
+    """
+
+    def __init__(
+        self, out: actions.Out, deadlines: timers.Timers, learns_ring: bool = False
+    ) -> None:
+        few, many = upload_slots.FEW, upload_slots.MANY
+        self.places = upload_slots.UploadSlots(few if learns_ring else many)
+        self._for_others = FOR_OTHERS if learns_ring else 0
+        self.used = 0
+        self._out, self._deadlines = out, deadlines
+        self._turns: fair_queue.FairQueue[PendingRequest] = fair_queue.FairQueue()
+        self._parked: fair_queue.FairQueue[PendingRequest] = fair_queue.FairQueue()
+        self._unwatched: collections.OrderedDict[RequesterLink, None] = collections.OrderedDict()
+        self._watched = 0
+        self._full: Requester | None = None  # who took the last place, and has enough of them
+        self._queue_s = float("-inf")  # when an answer met one last
+
+    def __len__(self) -> int:
+        """Return how many answers wait for their turn."""
+        return len(self._turns)
+
+    @property
+    def is_busy(self) -> bool:
+        """Say that who can had better ask somebody else."""
+        return self._turns.length >= BUSY_QUEUE
+
+    def has_place(self, receiver: Requester) -> bool:
+        """Say whether an answer may leave at once."""
+        if self._turns.length or self.used >= self.places.count or self._is_full(receiver):
+            return False
+        return receiver.undelivered < UNDELIVERED_BYTES
+
+    def _is_full(self, receiver: Requester) -> bool:
+        """Say whether a receiver has as many places as are not left to others."""
+        return receiver.places >= max(1, self.places.count - self._for_others)
+
+    def put(self, asker: PendingRequest, now: float) -> None:
+        """Let an answer wait for its turn."""
+        self._put(asker)
+        while self._unwatched:  # a place may be free, and nobody has said so
+            self._watch(self._unwatched.popitem(last=False)[0], now)
+
+    def _put(self, asker: PendingRequest) -> None:
+        receiver = asker.link.receiver
+        if receiver.undelivered < UNDELIVERED_BYTES:
+            receiver.undelivered += _cost(asker)
+            self._turns.put(asker.priority, asker.host, asker)
+        else:
+            asker.data = None
+            self._parked.put(asker.priority, asker.host, asker)
+
+    def take(self) -> PendingRequest | None:
+        """Return whose turn it is now; he is sent to or not, then :meth:`unpark` must follow."""
+        if self.used >= self.places.count or not self._turns.length:
+            return None
+        full = self._full
+        without = full.host if full is not None and self._is_full(full) else None
+        asker = self._turns.take(without=without)
+        if asker is not None:
+            asker.link.receiver.undelivered -= _cost(asker)
+        return asker
+
+    def remove(self, asker: PendingRequest) -> bool:
+        """Let an answer wait no more; say whether it did."""
+        if self._turns.remove(asker.priority, asker.host, asker):
+            asker.link.receiver.undelivered -= _cost(asker)
+            self.unpark(asker.link.receiver)
+            return True
+        return self._parked.remove(asker.priority, asker.host, asker)
+
+    def unpark(self, receiver: Requester) -> None:
+        """Let requests of a host have their turn as far as it may have more."""
+        while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
+            parked = (self._parked.take_of(priority, receiver.host) for priority in Priority)
+            asker = next(filter(None, parked), None)
+            if asker is None:
+                return
+            self._put(asker)
+
+    def sent(self, asker: PendingRequest, now: float) -> None:
+        """Note that an answer is on its way."""
+        link, cost = asker.link, _cost(asker)
+        link.undelivered += cost
+        link.receiver.undelivered += cost
+        if not link.is_slow:
+            link.places += 1
+            link.receiver.places += 1
+            if self._is_full(link.receiver):
+                self._full = link.receiver
+            self.used += 1
+        if link.watched_s is None:
+            if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
+                self._unwatched[link] = None
+            else:
+                self._unwatched.pop(link, None)
+                self._watch(link, now)
+
+    def delivered(self, link: RequesterLink, now: float, late_s: float) -> None:
+        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
+        if link.watched_s is not None:
+            together = max(1.0, link.places / TOGETHER)
+            self._took((now - late_s - link.watched_s) / together, now)
+        self.forget(link, now)
+
+    def _took(self, took_s: float, now: float) -> None:
+        self.places.arrived(took_s)
+        if took_s > upload_slots.LATE_S:
+            self._queue_s = now
+
+    def has_met_queue(self, now: float) -> bool:
+        """Say whether an answer has met a queue of late."""
+        return now - self._queue_s < OF_LATE_S
+
+    def forget(self, link: RequesterLink, now: float) -> None:
+        """Note that nothing is on its way any more on a connection: it may have ended."""
+        self._unwatched.pop(link, None)
+        self._watched -= link.watched_s is not None
+        self.used -= link.places
+        link.receiver.places -= link.places
+        link.receiver.undelivered -= link.undelivered
+        link.places = link.undelivered = 0
+        link.watched_s, link.is_slow = None, False
+        self.unpark(link.receiver)
+        self._watch_another(now)
+
+    def mend(self, links: Collection[RequesterLink], now: float) -> None:
+        """Count anew what is on its way, and whose turn it is, on the connections that there are.
+
+        A fault of this program has left it so.
+        """
+        for waiting in (self._turns, self._parked):
+            for asker in list(waiting):
+                if asker.link.askers.get(asker.number) is not asker or asker.link not in links:
+                    waiting.remove(asker.priority, asker.host, asker)
+        self.used = sum(link.places for link in links)
+        self._watched = sum(link.watched_s is not None for link in links)
+        for link in links:
+            link.receiver.places = link.receiver.undelivered = 0
+        for asker in self._turns:
+            asker.link.receiver.undelivered += _cost(asker)
+        for link in links:
+            link.receiver.places += link.places
+            link.receiver.undelivered += link.undelivered
+            self.unpark(link.receiver)
+            if link.undelivered and link.watched_s is None and link not in self._unwatched:
+                self._watch(link, now)
+        self._watch_another(now)
+
+    def holds(self, asker: PendingRequest) -> bool:
+        """Say whether an answer waits for its turn."""
+        what = asker.priority, asker.host, asker
+        return self._turns.holds(*what) or self._parked.holds(*what)
+
+    def out_of_patience(self, link: RequesterLink, now: float) -> None:
+        """Take the places of a connection if it has kept them too long."""
+        link.is_due = False
+        if link.watched_s is None or link.is_slow:
+            return
+        if now < link.watched_s + PATIENCE_S:
+            self._look_later(link, link.watched_s)
+            return
+        self.places.under_way(PATIENCE_S)
+        self._queue_s = now
+        self.used -= link.places
+        link.receiver.places -= link.places
+        link.places, link.is_slow = 0, True
+
+    def _watch_another(self, now: float) -> None:
+        if not self._watched and self._unwatched:
+            self._watch(self._unwatched.popitem(last=False)[0], now)
+
+    def _watch(self, link: RequesterLink, now: float) -> None:
+        self._out.watch(link.connection)
+        if not link.is_due:
+            self._look_later(link, now)
+        link.watched_s = now
+        self._watched += 1
+
+    def _look_later(self, link: RequesterLink, since_s: float) -> None:
+        """Look whether a connection still keeps places then; there is one entry of each."""
+        self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
+        link.is_due = True
+
+
+def _cost(asker: PendingRequest) -> int:
+    return int(asker.want.length) + ANSWER_BYTES

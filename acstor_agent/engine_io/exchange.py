@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange of this host: feeds the engine and carries out its actions.
+
+A guest reads a cold chunk: ``images/mirror`` makes a :class:`read_request.ReadRequest` of all
+missing chunks; the engine selects peers (``peer_client``) or the source (``source_reader``); the
+bytes are checked, stored (``cache_writer``), and complete the request.  Requests of peers enter at
+``peer_server``.
+
+The engine makes all decisions.  Nothing here waits except one timer.  Reads of the source and of
+the local disk have tasks of their own, each for many chunks.
+"""
+
+import collections
+import logging
+import math
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent import faults
+from acstor_agent.cache import cache_files
+from acstor_agent.core import counters
+from acstor_agent.core import log_limit
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import cache_writer
+from acstor_agent.engine_io import peer_client
+from acstor_agent.engine_io import peer_server
+from acstor_agent.engine_io import read_request
+from acstor_agent.engine_io import source_reader
+from acstor_agent.peers import peer_net
+from acstor_agent.sources import base
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+Fetched = read_request.Fetched
+Failure = read_request.Failure
+Priority = read_request.Priority
+Origin = counters.Origin
+
+AHEAD = 64
+"""Chunks that are fetched ahead at a time, for each reason: of the usual ones 4 MiB, which a link
+of 1 Gbit/s moves in the 34 ms that an answer from afar may take."""
+LOOK_AT_TABLES_S = 1.0
+"""A new v-node table is noticed after this time, also where nothing else happens."""
+STOOD_STILL_S, HEAR_S = 0.01, 0.05
+"""A host that wakes so much too late stood still: for so long it hears what has come meanwhile,
+before anybody is judged by his silence."""
+TELLS_EVERY_S = 60.0
+
+
+Event = Callable[..., list[actions.Action]]
+"""A method of the core."""
+
+
+class Tables(NamedTuple):
+    """Where v-node tables come from: the one in force, and the one before it, while it counts.
+
+    :param look_s: how often to look whether others are in force, where nothing else happens
+    """
+
+    current: Callable[[], ring.Ring]
+    former: Callable[[], ring.Ring | None]
+    look_s: float = LOOK_AT_TABLES_S
+
+
+class Exchange:
+    """The exchange of this host; keep :meth:`run` running.
+
+    :param core: whose events and actions these are; ``rights.names`` are its
+    :param nursery: where reads of the source and of this host's disk run
+    :param source: where what no other host gives is read
+    :param learn: looks up what an image names that is not attached here
+    :param may_refer: peers may name others to ask instead
+    :param heard: is told what peers have, and what may go first
+    :param moved: counts bytes of chunks by peer
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        nursery: trio.Nursery,
+        *,
+        core: engine.Engine,
+        cache: cache_files.CacheFiles,
+        source: base.Source,
+        net: peer_net.PeerNet,
+        tables: Tables,
+        learn: peer_server.Learn,
+        may_refer: bool = True,
+        heard: Callable[[actions.Heard], None] = lambda heard: None,
+        moved: peer_client.Moved = peer_client.UNCOUNTED,
+    ) -> None:
+        self.core = core
+        self.counters = counters.ExchangeCounters()
+        self.faults = faults.Faults()
+        self.clock = trio.lowlevel.current_clock().current_time
+        self._nursery, self._cache = nursery, cache
+        known = core.context.ring
+        self._tables, self._in_force = tables, (known.table, known.former)
+        self._names = core.rights.names
+        self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
+        self._is_feeding = False
+        self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
+        self._told = log_limit.LogLimit(TELLS_EVERY_S)
+        self._source_reader = source_reader.SourceReader(
+            self.feed, core, source, nursery, self.counters, self.faults
+        )
+        self._cache_writer = cache_writer.CacheWriter(
+            self.feed, core, cache, nursery, self.counters, self.faults
+        )
+        self._peer_client = peer_client.PeerClient(
+            here, self.feed, core, net, may_refer, moved, self.counters
+        )
+        self.giving = peer_server.PeerServer(
+            self.feed, core, cache, nursery, learn, moved, self.counters, self.faults
+        )
+        self._doing: dict[type, Callable[[Any], None]] = {
+            actions.Complete: self._complete,
+            actions.Told: self._tell_waiter,
+            actions.Heard: heard,
+            actions.LeftAlone: self._say_left_alone,
+            **self._cache_writer.doing,
+            **self._source_reader.doing,
+            **self._peer_client.doing,
+            **self.giving.doing,
+        }
+
+    # Events
+
+    def feed(self, event: Event, *what: Any) -> str:
+        """Let the core know of an event, and carry out all that it says before the next one.
+
+        :return: why the core has failed at it, which is a fault of its own and has been noted;
+            empty if it has not, or if this event comes of another one
+        """
+        if self._is_feeding:
+            self._events.append((event, what))
+            return ""
+        self._is_feeding = True
+        try:
+            current, former = self._tables.current(), self._tables.former()
+            if self._in_force[0] is not current or self._in_force[1] is not former:
+                self._in_force = current, former
+                self._feed(self.core.table_changed, self._in_force)
+            why = self._feed(event, what)
+            while self._events:
+                self._feed(*self._events.popleft())
+        finally:
+            self._is_feeding = False
+        due_s = self.core.next_s
+        due_s = self._look_s if due_s is None else min(due_s, self._look_s)
+        if due_s != self._due_s:
+            self._due_s = self._sleep.deadline = due_s
+        return why
+
+    def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
+        why = ""
+        try:
+            found = event(self.clock(), *what)
+        except Exception as error:  # what it was about ends, and no more
+            why = self.faults.note(f"the exchange, told {event.__name__}", error)
+            found = self.core.mend(self.clock(), why)
+        for action in found:
+            try:
+                self._doing[type(action)](action)
+            except Exception as error:  # the others are carried out all the same
+                self.faults.note(f"the exchange's {type(action).__name__}", error)
+        return why
+
+    async def run(self) -> None:
+        """Tell the core when its time has come, for ever."""
+        while True:
+            self._look_s = self.clock() + self._tables.look_s
+            self._due_s = min(self.core.next_s or self._look_s, self._look_s)
+            self._sleep = trio.CancelScope(deadline=self._due_s)
+            with self._sleep:
+                await trio.sleep_forever()
+            stood_still = self.clock() > self._due_s + STOOD_STILL_S
+            await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
+            if why := self.feed(self.core.tick):
+                raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")
+
+    # Who wants something
+
+    def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
+        """Return what to ask for to have a chunk of an image."""
+        return self.wants(image_map, (chunk_no,))[0]
+
+    def wants(
+        self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]
+    ) -> list[chunk_ref.ChunkRef]:
+        """Return what to ask for to have chunks of an image."""
+        cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
+        size, end, oid = cut.chunk_bytes, cut.size_bytes, self._names.oid
+        found: list[chunk_ref.ChunkRef] = []
+        for chunk_no in numbers:
+            cid, offset = image_map.cid(chunk_no), chunk_no * size
+            length = size if offset + size <= end else end - offset
+            name = oid(image_id, offset, cid)
+            found.append(chunk_ref.ChunkRef(cid, name, image_id, offset, length, keys))
+        return found
+
+    def want_at(
+        self,
+        image_id: ids.ImageId,
+        keys: chunk_map.ScopeKeys,
+        offset: int,
+        length: int,
+        cid: ids.Cid,
+    ) -> chunk_ref.ChunkRef:
+        """Return what to ask for to have what lies somewhere in an image or its boot image.
+
+        :param keys: of the image's chunk map
+        """
+        oid = self._names.oid(image_id, offset, cid)
+        return chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys)
+
+    def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
+        """Say whether this host is the home of a chunk, as it sees the v-node table."""
+        return self.core.context.ring.is_home(want.oid)
+
+    def has(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk is here already."""
+        return cid in self._cache
+
+    def wish(
+        self,
+        wants: Sequence[chunk_ref.ChunkRef],
+        priority: Priority = Priority.GUEST,
+        deadline_s: float = math.inf,
+        told: Callable[[str], None] = lambda why: None,
+        is_patient: bool = True,
+    ) -> read_request.ReadRequest:
+        """Have chunks that are not here; they are on their way when this returns.
+
+        At the source it is the turn of the guest for whom this is done (``disk_io.as_stream``).
+
+        :param deadline_s: how long they may take; infinite while they may still come
+        :param is_patient: a guest waits while they may still come; else every place is asked once
+        :param told: is told what is waited for, each time that nobody gave it
+        """
+        wish = read_request.ReadRequest(wants, deadline_s, told, self._give_up)
+        until_s, guest = self.clock() + deadline_s, disk_io.guest()
+        if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
+            self._give_up(wish)  # what has begun before the core failed waits for nobody
+            wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
+        return wish
+
+    def _give_up(self, wish: read_request.ReadRequest) -> None:
+        self.feed(self.core.cancelled, wish)
+
+    async def fetch(
+        self,
+        want: chunk_ref.ChunkRef,
+        priority: Priority,
+        deadline_s: float = math.inf,
+        is_patient: bool = True,
+    ) -> Fetched:
+        """Return a chunk, from the cache if it is here; see :meth:`wish`.
+
+        :raises errors.AcstorError: see :meth:`wish.Wish.wait`
+        """
+        here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
+        if here is not None:
+            return Fetched(here, Origin.CACHE)
+        with self.wish((want,), priority, deadline_s, is_patient=is_patient) as wish:
+            return (await wish.wait())[0]
+
+    def ahead(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
+        """Return what has many chunks brought that nobody waits for.
+
+        :param priority: the reason, which has a lane of the core
+        """
+
+        def begin(wants: Collection[tuple[Hashable, chunk_ref.ChunkRef]]) -> str:
+            return self.feed(self.core.each_wanted, wants, priority)
+
+        def give_up(tokens: Collection[Hashable]) -> None:
+            self.feed(self.core.cancelled, *tokens)
+
+        return background_fetch.BackgroundFetch(begin, give_up)
+
+    def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
+        """Begin to have chunks that a guest is about to want; what is not had he asks for again."""
+        wants = [want for want in wants if want.cid not in self._cache]
+        if wants:
+            self.feed(self.core.wanted, wants, Priority.SOON, None)
+
+    def heard(self, host: ids.HostId, news: peer_wire.Prefixes) -> None:
+        """Take what a peer tells unasked."""
+        kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
+        told = [news.prefixes if isinstance(news, kind) else () for kind in kinds]
+        self.feed(self.core.heard, host, *told)
+
+    def broke_rules(self, host: ids.HostId, why: str) -> None:
+        """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
+        self.feed(self.core.broke_rules, host, why)
+
+    def unheard(self, host: ids.HostId) -> None:
+        """Note that a peer may not have got what it was told."""
+        self.feed(self.core.unheard, host)
+
+    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Note that a chunk has left the cache; return the names that it had."""
+        names = self._names.names(cid)
+        self.feed(self.core.gone, (cid,))
+        return names
+
+    def known(self) -> list[ids.Oid]:
+        """Return everything that neighbours have advertised, for an image attached later."""
+        return self.core.context.locations.known()
+
+    def in_backoff(self) -> dict[ids.HostId, float]:
+        """Return the hosts that are left alone now, and for how many seconds more.
+
+        May be called from any thread.
+        """
+        return self.core.context.peers.in_backoff(self.clock())
+
+    def tell(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Tell a host something, if it is on the table and worth it; never waits, never fails."""
+        self._peer_client.tell_now(host, news, self.clock())
+
+    # What the core says
+
+    def _complete(self, complete: actions.Complete) -> None:
+        wish: Any = complete.token
+        if complete.failure is not None:
+            complete = complete._replace(why=self._in_words(wish, complete.why))
+        if complete.failure is Failure.LOST:
+            image_id = wish.wants[0].image_id
+            untold = self._told.left_out((image_id, "lost"), self.clock())
+            if untold is not None:
+                LOG.error(
+                    "image %s: bytes of it are lost, guests that read them get I/O errors: "
+                    "%s: %s (and %d like it)",
+                    *(image_id, wish.what, complete.why, untold),
+                )
+        wish.complete(complete)
+
+    def _tell_waiter(self, told: actions.Told) -> None:
+        wish: Any = told.token
+        why = self._in_words(wish, told.why)
+        if (absent := told.absent) is not None:
+            key = absent.image_id, "absent"
+            if self._told.left_out(key, self.clock()) is not None:
+                LOG.warning(
+                    "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
+                    "errors in %.0f s: %s: %s",
+                    *(absent.image_id, told.lost_in_s, read_request.in_words(absent), why),
+                )
+        wish.tell(why)
+
+    def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
+        """Return why chunks do not come, with what the source has said of their image last."""
+        said = self._source_reader.said.get(wish.wants[0].image_id)
+        return f"{why}; {said}" if said else why
+
+    def _say_left_alone(self, alone: actions.LeftAlone) -> None:
+        LOG.warning("%s is left alone for %.1f s: %s", alone.host, alone.for_s, alone.why)

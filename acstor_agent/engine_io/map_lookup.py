@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks up the contents of images that are not attached here, for requests of peers.
+
+There is one task for each image and connection with waiting requests.  Cancelled requests leave
+nothing behind.
+"""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent import faults as faults_
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine_io import read_request
+from acstor_common import errors
+from acstor_common import ids
+
+Learn = Callable[[ids.HostId, ids.ImageId, int, int], Awaitable[ids.Content]]
+"""Looks up for a host what lies somewhere in an image; raises errors.ChunkUnavailable."""
+
+Failure = read_request.Failure
+
+
+def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream:
+    """Return whose turn it is at a disk: what no guest of a peer waits for comes after guests."""
+    is_urgent = priority <= priority_.Priority.SOON
+    return requests.Stream(requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH, host)
+
+
+class _Look:
+    """What is to be learnt of one image, for one connection."""
+
+    __slots__ = ("image_id", "requests", "scope")
+
+    def __init__(self, image_id: ids.ImageId) -> None:
+        self.image_id = image_id
+        self.requests: dict[int, chunk_ref.Request] = {}
+        self.scope = trio.CancelScope()
+
+
+class _Looks:
+    """What is to be learnt for one connection."""
+
+    __slots__ = ("of_image", "of_number")
+
+    def __init__(self) -> None:
+        self.of_image: dict[ids.ImageId, _Look] = {}
+        self.of_number: dict[int, _Look] = {}
+
+
+class MapLookup:
+    """The look-ups under way."""
+
+    def __init__(
+        self,
+        feed: Callable[..., str],
+        core: engine.Engine,
+        nursery: trio.Nursery,
+        learn: Learn,
+        faults: faults_.Faults,
+    ) -> None:
+        self._feed, self._core, self._nursery = feed, core, nursery
+        self._learn, self._faults = learn, faults
+        self._looks: dict[Hashable, _Looks] = {}
+
+    def begin(self, look_up: actions.LookUp) -> None:
+        """Learn what requests are about, and feed it as it is found."""
+        looks = self._looks.get(look_up.connection)
+        if looks is None:
+            looks = self._looks[look_up.connection] = _Looks()
+        for request in look_up.requests:
+            look = looks.of_image.get(request.image_id)
+            if look is None:
+                look = looks.of_image[request.image_id] = _Look(request.image_id)
+                self._nursery.start_soon(self._look, look_up.connection, look_up.host, look)
+            look.requests[request.number] = request
+            looks.of_number[request.number] = look
+
+    def forget(self, connection: Hashable, numbers: Iterable[int]) -> None:
+        """Note that requests of a connection do not wait any more."""
+        looks = self._looks.get(connection)
+        for number in numbers if looks is not None else ():
+            assert looks is not None
+            look = looks.of_number.pop(number, None)
+            if look is not None:
+                look.requests.pop(number, None)
+                if not look.requests:
+                    look.scope.cancel()
+                    self._leave(connection, look)
+
+    def end(self, connection: Hashable) -> None:
+        """Note that a connection has ended."""
+        if (looks := self._looks.get(connection)) is not None:
+            self.forget(connection, list(looks.of_number))
+
+    def _leave(self, connection: Hashable, look: _Look) -> None:
+        """Let requests that come from now on have another task."""
+        looks = self._looks.get(connection)
+        if looks is not None and looks.of_image.get(look.image_id) is look:
+            del looks.of_image[look.image_id]
+            if not looks.of_image:
+                del self._looks[connection]
+
+    async def _look(self, connection: Hashable, host: ids.HostId, look: _Look) -> None:
+        with look.scope:
+            while look.requests:
+                request = next(iter(look.requests.values()))
+                found = await self._found(host, request)
+                if look.requests.get(request.number) is request:  # it waits still
+                    del look.requests[request.number]
+                    self._looks[connection].of_number.pop(request.number, None)
+                    self._feed(self._core.looked_up, connection, [(request.number, found)])
+            self._leave(connection, look)
+
+    async def _found(self, host: ids.HostId, request: chunk_ref.Request) -> ids.Content | Failure:
+        """Return what lies there, or why nobody can say."""
+        try:
+            with disk_io.as_stream(stream_of(host, request.priority)):
+                return await self._learn(host, request.image_id, request.offset, request.length)
+        except errors.ChunkNotShared:
+            return Failure.MISSING  # no fault of whoever asks: not counted as one
+        except errors.AcstorError as error:
+            why = read_request.failure_of(error)
+            return ids.Content(ids.ZERO_CID) if why is Failure.MISSING else why
+        except Exception as error:
+            self._faults.note("a look at an image", error)
+            return Failure.UNREACHABLE

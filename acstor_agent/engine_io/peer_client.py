@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends the engine's requests to peers, checks their bytes, and feeds the answers.
+
+No byte from a peer is used before it has hashed to the requested CID.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core import counters as counters_
+from acstor_agent.engine import actions
+from acstor_agent.engine import engine
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import transfer
+from acstor_agent.engine_io import read_request
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking
+from acstor_common import ids
+from acstor_common import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+Failure = read_request.Failure
+Origin = counters_.Origin
+
+
+HEARS = 4096
+"""Hosts of which it is remembered who hears their answers."""
+
+
+class Moved(NamedTuple):
+    """What counts bytes of chunks: those that a peer gave, and those that it was given.
+
+    :param received: is told of the bytes that came, wrong ones included, and of how many seconds
+        they took, added up, if a guest waited for them, else of none: others may be late on
+        purpose.  Of a peer that was given up because another one was faster it is told the
+        seconds, without bytes
+    """
+
+    received: Callable[[ids.HostId, int, float | None], None]
+    sent: Callable[[ids.HostId, int], None]
+
+
+UNCOUNTED = Moved(lambda host, count, took_s: None, lambda host, count: None)
+
+FAILURES = {
+    peer_wire.RefuseCode.MISSING: Failure.MISSING,
+    peer_wire.RefuseCode.UNREACHABLE: Failure.UNREACHABLE,
+    peer_wire.RefuseCode.BUSY: Failure.BUSY,
+    peer_wire.RefuseCode.WITHHELD: Failure.WITHHELD,
+}
+
+
+PRIORITIES = {
+    priority: peer_wire.Priority[priority.at_peer.name] for priority in priority_.Priority
+}
+
+_URGENT = peer_wire.Priority.PEER
+_RELAYED = peer_wire.Mode.RELAYED
+_ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in peer_wire.Mode}
+
+Asked = tuple[transfer.Attempt, float | None]
+"""A question under way, and when it was asked; None: no guest waited for it then."""
+
+
+class PeerClient:
+    """This host's questions to peers."""
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        feed: Callable[..., str],
+        core: engine.Engine,
+        net: peer_net.PeerNet,
+        may_refer: bool,
+        moved: Moved,
+        counters: counters_.ExchangeCounters,
+    ) -> None:
+        self._here, self._feed, self._core, self._net = here, feed, core, net
+        self._may_refer, self._moved, self._counters = may_refer, moved, counters
+        self._hears: dict[ids.HostId, asking.Hear] = {}
+        self._asked: dict[int, Asked] = {}
+        self.doing: dict[type, Callable[[Any], None]] = {
+            actions.Ask: self._ask,
+            actions.Cancel: self._cancel,
+            actions.Hurry: lambda hurry: net.hurry(hurry.host, hurry.numbers),
+            actions.Tell: self._tell,
+        }
+
+    def _address_of(self, host: ids.HostId) -> str | None:
+        tables = self._core.context.ring
+        for table in (tables.table, tables.former):
+            if table is not None and host in table:
+                return table.address_of(host)
+        return None
+
+    def _ask(self, ask: actions.Ask) -> None:
+        host, address = ask.host, self._address_of(ask.host)
+        if address is None:  # it has left both tables meanwhile
+            lost = [(attempt.number, Failure.UNREACHABLE) for attempt in ask.attempts]
+            self._feed(self._core.refused, host, lost)
+            return
+        hear = self._hears.get(host)
+        if hear is None:
+            if len(self._hears) >= HEARS:
+                self._hears.clear()  # each is made anew for whoever is asked
+            hear = self._hears[host] = functools.partial(self._hear, host)
+        now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
+        urgent: list[peer_wire.Request] = []
+        others: list[peer_wire.Request] = []
+        for attempt in ask.attempts:
+            number, priority = attempt.number, PRIORITIES[attempt.priority]
+            self._asked[number] = attempt, now if priority is _URGENT else None
+            cid, _, image_id, offset, length, _ = attempt.want
+            proof = peer_wire.proof_of(cid, self._here, host)
+            mode = attempt.mode if self._may_refer else attempt.mode.plain
+            place = image_id, offset, length
+            request = peer_wire.Request(number, *place, proof, mode, priority, timeout_ms)
+            (urgent if priority is _URGENT else others).append(request)
+        for some in (urgent, others):
+            if some:
+                self._net.ask(host, address, some, hear)
+
+    def _cancel(self, cancel: actions.Cancel) -> None:
+        now, took_s = trio.current_time(), 0.0
+        for number in cancel.numbers:
+            asked = self._asked.pop(number, None)
+            given_up_s = now - asked[1] if asked and asked[1] is not None else math.inf
+            if (
+                given_up_s < self._core.context.requests_out.timeout_s
+            ):  # else it does not answer at all
+                took_s += given_up_s
+        if took_s:
+            self._moved.received(cancel.host, 0, took_s)
+        self._net.cancel(cancel.host, cancel.numbers)
+
+    def _hear(self, host: ids.HostId, answers: list[asking.Answer]) -> None:
+        """Feed answers that came together."""
+        came: list[tuple[int, read_request.Fetched]] = []
+        moved: list[tuple[int, float | None]] = []
+        failed: list[tuple[int, Failure]] = []
+        for answer in answers:
+            asked = self._asked.pop(answer.request_id, None)
+            if asked is None:
+                continue
+            attempt, asked_s = asked
+            if isinstance(answer, peer_wire.Chunk):
+                data, mode = answer.data, attempt.mode
+                moved.append((len(data), asked_s))  # wrong ones have moved, too
+                if not attempt.want.content.matches(data):
+                    failed.append((attempt.number, Failure.INVALID))
+                    continue
+                self._counters.relayed_bytes += len(data) if mode is _RELAYED else 0
+                came.append((attempt.number, read_request.Fetched(data, _ORIGINS[mode])))
+            elif isinstance(answer, peer_wire.Refer):
+                self._counters.referrals += 1
+                self._feed(self._core.referred, host, attempt.number, answer.hosts)
+            else:
+                failed.append((attempt.number, _failure_of(answer)))
+        if moved:
+            self._count(host, moved)
+        if came:
+            self._feed(self._core.chunks_arrived, host, came)
+        if failed:
+            self._feed(self._core.refused, host, failed)
+        if not answers:
+            self._feed(self._core.alive, host)
+
+    def _count(self, host: ids.HostId, moved: list[tuple[int, float | None]]) -> None:
+        """Count bytes that a peer gave, each with when they were asked for if a guest waited."""
+        now, count = trio.current_time(), sum(length for length, _ in moved)
+        timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
+        waited_for = sum(length for length, _ in timed)
+        if waited_for:
+            self._moved.received(host, waited_for, sum(now - asked_s for _, asked_s in timed))
+        if count > waited_for:
+            self._moved.received(host, count - waited_for, None)
+
+    # News
+
+    def _tell(self, tell: actions.Tell) -> None:
+        address = self._address_of(tell.host)
+        if address is None:
+            return
+        news: list[peer_wire.Prefixes] = []
+        news += [peer_wire.Advertise(tell.here)] if tell.here else []
+        news += [peer_wire.Gone(tell.gone)] if tell.gone else []
+        news += [peer_wire.EvictionHint(tell.evictable)] if tell.evictable else []
+        for one in news:
+            self._net.tell(tell.host, address, one)
+        self._counters.advertised += len(tell.here)
+        self._counters.taken_back += len(tell.gone)
+        self._counters.copies_told += len(tell.evictable)
+
+    def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
+        """Tell a host something else, if it is on the table in force and not left alone."""
+        context = self._core.context
+        if host in context.ring.table and not context.peers.is_alone(host, now):
+            self._net.tell(host, context.ring.table.address_of(host), news)
+
+
+def _failure_of(answer: peer_wire.Refuse | asking.Lost) -> Failure:
+    if isinstance(answer, peer_wire.Refuse):
+        return FAILURES[answer.code]
+    LOG.debug("%s", answer.failure)
+    return Failure.UNREACHABLE

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds requests of peers to the engine, and sends its answers.
+
+The engine authorizes requests (``engine.serve.authorization``); nothing here does.
+"""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent import faults as faults_
+from acstor_agent.cache import cache_files
+from acstor_agent.core import counters as counters_
+from acstor_agent.core import log_limit
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine_io import map_lookup
+from acstor_agent.engine_io import peer_client
+from acstor_agent.engine_io import read_request
+from acstor_agent.engine_io import send_progress
+from acstor_agent.peers.connection import answering
+from acstor_common import ids
+from acstor_common import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+Learn = map_lookup.Learn
+Failure = read_request.Failure
+_CODES = {
+    Failure.MISSING: peer_wire.RefuseCode.MISSING,
+    Failure.INVALID: peer_wire.RefuseCode.MISSING,
+    Failure.LOST: peer_wire.RefuseCode.MISSING,
+    Failure.WITHHELD: peer_wire.RefuseCode.WITHHELD,
+    Failure.BUSY: peer_wire.RefuseCode.BUSY,
+}
+PRIORITIES = {wired: priority_.Priority[wired.name] for wired in peer_wire.Priority}
+WARN_EVERY_S = 10.0
+"""A host's refused requests are told in the log so often; their number is told, too."""
+
+
+class PeerServer:
+    """What peers ask of this host; an :class:`answering.Giver`."""
+
+    def __init__(
+        self,
+        feed: Callable[..., str],
+        core: engine.Engine,
+        cache: cache_files.CacheFiles,
+        nursery: trio.Nursery,
+        learn: Learn,
+        moved: peer_client.Moved,
+        counters: counters_.ExchangeCounters,
+        faults: faults_.Faults,
+    ) -> None:
+        self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery
+        self._moved, self._counters, self._faults = moved, counters, faults
+        self._warned = log_limit.LogLimit(WARN_EVERY_S)
+        self._looking = map_lookup.MapLookup(feed, core, nursery, learn, faults)
+        self._reads: dict[answering.Answering, dict[int, trio.CancelScope]] = {}
+        self._delivering = send_progress.SendProgress(feed, core, self._reads.__contains__, faults)
+        nursery.start_soon(self._delivering.run)
+        self.doing: dict[type, Callable[[Any], None]] = {
+            actions.Reply: self._reply,
+            actions.Watch: self._delivering.begin,
+            actions.LookUp: self._looking.begin,
+            actions.Alive: self._show_life,
+            actions.Drop: self._drop,
+        }
+
+    # What connections tell
+
+    def asked(
+        self,
+        connection: answering.Answering,
+        requests: Sequence[peer_wire.Request],
+        came_s: float,
+    ) -> None:
+        """See :meth:`answering.Giver.asked`."""
+        waited_s = trio.current_time() - came_s
+        asked = [
+            chunk_ref.Request(
+                *(number, image_id, offset, length, proof, mode),
+                *(PRIORITIES[priority], timeout_ms / 1000 - waited_s),
+            )
+            for number, image_id, offset, length, proof, mode, priority, timeout_ms in requests
+        ]
+        self._ask(connection, asked)
+
+    def _ask(self, connection: answering.Answering, asked: list[chunk_ref.Request]) -> None:
+        """Tell the core; where it fails at one request, that one ends, and no other."""
+        if not self._feed(self._core.peer_asked, connection, connection.host, asked):
+            return
+        self._feed(self._core.peer_cancelled, connection, [one.number for one in asked])
+        if len(asked) == 1:
+            code = peer_wire.RefuseCode.UNREACHABLE
+            self._send(connection, [peer_wire.Refuse(asked[0].number, code)])
+            return
+        for one in asked:  # what is answered already is not answered again
+            self._ask(connection, [one])
+
+    def cancelled(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
+        """See :meth:`answering.Giver.cancelled`."""
+        self._looking.forget(connection, request_ids)
+        if (reads := self._reads.get(connection)) is not None:
+            for number in request_ids:
+                if (scope := reads.pop(number, None)) is not None:
+                    scope.cancel()
+            self._note_reads(connection)
+        self._feed(self._core.peer_cancelled, connection, request_ids)
+
+    def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
+        """See :meth:`answering.Giver.hurried`."""
+        self._feed(self._core.peer_hurried, connection, request_ids)
+
+    def ended(self, connection: answering.Answering) -> None:
+        """See :meth:`answering.Giver.ended`."""
+        self._looking.end(connection)
+        for scope in self._reads.pop(connection, {}).values():
+            scope.cancel()
+        if self._feed(self._core.peer_left, connection):
+            self._feed(self._core.peer_left, connection)  # nobody else says it again
+        self._delivering.end(connection)
+
+    def drained(self, connection: answering.Answering) -> None:
+        """See :meth:`answering.Giver.drained`."""
+        self._delivering.look_soon(connection)
+
+    # What the core says
+
+    def _reply(self, reply: actions.Reply) -> None:
+        connection: Any = reply.connection
+        self._looking.forget(connection, (answer.number for answer in reply.answers))
+        answers: list[answering.Answer] = []
+        here: list[actions.Given] = []
+        for answer in reply.answers:
+            match answer:
+                case actions.Given(data=None):
+                    here.append(answer)
+                case actions.Given():
+                    answers.append(_answer(answer, answer.data.data))
+                case actions.Refused(number, failure, why, request):
+                    code = _CODES.get(failure, peer_wire.RefuseCode.UNREACHABLE)
+                    answers.append(peer_wire.Refuse(number, code))
+                    if request is not None:
+                        self._warn(connection.host, request, why)
+                case actions.Referred(number, hosts):
+                    answers.append(peer_wire.Refer(number, hosts))
+        for given, data in zip(here, self._read_nowait(here), strict=True):
+            if data is None:
+                scope = trio.CancelScope()
+                self._reads.setdefault(connection, {})[given.number] = scope
+                self._nursery.start_soon(self._read, connection, given, scope)
+            else:
+                answers.append(_answer(given, data))
+        self._send(connection, answers)
+
+    def _read_nowait(self, given: list[actions.Given]) -> Sequence[read_request.Bytes | None]:
+        return self._cache.read_chunks_nowait([one.want.cid for one in given]) if given else ()
+
+    async def _read(
+        self, connection: answering.Answering, given: actions.Given, scope: trio.CancelScope
+    ) -> None:
+        """Give what takes a look at the disk, in the peer's turn there."""
+        data = None
+        with scope, disk_io.as_stream(map_lookup.stream_of(connection.host, given.priority)):
+            try:
+                data = await self._cache.read_chunk(given.want.cid)
+            except Exception as error:
+                self._faults.note("a chunk for a peer", error)
+        reads = self._reads.get(connection, {})
+        if reads.get(given.number) is not scope:
+            return  # nobody waits for it any more, or the number is that of another request
+        del reads[given.number]
+        if data is None:
+            self._feed(self._core.could_not_read, connection, given.number)
+        else:
+            self._send(connection, [_answer(given, data)])
+        self._note_reads(connection)
+
+    def _note_reads(self, connection: answering.Answering) -> None:
+        """Forget a connection of whose reads none is left."""
+        if not self._reads.get(connection):
+            self._reads.pop(connection, None)
+            self._delivering.look_soon(connection)
+
+    def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
+        given = [len(one.data) for one in answers if isinstance(one, peer_wire.Chunk)]
+        if given:
+            total = sum(given)
+            self._counters.served_chunks += len(given)
+            self._counters.served_bytes += total
+            self._moved.sent(connection.host, total)
+        connection.reply(answers)
+
+    def _warn(self, host: ids.HostId, request: chunk_ref.Request, why: str) -> None:
+        untold = self._warned.left_out(host, trio.current_time())
+        if untold is not None:
+            LOG.warning(
+                "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
+                *(host, request.length, request.image_id, request.offset, why, untold),
+            )
+
+    def _show_life(self, alive: actions.Alive) -> None:
+        connection: Any
+        for connection in alive.connections:
+            connection.post(peer_wire.Ping(0))
+
+    def _drop(self, drop: actions.Drop) -> None:
+        connection: Any = drop.connection
+        LOG.warning("Connection of %s dropped: %s", connection.peer, drop.why)
+        connection.close()
+
+
+def _answer(given: actions.Given, data: read_request.Bytes) -> answering.Answer:
+    """Return a chunk as it is sent; an image that says that it is longer gets nothing."""
+    if len(data) != given.want.length:
+        LOG.error("%d bytes are %s, not %d", len(data), given.want.cid.hex(), given.want.length)
+        return peer_wire.Refuse(given.number, peer_wire.RefuseCode.MISSING)
+    return peer_wire.Chunk(given.number, data)

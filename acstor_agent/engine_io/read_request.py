@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A read of chunks that a task of this host waits for: one event for all of them."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core import counters
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_common import errors
+
+Failure = failure.Failure
+Priority = priority.Priority
+ChunkRef = chunk_ref.ChunkRef
+Bytes = bytes | bytearray | memoryview
+
+PEERS = "the source and other hosts"
+
+
+class Fetched(NamedTuple):
+    """A chunk that has come, checked, and where it came from."""
+
+    data: Bytes
+    origin: counters.Origin
+
+
+class ReadRequest:
+    """See above; the core knows it as the token of a waiter.  Who leaves its block waits no more.
+
+    :param deadline_s: how long it may take, for the error
+    :param told: is told what it goes on waiting for
+    :param give_up: is told that nobody waits for it any more
+    """
+
+    __slots__ = ("_answer", "_came", "_deadline_s", "_give_up", "tell", "wants")
+
+    def __init__(
+        self,
+        wants: Sequence[ChunkRef],
+        deadline_s: float,
+        told: Callable[[str], None],
+        give_up: Callable[["ReadRequest"], None],
+    ) -> None:
+        self.wants, self.tell = wants, told
+        self._deadline_s, self._give_up = deadline_s, give_up
+        self._came = trio.Event()
+        self._answer: actions.Complete | None = None
+
+    def __enter__(self) -> "ReadRequest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._answer is None:
+            self._give_up(self)
+
+    def complete(self, answer: actions.Complete) -> None:
+        """Take the answer."""
+        self._answer = answer
+        self._came.set()
+
+    async def wait(self) -> Sequence[Fetched]:
+        """Return the chunks, in the order of the wants.
+
+        :raises errors.ChunkLost: one of them is nowhere to be had any more
+        :raises errors.DeadlineExceeded: they did not all come in time
+        :raises errors.ChunkUnavailable: nobody gave one, and it is not tried again
+        """
+        if self._answer is None:
+            await self._came.wait()
+        assert self._answer is not None
+        if self._answer.failure is None:
+            return self._answer.chunks
+        if self._answer.failure is Failure.LATE:
+            raise errors.DeadlineExceeded(self.what, self._deadline_s, self._answer.why)
+        raise error_of(self._answer, self.what)
+
+    @property
+    def what(self) -> str:
+        """What is wished, in words."""
+        first, count = self.wants[0], len(self.wants)
+        more = f" and {count - 1} more" if count > 1 else ""
+        return f"{in_words(first)}{more}"
+
+
+_ERRORS: dict[Failure, type[errors.ChunkUnavailable]] = {
+    Failure.LOST: errors.ChunkLost,
+    Failure.MISSING: errors.ChunkMissing,
+    Failure.WITHHELD: errors.ChunkRefused,
+    Failure.INVALID: errors.ChunkInvalid,
+}
+
+
+def error_of(answer: actions.Complete, what: str) -> errors.ChunkUnavailable:
+    """Return why something was not had."""
+    assert answer.failure is not None
+    return _ERRORS.get(answer.failure, errors.SourceUnreachable)(what, PEERS, answer.why)
+
+
+def in_words(want: ChunkRef) -> str:
+    """Return what is wanted, in words."""
+    return f"chunk {want.cid.hex()[:12]} (image {want.image_id}, byte {want.offset})"
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what an error of a source or a connection means to the core."""
+    if isinstance(error, errors.ChunkRefused):
+        return Failure.WITHHELD
+    if isinstance(error, errors.ChunkMissing):
+        return Failure.MISSING
+    if isinstance(error, errors.ChunkInvalid | errors.RemoteProtocolError):
+        return Failure.INVALID
+    if isinstance(error, errors.SourceCrowded):
+        return Failure.BUSY
+    return Failure.UNREACHABLE

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import send_queue
+from acstor_common import ids
+from acstor_common import peer_wire
+
+SOON, LATER = peer_wire.Priority.SOON, peer_wire.Priority.LATER
+MODE = peer_wire.Mode.HELD_ONLY
+
+
+def request(number, priority=LATER):
+    image_id = ids.ImageId("00000000-0000-4000-8000-000000000001")
+    return peer_wire.Request(number, image_id, number << 16, 65536, bytes(16), MODE, priority, 9)
+
+
+def taken(outgoing):
+    """Return all turns: the numbers of requests, or what news is about."""
+    turns = iter(outgoing.take, None)
+    return [
+        [one.request_id for one in turn] if isinstance(turn, list) else turn.prefixes
+        for turn in turns
+    ]
+
+
+def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([request(1), request(2)])
+    outgoing.tell(peer_wire.Advertise((7,)))
+    outgoing.ask([request(3, SOON)])
+    assert taken(outgoing) == [[3], (7,), [1, 2]]
+    assert not outgoing and outgoing.take() is None
+
+
+def test_news_leave_in_their_order():
+    outgoing = send_queue.SendQueue()
+    for news in (peer_wire.Advertise((7,)), peer_wire.Gone((7,)), peer_wire.Advertise((8,))):
+        outgoing.tell(news)
+    assert [type(outgoing.take()) for _ in range(3)] == [
+        peer_wire.Advertise,
+        peer_wire.Gone,
+        peer_wire.Advertise,
+    ]
+
+
+def test_hurried_request_goes_with_those_that_somebody_waits_for():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([request(1), request(2)])
+    outgoing.tell(peer_wire.Advertise((7,)))
+    outgoing.hurry(2)
+    outgoing.hurry(99)
+    assert taken(outgoing) == [[2], (7,), [1]]
+
+
+def test_dropped_request_does_not_leave():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([request(1), request(2, SOON)])
+    assert 1 in outgoing and 2 in outgoing
+    assert outgoing.drop(1) and outgoing.drop(2) and not outgoing.drop(1)
+    assert 1 not in outgoing and not outgoing
+
+
+def test_turn_is_as_many_requests_as_a_message_holds():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask(map(request, range(peer_wire.MAX_BATCH + 1)))
+    assert [len(numbers) for numbers in taken(outgoing)] == [peer_wire.MAX_BATCH, 1]
+
+
+def test_endless_news_do_not_starve_what_nobody_waits_for():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([request(1)])
+    turns = []
+    for number in itertools.count():
+        outgoing.tell(peer_wire.Advertise((number,)))
+        turns.append(outgoing.take())
+        if isinstance(turns[-1], list):
+            break
+    assert len(turns) == send_queue.LOWER_EVERY
+
+
+def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([request(1)])
+    outgoing.tell(peer_wire.Advertise((7,)))
+    turns = []
+    for number in range(2, 2 + 2 * send_queue.LOWER_EVERY):
+        outgoing.ask([request(number, SOON)])
+        turns.append(outgoing.take())
+    lower = [turn for turn in turns if not (isinstance(turn, list) and turn[0].priority is SOON)]
+    assert lower == [peer_wire.Advertise((7,)), [request(1)]]
+
+
+@given(st.lists(st.sampled_from("wnlthd"), max_size=120))
+def test_everything_leaves_once(steps):
+    outgoing, numbers, left, dropped = send_queue.SendQueue(), itertools.count(), [], set()
+    put = []
+    for step in steps:
+        if step in "wl":
+            put.append(next(numbers))
+            outgoing.ask([request(put[-1], SOON if step == "w" else LATER)])
+        elif step == "n":
+            put.append(next(numbers))
+            outgoing.tell(peer_wire.Advertise((put[-1],)))
+        elif step == "h" and put:
+            outgoing.hurry(put[-1])
+        elif step == "d" and put and outgoing.drop(put[-1]):
+            dropped.add(put[-1])
+        elif step == "t" and (turn := outgoing.take()) is not None:
+            left += [r.request_id for r in turn] if isinstance(turn, list) else turn.prefixes
+    left += itertools.chain.from_iterable(taken(outgoing))
+    assert sorted(left) == [number for number in put if number not in dropped]

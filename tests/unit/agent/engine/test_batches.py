@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch in which something goes wrong: what it costs, and what it must not cost."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import peer_state
+from acstor_agent.engine import priority
+from acstor_agent.engine import transfer
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+F, P, Mode = failure.Failure, priority.Priority, peer_request.Mode
+H2, H3 = ids.HostId("h2"), ids.HostId("h3")
+IMAGES = [ids.ImageId(f"00000000-0000-4000-8000-{n:012d}") for n in range(100)]
+
+
+@pytest.fixture
+def machine():
+    return one_machine.Machine()
+
+
+def ask_batch(machine, count=8, urgency=P.GUEST):
+    """Have ``count`` chunks of h2's asked for; return their numbers and the attempts."""
+    numbers = [machine.chunk_of("h2", skip) for skip in range(count)]
+    machine.wanted([chunk(n) for n in numbers], urgency, "batch")
+    [ask] = machine.got(actions.Ask)
+    assert ask.host == "h2" and len(ask.attempts) == count
+    return numbers, ask.attempts
+
+
+def give(machine, attempts):
+    chunks = [(a.number, data_of(a.want.offset // one_machine.CHUNK)) for a in attempts]
+    return machine.chunks_arrived(H2, chunks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("why", [F.INVALID, F.MISSING, F.BUSY, F.WITHHELD, F.UNREACHABLE])
+def test_one_chunk_that_is_not_given_goes_on_alone(machine, why, order):
+    numbers, attempts = ask_batch(machine)
+    odd = attempts.pop(3)
+    give(machine, attempts[::order])
+    assert len(machine.got(actions.Store)[0].chunks) == 7 and not machine.completes()
+    machine.refused(H2, [(odd.number, why)])
+    assert list(machine.asks().values()) == [[(numbers[3], Mode.HOME)]]
+    assert "h2" not in machine.asks()
+    assert bool(machine.core.context.peers.is_alone(H2, 0.0)) is (why is F.INVALID)
+    again = machine.attempt()
+    machine.chunks_arrived(again.host, [(again.number, data_of(numbers[3]))])
+    assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
+    assert not len(machine.core)
+
+
+def test_lie_among_other_refusals_is_a_lie(machine):
+    """Whatever else one event tells of a peer, it is judged by the worst."""
+    _, attempts = ask_batch(machine, 3)
+    whys = (F.BUSY, F.INVALID, F.MISSING)
+    machine.refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
+    [alone] = machine.got(actions.LeftAlone)
+    assert alone.for_s > peer_state.LIAR_S / 2
+    assert machine.core.counters.invalid == 1
+
+
+def test_peer_that_gives_one_chunk_now_and_then_has_more_time_but_not_for_ever(machine):
+    """It must show life within each timeout, and all is over after four."""
+    _, attempts = ask_batch(machine, 20, P.SOON)
+    cancelled = []
+    for turn in range(12):
+        machine.wait(5.0)
+        cancels = [cancel for cancel in machine.got(actions.Cancel) if cancel.host == "h2"]
+        cancelled += [number for cancel in cancels for number in cancel.numbers]
+        if machine.now <= 35.0:
+            assert not cancelled
+            give(machine, attempts[turn : turn + 1])
+    assert sorted(cancelled) == sorted(a.number for a in attempts[7:])
+
+
+def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
+    """Slow on purpose: the peer is never silent for long enough to be late by that."""
+    _, attempts = ask_batch(machine, 40)
+    for turn in range(12):
+        assert not any(isinstance(action, actions.Ask) for action in machine.wait(0.4))
+        give(machine, attempts[turn : turn + 1])
+    machine.wait(0.5)
+    hedged = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    assert len(hedged) == peer_state.HEDGES_FIRST and machine.now < peer_state.LATEST_S + 0.5
+    assert {a.transfer for a in hedged} <= {a.transfer for a in attempts[12:]}
+
+
+def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine):
+    most = peer_state.CREDIT_BYTES // one_machine.CHUNK
+    machine = one_machine.Machine(background_limit=10_000)
+    numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
+    machine.wanted([chunk(n) for n in numbers], P.SOON, "batch")
+    sent = {a.number for ask in machine.got(actions.Ask) for a in ask.attempts}
+    [unsent] = set(machine.core.context.peers.of(H2).asks) - sent
+    assert not machine.chunks_arrived(H2, [(unsent, b"a guess")])
+    assert not machine.refused(H2, [(unsent, F.INVALID)])
+    assert unsent in machine.core.context.peers.of(H2).asks
+
+
+def test_what_came_is_stored_before_anybody_is_told(machine):
+    """Who is told may look for it in the cache at once."""
+    numbers, attempts = ask_batch(machine, 2)
+    machine.ask_me("h3", machine.request(numbers[0], "h3"))
+    machine.wanted([chunk(numbers[0])], P.GUEST, "one")
+    kinds = [type(action) for action in give(machine, attempts)]
+    assert kinds[0] is actions.Store and kinds.count(actions.Complete) == 2
+
+
+# A table that comes into force between a batch's request and its answer
+
+
+def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(machine):
+    numbers, attempts = ask_batch(machine)
+    machine.table_changed(one_machine.table(4, epoch=2, weights={"h2": 1, "h3": 4000}), None)
+    assert not machine.got(actions.Cancel) and not machine.got(actions.Ask)
+    machine.refused(H2, [(a.number, F.MISSING) for a in attempts[:3]])
+    homes = {n: machine.home_of(n) for n in numbers[:3]}
+    assert "h2" not in homes.values()
+    asked = {n for asked in machine.asks().values() for n, _ in asked}
+    assert asked and all(host == homes[n] for host, ns in machine.asks().items() for n, _ in ns)
+    give(machine, attempts[3:])
+    assert len(machine.got(actions.Store)[0].chunks) == 5
+
+
+def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
+    numbers, attempts = ask_batch(machine)
+    hosts = tuple(host for host in machine.table.hosts if host.host != "h2")
+    machine.table_changed(type(machine.table)(2, hosts), None)
+    give(machine, attempts[:4])
+    assert len(machine.got(actions.Store)[0].chunks) == 4
+    machine.lost(H2, None)
+    asked = {n for ns in machine.asks().values() for n, _ in ns}
+    reads = {
+        w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.wants
+    }
+    assert asked | reads == set(numbers[4:]) and "h2" not in machine.asks()
+
+
+def test_peers_that_left_are_forgotten_when_they_owe_nothing(machine):
+    _, attempts = ask_batch(machine)
+    hosts = tuple(host for host in machine.table.hosts if host.host != "h2")
+    machine.table_changed(type(machine.table)(2, hosts), None)
+    assert machine.core.context.peers.get(H2) is not None  # it owes a batch
+    give(machine, attempts)
+    machine.table_changed(type(machine.table)(3, hosts), None)
+    assert machine.core.context.peers.get(H2) is None
+
+
+# Bounds
+
+
+def test_names_of_a_content_are_bounded_however_many_images_have_it(machine):
+    number = machine.chunk_of("h2")
+    for token, image_id in enumerate(IMAGES):
+        machine.wanted([chunk(number, image_id)], P.GUEST, token)
+    [made] = machine.core.context.transfers.values()
+    assert len(made.names) == transfer.MOST_NAMES
+    assert made.names[-1].image_id == IMAGES[-1]
+
+
+def test_no_request_is_worked_on_for_longer_than_a_minute(machine):
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", machine.request(number, "h2", timeout_s=1e6))
+    machine.wait(59.0)
+    assert not machine.answers()
+    machine.wait(2.0)
+    assert [answer.failure for answer in machine.answers()] == [F.UNREACHABLE]
+
+
+def test_who_asks_for_what_no_image_names_gets_one_word_though_he_can_prove_it(machine):
+    """Everybody knows the CID of nothing."""
+    number = machine.chunk_of("h1")
+    proof = peer_request.proof_of(ids.ZERO_CID, H2, ids.HostId("h1"))
+    request = machine.request(number, "h2")._replace(offset=number * one_machine.CHUNK + 1)
+    machine.ask_me("h2", request._replace(proof=proof))
+    assert [answer.failure for answer in machine.answers()] == [F.MISSING]
+    assert not len(machine.core)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.engine import identity
+from acstor_common import chunk_map
+from acstor_common import ids
+from tests.fakes import one_host
+
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99")
+CID, NEXT = ids.cid_of(b"one"), ids.cid_of(b"two")
+
+
+@pytest.fixture
+def by_place():
+    return identity.ByPlace()
+
+
+def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place):
+    content = identity.ByContent()
+    assert content.oid(OTHER, 0, CID) == content.oid(one_host.IMAGE, 65536, CID) == ids.oid_of(CID)
+    assert by_place.oid(OTHER, 0, CID) == by_place.oid(OTHER, 0, NEXT)
+    names = {by_place.oid(image, at, CID) for image in (OTHER, one_host.IMAGE) for at in (0, 65536)}
+    assert len(names) == 4 and 0 not in names
+
+
+def test_by_content_everything_in_the_cache_may_be_given():
+    content = identity.ByContent()
+    content.note(CID, ids.Oid(1))
+    assert content.may_give(CID, ids.Oid(2))
+    assert content.gone(CID) == (ids.oid_of(CID),)
+
+
+def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
+    for name in (1, 2, 2):
+        by_place.note(CID, ids.Oid(name))
+    assert by_place.may_give(CID, ids.Oid(1)) and by_place.may_give(CID, ids.Oid(2))
+    assert not by_place.may_give(CID, ids.Oid(3)) and not by_place.may_give(NEXT, ids.Oid(1))
+    assert by_place.gone(CID) == (1, 2) and by_place.gone(CID) == ()
+    assert not by_place.may_give(CID, ids.Oid(1))
+
+
+@pytest.mark.parametrize(("named", "parent"), [(identity.ByContent(), 0), (identity.ByPlace(), 2)])
+def test_chunks_of_an_image_are_found_by_their_names(named, parent):
+    """Chunks 0 and 2 have the same content, chunk 1 is zeros."""
+    data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
+    image_map = chunk_map.ChunkMap.parse(one_host.map_of(data), "a map")
+    index = named.index(image_map)
+    assert index.parent(2) == parent
+    oid = named.oid(image_map.image_id, 2 * one_host.CHUNK, image_map.cid(2))
+    assert index.find(oid) == parent
+    assert index.find(0) is None
+
+
+@given(st.uuids(), st.integers(0, (1 << 64) - 1))
+def test_by_place_a_name_leads_back_to_its_offset(image, offset):
+    image_id = ids.parse_image_id(str(image))
+    oid = identity.ByPlace().oid(image_id, offset, CID)
+    assert identity._Mixer(image_id).offset(oid) == offset
+
+
+def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
+    oids = sorted(by_place.oid(OTHER, n * one_host.CHUNK, CID) for n in range(4096))
+    gaps = [after - before for before, after in itertools.pairwise(oids)]
+    assert max(gaps) < 20 * (1 << 64) // 4096  # of random numbers: some 8 times the mean
+    assert sum(oid >> 63 for oid in oids) == pytest.approx(2048, abs=160)
+
+
+def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
+    by_oid = identity.ByOid()
+    assert by_oid.oid(OTHER, 65536, CID) == by_place.oid(OTHER, 65536, CID) != ids.oid_of(CID)
+    by_oid.note(CID, ids.Oid(1))
+    assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.gone(CID) == (1,)
+    by_oid.found([CID])
+    assert not by_oid.is_of_before(CID) and by_oid.may_give(CID, ids.Oid(1))
+
+
+def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
+    for name in range(1, 10 * identity.MOST_NAMES):
+        by_place.note(CID, ids.Oid(name))
+    names = by_place.names(CID)
+    assert names == tuple(range(9 * identity.MOST_NAMES, 10 * identity.MOST_NAMES))

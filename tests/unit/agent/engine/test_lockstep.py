@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts in step: who is named to whom, who is a parent, and for which chunks it is asked."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings
+from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.fetch import lockstep
+from acstor_agent.engine.serve import lockstep_referrals
+from acstor_agent.engine.serve import peer_requests
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import peer_wire
+from tests.fakes import one_machine
+from tests.fakes.one_machine import IMAGE
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+HERE = ids.HostId("h1")
+
+
+@pytest.fixture
+def machine():
+    """Return a host whose uplink has just met a queue."""
+    made = one_machine.Machine(learns_ring=True)
+    made.cache.add(chunk(0).cid)
+    made.ask_me("h2", made.request(0, "h2", Mode.HELD_ONLY))
+    made.now += 0.1
+    made.delivered(["h2"])
+    return made
+
+
+def behind(host):
+    """Return the other hosts in their cyclic order, the one that comes after a host first."""
+    others = [ids.HostId(f"h{n}") for n in range(1, 9) if f"h{n}" != host]
+    return sorted(others, key=lambda other: lockstep.distance(ids.HostId(host), other))
+
+
+# Who is named
+
+
+def test_who_asked_lately_and_stands_nearest_before_a_peer_is_named(machine):
+    first, second, third, *_ = behind(HERE)
+    numbers = [machine.chunk_of(HERE, skip) for skip in range(4)]
+    machine.cache.update(chunk(n).cid for n in numbers)
+    machine.ask_me(second, machine.request(numbers[0], second))
+    assert not machine.got(actions.Reply)[0].answers[0].data
+    machine.ask_me(first, machine.request(numbers[1], first))
+    assert not any(isinstance(a, actions.Referred) for a in machine.answers())
+    machine.ask_me(third, machine.request(numbers[2], third))
+    assert [answer.hosts for answer in machine.answers()] == [(second,)]
+    machine.ask_me(second, machine.request(numbers[3], second))
+    assert [answer.hosts for answer in machine.answers()] == [(first,)]
+
+
+@pytest.mark.parametrize(
+    "why", [*("it is far", "it was long ago", "no queues", "it was let down", "it is left out")]
+)
+def test_nobody_is_named(machine, why):
+    first, second, *_ = behind(HERE)
+    numbers = [machine.chunk_of(HERE, skip) for skip in range(40)]
+    machine.cache.update(chunk(n).cid for n in numbers)
+    if why == "no queues":
+        machine.wait(upload_scheduler.OF_LATE_S)
+    if why == "it is left out":
+        machine.core.context.settings = settings.Settings()
+    machine.ask_me(first, machine.request(numbers[0], first))
+    if why == "it was long ago":
+        machine.wait(lockstep.IN_STEP_S + 0.01)
+    number = numbers[-1] if why == "it is far" else numbers[1]
+    assert why != "it is far" or (number - numbers[0]) * one_machine.CHUNK > lockstep.IN_STEP_BYTES
+    mode = Mode.HOME_ONLY if why == "it was let down" else Mode.HOME
+    machine.ask_me(second, machine.request(number, second, mode))
+    assert not any(isinstance(answer, actions.Referred) for answer in machine.answers())
+
+
+# Who is asked
+
+
+def learn(machine):
+    """Have a host named that stands before this one; return it and a chunk for which it was."""
+    parent = behind(HERE)[-1]
+    number = machine.chunk_of(behind(HERE)[-3])
+    machine.wanted([chunk(number)], Priority.GUEST, "learns")
+    machine.referred(machine.home_of(number), machine.attempt().number, (parent,))
+    assert machine.asks() == {parent: [(number, Mode.HELD_ONLY)]}
+    machine.chunks_arrived(parent, [(machine.attempt().number, data_of(number))])
+    return parent, number
+
+
+def test_parent_is_asked_unless_the_home_stands_between(machine):
+    parent, _ = learn(machine)
+    for home in behind(HERE):
+        number = machine.chunk_of(home, 1)
+        machine.wanted([chunk(number)], Priority.GUEST, number)
+        mode = Mode.HOME if home == parent else Mode.HELD
+        assert machine.asks() == {parent: [(number, mode)]}
+    nearer = behind(HERE)[-2]  # it is none, seen from here
+    number = machine.chunk_of(behind(HERE)[-4], 2)
+    machine.wanted([chunk(number)], Priority.GUEST, number)
+    machine.referred(parent, machine.attempt().number, (nearer,))
+    number = machine.chunk_of(behind(HERE)[-4], 3)
+    machine.wanted([chunk(number)], Priority.GUEST, number)
+    assert machine.asks() == {parent: [(number, Mode.HELD)]}
+
+
+def test_chunk_of_a_home_behind_the_parent_is_asked_of_the_home(machine):
+    parent, far = behind(HERE)[-1], behind(HERE)[-3]
+    number = machine.chunk_of(behind(HERE)[-5])
+    machine.wanted([chunk(number)], Priority.GUEST, "learns")
+    machine.referred(machine.home_of(number), machine.attempt().number, (far,))
+    number = machine.chunk_of(parent)
+    machine.wanted([chunk(number)], Priority.GUEST, "between")
+    assert machine.asks() == {parent: [(number, Mode.HOME)]}
+
+
+def test_whom_a_tree_names_is_no_parent(machine):
+    parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
+    machine.wanted([chunk(number)], Priority.GUEST, "tree")
+    machine.referred(
+        machine.home_of(number), machine.attempt().number, (parent, machine.home_of(number))
+    )
+    assert machine.asks() == {parent: [(number, Mode.HELD_ONLY)]}
+    assert not len(machine.core.context.predecessors)
+
+
+def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
+    parent, _ = learn(machine)
+    for skip in range(1, 1 + lockstep.MISSES):
+        number = machine.chunk_of(behind(HERE)[-3], skip)
+        machine.wanted([chunk(number)], Priority.GUEST, number)
+        machine.refused(parent, [(machine.attempt().number, Failure.MISSING)])
+        assert machine.asks() == {machine.home_of(number): [(number, Mode.HOME)]}
+    table = machine.core.context.predecessors
+    assert not len(table)
+    table.named(IMAGE, parent, machine.now)
+    assert not len(table)
+    table.named(IMAGE, parent, machine.now + lockstep.AVOIDED_S)
+    assert len(table) == 1
+
+
+def test_parent_that_gives_nothing_for_long_is_none(machine):
+    parent, _ = learn(machine)
+    home = behind(HERE)[-3]
+    table = machine.core.context.predecessors
+    assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
+    assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
+    assert not len(table)
+
+
+def test_what_is_known_is_bounded():
+    steps, table = lockstep.Steps(), lockstep.Predecessors(HERE, lambda now: True)
+    for n in range(lockstep.IMAGES + 5):
+        steps.note(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
+        table.named(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)
+    for n in range(lockstep.HOSTS + 5):
+        steps.note(IMAGE, ids.HostId(f"h{n}"), 0, 0.0)
+    assert len(table) == len(steps._images) == lockstep.IMAGES
+    assert len(steps.in_step(IMAGE, ids.HostId("x"), 0, 0.0)) == lockstep.HOSTS
+
+
+# What is asked for too soon
+
+
+def test_what_guests_here_are_about_to_read_is_waited_for(machine):
+    machine.wanted([chunk(1)], Priority.GUEST, "reads")
+    machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
+    assert not machine.last
+    machine.wanted([chunk(2)], Priority.GUEST, "reads on")
+    attempt = machine.attempt()
+    machine.chunks_arrived(attempt.host, [(attempt.number, data_of(2))])
+    assert [answer.data for answer in machine.answers()] == [data_of(2)]
+
+
+def test_it_is_not_waited_for_for_long(machine):
+    machine.wanted([chunk(1)], Priority.GUEST, "reads")
+    machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
+    machine.wait(lockstep_referrals.AWAITED_S + peer_requests.LOOK_S)
+    assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
+    assert len(machine.core) == 1  # what the guest reads
+    machine.ask_me("h3", machine.request(3, "h3", Mode.HELD))  # and now he reads no more
+    assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
+
+
+# Places that are left to others
+
+
+def test_who_took_the_last_place_has_none_before_another_has_one(machine):
+    assert machine.core.requests.uploads.places.count == upload_scheduler.upload_slots.FEW
+    machine.cache.update(chunk(n).cid for n in range(8))
+    asked = [machine.request(n, "h2", Mode.HELD_ONLY) for n in range(3)]
+    machine.ask_me("h2", *asked)
+    assert len(machine.answers()) == 1
+    machine.ask_me("h3", *(machine.request(n, "h3", Mode.HELD_ONLY) for n in range(3, 5)))
+    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3", "h2"]
+    machine.now += 0.03
+    machine.delivered(["h2"])  # all that it had has arrived
+    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h2", "h3"]
+
+
+def test_without_the_variant_one_receiver_may_have_all_places():
+    machine = one_machine.Machine()
+    machine.cache.update(chunk(n).cid for n in range(8))
+    machine.core.requests.uploads.places.count = upload_scheduler.upload_slots.FEW
+    machine.ask_me("h2", *(machine.request(n, "h2", Mode.HELD_ONLY) for n in range(5)))
+    assert len(machine.answers()) == upload_scheduler.upload_slots.FEW
+
+
+# Who is named alone
+
+
+@pytest.mark.parametrize("learns_ring", [False, True])
+def test_only_one_of_a_tree_is_not_named_alone(learns_ring):
+    machine = one_machine.Machine(learns_ring=learns_ring)
+    number, other = (machine.chunk_of(HERE, skip) for skip in range(2))
+    machine.cache.update((chunk(number).cid, chunk(other).cid))
+    machine.core.requests.uploads.places.count = 1
+    for host, wanted in (("h2", number), ("h3", other), ("h4", number)):
+        machine.ask_me(host, machine.request(wanted, host))
+    (referred,) = machine.answers()
+    assert referred.hosts == (("h2", HERE) if learns_ring else ("h2",))
+    assert peer_wire.encode(peer_wire.Refer(0, referred.hosts))  # it refuses who is named twice
+
+
+def test_who_names_itself_last_is_asked_again_once(machine):
+    parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
+    home = machine.home_of(number)
+    machine.wanted([chunk(number)], Priority.GUEST, "tree")
+    machine.referred(home, machine.attempt().number, (parent, home))
+    asked = [machine.asks()]
+    machine.refused(parent, [(machine.attempt().number, Failure.MISSING)])
+    asked.append(machine.asks())
+    machine.refused(home, [(machine.attempt().number, Failure.BUSY)])
+    asked.append(machine.asks())
+    assert asked[:2] == [{parent: [(number, Mode.HELD_ONLY)]}, {home: [(number, Mode.HOME_ONLY)]}]
+    assert home not in asked[2]

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A content that several images name: none of them decides what the others get."""
+
+import collections
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+F = failure.Failure
+P = priority.Priority
+HERS, MINE = one_machine.OTHER, one_machine.IMAGE
+THIRD = ids.ImageId("00000000-0000-4000-8000-000000000001")
+KEY = ids.ScopeKey(bytes(32))
+
+
+def gives_mine(host, attempt):
+    """Refuse what is asked for in another image's name."""
+    return b"right" if attempt.want.image_id == MINE else F.MISSING
+
+
+def test_peer_that_refuses_one_image_is_asked_for_the_next():
+    machine = one_machine.Machine()
+    number = machine.chunk_of("h2")
+    todo = machine.wanted([chunk(number, HERS)], P.GUEST, "her guest")
+    machine.last = todo + machine.wanted([chunk(number, MINE)], P.GUEST, "my guest")
+    done = machine.play(0.0, gives_mine, lambda _: F.UNREACHABLE)
+    assert done["my guest"].chunks == [b"right"]
+
+
+def test_name_goes_with_the_last_who_wanted_it():
+    machine = one_machine.Machine()
+    number = machine.chunk_of("h2")
+    machine.wanted([chunk(number, HERS)], P.GUEST, "her guest")
+    machine.wanted([chunk(number, MINE)], P.GUEST, "my guest")
+    machine.cancelled("her guest")
+    (transfer,) = machine.core.context.transfers.values()
+    assert [name.image_id for name in transfer.names] == [MINE]
+
+
+def test_another_home_is_asked_for_each_name_before_the_source():
+    machine = one_machine.Machine()
+    former = machine.table
+    machine.table_changed(one_machine.table(8, epoch=2, weights={"h1": 300}), former)
+    number = next(
+        n
+        for n in range(5000)
+        if machine.home_of(n) == "h1" and former.owners_of(chunk(n).cid, 1) == ("h2",)
+    )
+    machine.ask_me("h3", machine.request(number, "h3", image_id=HERS))
+    asked = [machine.attempt()]
+    machine.ask_me("h4", machine.request(number, "h4", image_id=MINE))
+    machine.refused(ids.HostId("h2"), [(asked[0].number, F.MISSING)])
+    asked.append(machine.attempt())
+    assert [attempt.want.image_id for attempt in asked] == [HERS, MINE]
+    assert {attempt.mode for attempt in asked} == {peer_request.Mode.RELAYED}
+    machine.chunks_arrived(ids.HostId("h2"), [(asked[1].number, b"right")])
+    assert [answer.data for answer in machine.answers()] == [b"right"] * 2
+
+
+def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
+    machine = one_machine.Machine()
+    number = machine.chunk_of("h2")
+    plain = chunk(number)
+    batch = [plain, plain._replace(keys=(KEY,)), plain._replace(length=512)]
+    for token, wanted in enumerate(batch):
+        machine.wanted([wanted], P.GUEST, token)
+        assert machine.attempt().want == wanted
+        assert machine.core.asked_of("h2", machine.attempt().number) == wanted
+    assert len(machine.core) == 3
+
+
+def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
+    """The images of an attacker do not make another one's chunk count as lost."""
+    machine = one_machine.Machine(hosts=24, lost_after_s=900.0)
+    tables = machine.core.context.ring
+    numbers = (n for n in range(4000) if "h1" not in tables.owners(chunk(n).oid, 8))
+    victim, other = next(numbers), next(numbers)
+    asked = collections.Counter()
+
+    def peer(host, attempt):
+        asked[attempt.want.image_id] += 1
+        has_it = attempt.want.image_id == MINE and host not in tables.owners(attempt.want.oid, 8)
+        return b"right" if has_it else F.MISSING
+
+    machine.wanted([chunk(other, THIRD)], P.GUEST, "denied for long")
+    assert "denied for long" not in machine.play(899.0, peer, lambda _: F.MISSING, 1.0)
+    todo = list(machine.last)
+    for image in (HERS, MINE, THIRD):
+        todo += machine.wanted([chunk(victim, image)], P.GUEST, image)
+    machine.last = todo
+    done = machine.play(30.0, peer, lambda _: F.MISSING)
+    assert done["denied for long"].failure is F.LOST
+    assert done[MINE].chunks == [b"right"] and asked[MINE]
+    assert HERS not in done or done[HERS].failure is None
+
+
+def test_lost_ends_the_waiters_of_its_image_only():
+    machine = one_machine.Machine(hosts=2)
+    number = machine.chunk_of("h1")
+    machine.wanted([chunk(number, HERS)], P.GUEST, "hers")
+
+    def source(wanted):
+        return F.MISSING if wanted.image_id == HERS else F.UNREACHABLE
+
+    todo = list(machine.last)
+    machine.last = todo + machine.wanted([chunk(number, MINE)], P.GUEST, "mine")
+    done = machine.play(5.0, lambda *_: F.MISSING, source)
+    assert done["hers"].failure is F.LOST and "mine" not in done
+    done = machine.play(5.0, lambda *_: F.MISSING, lambda wanted: b"right")
+    assert done["mine"].chunks == [b"right"]
+
+
+def test_batch_that_wants_a_lost_chunk_twice_has_one_answer():
+    machine = one_machine.Machine(hosts=2)
+    number = machine.chunk_of("h1")
+    for token in range(5):
+        machine.core.wanted(0.0, [chunk(number)], P.GUEST, token)
+    todo = machine.wanted([chunk(number), chunk(number)], P.GUEST, "twice")
+    machine.cancelled(3)
+    machine.last = [actions.ReadSource(1, one_machine.IMAGE, P.GUEST, "", [chunk(number)]), *todo]
+    done = machine.play(1.0, lambda *_: F.MISSING, lambda _: F.MISSING)
+    assert {token: answer.failure for token, answer in done.items()} == dict.fromkeys(
+        (0, 1, 2, 4, "twice"), F.LOST
+    )
+    assert not len(machine.core)
+
+
+def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
+    machine = one_machine.Machine(hosts=2)
+    number = machine.chunk_of("h1")
+    machine.wanted([chunk(number, HERS)], P.GUEST, "hers")
+    (hanging,) = machine.got(actions.ReadSource)
+    machine.wait(6.0)  # it is late: who may have it is asked
+    asked = machine.attempt()
+    machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
+    assert machine.completes() and machine.got(actions.CancelRead)
+    machine.stored(machine.got(actions.Store)[0].chunks)
+    machine.gone([chunk(number).cid])
+    machine.wanted([chunk(number, MINE)], P.GUEST, "mine")
+    (read,) = machine.got(actions.ReadSource)
+    assert read.image_id == MINE
+    assert not machine.source_gave(hanging.number, [(0, F.MISSING)])
+    assert not machine.source_ended(hanging.number, F.MISSING)
+    machine.source_gave(read.number, [(0, b"right")])
+    assert machine.completes()[0].chunks == [b"right"]
+
+
+def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
+    machine = one_machine.Machine(hosts=4, lost_after_s=900.0)
+    numbers = [n for n in range(400) if machine.home_of(n) == "h1"]
+    machine.wanted([chunk(n, HERS) for n in numbers], P.GUEST, "hers")
+    hosts = set()
+
+    def peer(host, attempt):
+        hosts.add(host)
+        return F.MISSING
+
+    machine.play(0.0, peer, lambda _: F.MISSING)
+    waiting = [
+        t for t in machine.core.context.transfers.values() if t.search and not t.search.asked
+    ]
+    assert len(waiting) > 20 and hosts == {"h2", "h3", "h4"}
+    machine.wanted([waiting[-1].want._replace(image_id=MINE)], P.GUEST, "mine")
+    assert [read.image_id for read in machine.got(actions.ReadSource)] == [HERS]
+    done = machine.play(0.1, peer, lambda want: b"right" if want.image_id == MINE else F.MISSING)
+    assert done["mine"].chunks == [b"right"]
+
+
+def test_searches_have_turns_image_by_image():
+    machine = one_machine.Machine(hosts=40, lost_after_s=900.0)
+    numbers = [n for n in range(9000) if machine.home_of(n) == "h1"]
+    machine.wanted([chunk(n, HERS) for n in numbers[:80]], P.GUEST, "hers")
+    machine.play(0.0, lambda *_: F.MISSING, lambda _: F.MISSING)
+    machine.wanted([chunk(numbers[80], MINE)], P.GUEST, "mine")
+    asked = collections.Counter()
+
+    def peer(host, attempt):
+        asked[attempt.want.image_id] += 1
+        return F.MISSING
+
+    machine.play(1.0, peer, lambda _: F.MISSING)
+    assert asked[MINE] and asked[HERS]

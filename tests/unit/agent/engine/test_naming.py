@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is named to others, and who has a copy too many."""
+
+import collections
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import priority
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+H2, H3 = map(ids.HostId, ("h2", "h3"))
+
+
+@pytest.fixture
+def machine():
+    return one_machine.Machine()
+
+
+# Who is named, who has a copy
+
+
+def busy(machine, number):
+    """Let nothing leave this host any more; two hosts have got a chunk."""
+    machine.cache.add(chunk(number).cid)
+    machine.ask_me("h7", machine.request(number, "h7", Mode.HOME_ONLY))
+    machine.core.requests.uploads.places.count = 0
+    machine.ask_me("h6", machine.request(number, "h6", Mode.HOME_ONLY))
+
+
+def named(machine, number, hosts):
+    """Return how often each host was named to others that ask for a chunk."""
+    count = collections.Counter()
+    for n in hosts:
+        machine.ask_me(f"h{n}", machine.request(number, f"h{n}", Mode.HOME))
+        for answer in machine.answers():
+            if isinstance(answer, actions.Referred):
+                count.update(answer.hosts)
+    return count
+
+
+def lie(machine, name):
+    machine.wanted([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
+    machine.refused(ids.HostId(name), [(machine.attempt().number, Failure.INVALID)])
+
+
+def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
+    machine = one_machine.Machine(40, topology=neighbours.Topology.FULL)
+    number = machine.chunk_of("h1")
+    busy(machine, number)
+    assert named(machine, number, range(8, 12))["h7"]
+    machine.ask_me("h5", machine.request(number, "h5", Mode.HOME))
+    lie(machine, "h5")
+    lie(machine, "h7")
+    machine.heard(ids.HostId("h5"), [chunk(number).oid], [], [])
+    machine.ask_me("h5", machine.request(number, "h5", Mode.HOME_ONLY))
+    found = named(machine, number, range(12, 40))
+    assert found and not found["h5"] and not found["h7"]
+
+
+def test_host_that_left_the_table_is_named_to_nobody():
+    machine = one_machine.Machine(40, topology=neighbours.Topology.FULL)
+    smaller = one_machine.table(38, epoch=2)
+    number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
+    busy(machine, number)
+    machine.heard(ids.HostId("h40"), [chunk(number).oid], [], [])
+    named(machine, number, [39])
+    machine.table_changed(smaller, None)
+    machine.ask_me("h40", machine.request(number, "h40", Mode.HOME_ONLY))
+    found = named(machine, number, range(8, 38))
+    assert found and not found["h39"] and not found["h40"]
+    keys = machine.core.context.host_keys
+    assert not {"h39", "h40"} & set(keys.known())
+
+
+def test_what_is_told_alone_makes_nobody_known_to_others():
+    machine = one_machine.Machine(20, topology=neighbours.Topology.FULL)
+    number = machine.chunk_of("h1")
+    machine.heard(ids.HostId("h5"), [chunk(number).oid], [], [])
+    busy(machine, number)
+    found = named(machine, number, range(8, 20))
+    assert found and not found["h5"]
+
+
+def test_home_of_another_group_is_no_copy_and_is_named_to_nobody():
+    hosts = tuple(
+        ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, f"site/p{n % 2}/h{n}") for n in range(1, 9)
+    )
+    table = ring.Ring(1, hosts, threshold=2, outer_threshold=3)
+    machine = one_machine.Machine(table=table, copies_limit=1)
+    assert machine.core.context.ring.is_near(H3) and not machine.core.context.ring.is_near(H2)
+    number = machine.chunk_of("h1")
+    machine.cache.add(chunk(number).cid)
+    machine.ask_me("h2", machine.request(number, "h2", Mode.RELAYED))
+    machine.ask_me("h3", machine.request(number, "h3", Mode.RELAYED))
+    machine.ask_me("h4", machine.request(number, "h4", Mode.HELD))
+    machine.ask_me("h5", machine.request(number, "h5", Mode.HOME_ONLY))
+    assert not len(machine.core.context.announcements.hints)
+    machine.core.requests.uploads.places.count = 0
+    machine.ask_me("h7", machine.request(number, "h7", Mode.HOME_ONLY))
+    assert machine.core.context.announcements.hints.keys() == {"h5"}
+    machine.ask_me("h3", machine.request(number, "h3", Mode.HOME))
+    assert set(machine.answers()[0].hosts) == {"h5", "h7"}
+
+
+def test_home_tells_the_holder_that_asked_first_to_let_go_where_too_many_have_it():
+    machine = one_machine.Machine(copies_limit=2)
+    number = machine.chunk_of("h1")
+    machine.cache.add(chunk(number).cid)
+    for host in ("h2", "h3", "h4", "h5"):
+        machine.ask_me(host, machine.request(number, host, Mode.HOME_ONLY))
+    machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it has use for it again
+    machine.wait(5.1)
+    told = {tell.host: tell.evictable for tell in machine.got(actions.Tell)}
+    assert told == {"h2": (chunk(number).oid,), "h4": (chunk(number).oid,)}

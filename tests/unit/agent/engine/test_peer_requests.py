@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers ask this host for: who gets it, who waits for what, what one peer may bring about."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import identity
+from acstor_agent.engine import priority
+from acstor_agent.engine.serve import peer_requests
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+H2, H3 = map(ids.HostId, ("h2", "h3"))
+
+
+@pytest.fixture
+def machine():
+    return one_machine.Machine()
+
+
+# Who may have what
+
+
+def test_chunk_that_is_here_is_given_to_who_proves_to_know_it(machine):
+    machine.cache.add(chunk(1).cid)
+    machine.ask_me("h2", machine.request(1, "h2"))
+    (given,) = machine.answers()
+    assert (given.want.cid, given.data) == (chunk(1).cid, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"proof": bytes(16)},
+        {"offset": 2 * one_machine.CHUNK},  # the proof is of another chunk
+        {"offset": one_machine.CHUNK + 1},
+        {"length": 4096},
+    ],
+)
+@pytest.mark.parametrize("asked", Mode)
+def test_who_does_not_prove_it_gets_one_word_whatever_is_here(machine, change, asked):
+    machine.cache.update((chunk(1).cid, chunk(2).cid))
+    request = machine.request(1, "h2", asked)._replace(**change)
+    machine.ask_me("h2", request)
+    (refused,) = machine.answers()
+    assert refused.failure is Failure.MISSING and refused.why
+    assert not len(machine.core) and machine.rights.refused == 1
+    assert len(machine.last) == 1  # nothing was read, asked or remembered
+
+
+def test_proof_of_another_host_is_none(machine):
+    machine.cache.add(chunk(1).cid)
+    machine.ask_me("h3", machine.request(1, "h2"))
+    assert machine.answers()[0].failure is Failure.MISSING
+
+
+def test_image_that_is_not_known_is_looked_up_before_anything_else(machine):
+    machine.cache.add(chunk(1).cid)
+    unknown = ids.ImageId("00000000-0000-4000-8000-000000000000")
+    request = machine.request(1, "h2", image_id=unknown)
+    machine.ask_me("h2", request)
+    assert machine.last == [actions.LookUp("h2", H2, [request])]
+
+
+def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
+    names = identity.ByPlace()
+    machine = one_machine.Machine(names=names)
+    machine.cache.add(chunk(1).cid)
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
+    assert machine.answers()[0].failure is Failure.MISSING
+    names.note(chunk(1).cid, names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid))
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
+    assert machine.answers()[0].want.cid == chunk(1).cid
+
+
+def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
+    machine = one_machine.Machine(names=identity.ByOid())
+    machine.cache.add(chunk(1).cid)
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD, image_id=one_machine.OTHER))
+    given = machine.answers()[0]
+    assert given.want.cid == chunk(1).cid and given.want.image_id == one_machine.OTHER
+
+
+@pytest.mark.parametrize("now", [True, False])
+@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize("was_here", [True, False])
+def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
+    now, at_start, was_here
+):
+    names, attached = identity.ByPlace(), {one_machine.IMAGE} if at_start else set()
+    machine = one_machine.Machine(names=names, attached=attached)
+    machine.cache.add(chunk(1).cid)
+    if was_here:
+        names.found([chunk(1).cid])
+    attached.clear()
+    if now:
+        attached.add(one_machine.IMAGE)
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
+    assert isinstance(machine.answers()[0], actions.Given) == (now and at_start and was_here)
+
+
+# What must be looked up
+
+UNKNOWN = ids.ImageId("00000000-0000-4000-8000-000000000000")
+
+
+def look_up(machine, *numbers):
+    """Let a peer ask for chunks of an image that is not known here."""
+    machine.cache.update(chunk(n).cid for n in numbers)
+    asked = [machine.request(n, "h2", Mode.HELD_ONLY, image_id=UNKNOWN) for n in numbers]
+    machine.ask_me("h2", *asked)
+    (wanted,) = machine.got(actions.LookUp)
+    assert wanted == ("h2", H2, asked) and not machine.answers()
+    return [request.number for request in asked]
+
+
+def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
+    one, two, three, four = look_up(machine, 1, 2, 3, 4)
+    content = ids.Content(chunk(1).cid)
+    found = [(one, content), (two, content), (three, ids.Content(ids.ZERO_CID))]
+    found.append((four, Failure.WITHHELD))
+    machine.looked_up("h2", found)
+    given, unproven, nothing, unknown = machine.answers()
+    assert given.want.cid == chunk(1).cid and given.want.image_id == UNKNOWN
+    assert unproven.failure is nothing.failure is Failure.MISSING
+    assert unknown.failure is Failure.WITHHELD
+    machine.looked_up("h2", found)
+    assert not machine.last and not len(machine.core.requests)
+
+
+def test_look_up_that_ends_after_its_request_changes_nothing(machine):
+    found = [(number, ids.Content(chunk(1).cid)) for number in look_up(machine, 1)]
+    machine.peer_cancelled("h2", [2])
+    machine.looked_up("h2", found)
+    assert not machine.last
+    look_up(machine, 1)
+    machine.peer_left("h2")
+    machine.looked_up("h2", found)
+    assert not machine.last and not machine.core.requests._links
+
+
+def test_request_that_is_looked_up_has_its_time_and_is_counted(machine, monkeypatch):
+    monkeypatch.setattr(peer_requests, "REQUESTS_OF_A_PEER", 3)
+    look_up(machine, 1, 2, 3)
+    machine.ask_me("h2", machine.request(4, "h2", image_id=UNKNOWN))
+    assert machine.answers()[0].failure is Failure.BUSY and not machine.got(actions.LookUp)
+    machine.ask_me("h2", machine.request(9, "h2", image_id=UNKNOWN, request_id=3))
+    assert machine.got(actions.Drop)
+    machine.wait(30.0 + peer_requests.LOOK_S)
+    assert [answer.failure for answer in machine.answers()] == 3 * [Failure.UNREACHABLE]
+
+
+# What the cache cannot read
+
+
+def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
+    number = machine.chunk_of("h1")
+    machine.cache.add(chunk(number).cid)
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
+    machine.ask_me("h3", machine.request(number, "h3", Mode.HELD_ONLY, 6))
+    machine.could_not_read("h3", 6)
+    assert machine.answers()[0].failure is Failure.MISSING
+    machine.could_not_read("h2", 5)
+    (read,) = machine.got(actions.ReadSource)
+    machine.source_gave(read.number, [(0, data_of(number))])
+    (given,) = machine.answers()
+    assert given == actions.Given(5, given.want, data_of(number), Priority.PEER)
+    for connection, request in (("h2", 5), ("h2", 7), ("h9", 5)):
+        machine.could_not_read(connection, request)
+        assert not machine.last
+    assert not len(machine.core.requests) and not len(machine.core)
+
+
+def test_what_a_closed_connection_was_given_is_not_brought(machine):
+    number = machine.chunk_of("h1")
+    machine.cache.add(chunk(number).cid)
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
+    machine.peer_left("h2")
+    machine.could_not_read("h2", 5)
+    assert not machine.last and not len(machine.core)
+
+
+# Who waits for what
+
+
+def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_busy(machine):
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", machine.request(number, "h2"))
+    (read,) = machine.got(actions.ReadSource)
+    for host in ("h3", "h4", "h5", "h6"):
+        machine.ask_me(host, machine.request(number, host))
+        assert not machine.last
+    machine.core.requests.uploads.places.count = 1
+    machine.source_gave(read.number, [(0, data_of(number))])
+    answers = machine.answers()
+    assert isinstance(answers[0], actions.Given) and answers[0].data == data_of(number)
+    referred = [answer for answer in answers if isinstance(answer, actions.Referred)]
+    assert len(referred) == 3 and all("h2" in answer.hosts for answer in referred[:1])
+    assert len(machine.core.requests.uploads) == 1
+
+
+def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it():
+    machine = one_machine.Machine()
+    former = machine.core.context.ring.table
+    new = one_machine.table(8, epoch=2, weights={"h1": 80})
+    moved = next(
+        n
+        for n in range(5000)
+        if new.owners_of(chunk(n).cid, 1) == ("h1",)
+        and former.owners_of(chunk(n).cid, 1) == ("h2",)
+    )
+    machine.table_changed(new, former)
+    machine.ask_me("h3", machine.request(moved, "h3"))
+    assert machine.asks() == {"h2": [(moved, Mode.RELAYED)]}
+    machine.ask_me("h4", machine.request(moved, "h4", Mode.RELAYED))
+    (read,) = machine.got(actions.ReadSource)
+    machine.source_ended(read.number, Failure.UNREACHABLE)
+    assert [type(answer) for answer in machine.answers()] == [actions.Refused]  # h3 waits on
+    assert len(machine.core) == 1
+
+
+def test_former_home_leaves_to_the_new_one_what_it_has_not_got():
+    machine = one_machine.Machine()
+    former = machine.core.context.ring.table
+    new = one_machine.table(8, epoch=2, weights={"h2": 80})
+    moved = next(
+        n
+        for n in range(5000)
+        if former.owners_of(chunk(n).cid, 1) == ("h1",)
+        and new.owners_of(chunk(n).cid, 1) == ("h2",)
+    )
+    machine.table_changed(new, former)
+    machine.ask_me("h2", machine.request(moved, "h2", Mode.RELAYED))
+    assert machine.answers()[0].failure is Failure.MISSING
+
+
+def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(machine):
+    number = machine.chunk_of("h3")
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
+    assert machine.answers()[0].failure is Failure.MISSING  # it is not on its way
+    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
+    assert not machine.last
+    machine.wait(peer_requests.HELD_WAIT_S + peer_requests.LOOK_S)
+    assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
+
+
+def test_who_is_waited_for_does_not_wait_here(machine):
+    number = machine.chunk_of("h3")
+    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    machine.ask_me("h3", machine.request(number, "h3", Mode.HELD))
+    assert machine.answers()[0].failure is Failure.MISSING
+
+
+def test_chunk_that_comes_is_given_to_guests_and_peers_alike(machine):
+    number = machine.chunk_of("h3")
+    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    attempt = machine.attempt()
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD))
+    machine.chunks_arrived(H3, [(attempt.number, data_of(number))])
+    assert machine.completes() and machine.answers()[0].data == data_of(number)
+
+
+# What ends a request
+
+
+def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", machine.request(number, "h2", request_id=5))
+    read = machine.got(actions.ReadSource)[0]
+    machine.peer_cancelled("h2", [5, 6])
+    machine.source_gave(read.number, [(0, data_of(number))])
+    (store,) = machine.got(actions.Store)
+    assert not machine.answers() and not store.chunks[0].is_own
+    assert not len(machine.core.requests) and not len(machine.core)
+
+
+def test_connection_that_ends_takes_its_requests_along(machine):
+    numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
+    machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
+    machine.peer_left("h2")
+    (receiver,) = machine.core.requests.receivers.values()
+    assert (receiver.requests, len(machine.core.requests)) == (0, 0)
+    for read in [*machine.core.context.source_reads._reads]:
+        machine.source_ended(read, Failure.UNREACHABLE)
+    assert not len(machine.core) and not receiver.begun
+
+
+def test_time_of_a_request_is_over_though_the_source_is_silent(machine):
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", machine.request(number, "h2", timeout_s=3.0))
+    machine.wait(3.0 + peer_requests.LOOK_S)
+    assert [answer.failure for answer in machine.answers()] == [Failure.UNREACHABLE]
+    assert len(machine.core) == 1  # the read goes on
+
+
+def test_number_that_is_used_twice_ends_the_connection(machine):
+    numbers = [machine.chunk_of("h1", skip) for skip in range(2)]
+    machine.ask_me("h2", machine.request(numbers[0], "h2", request_id=9))
+    machine.ask_me("h2", machine.request(numbers[1], "h2", request_id=9))
+    assert machine.got(actions.Drop)[0].connection == "h2"
+
+
+def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", machine.request(number, "h2"))
+    machine.ask_me("h3", machine.request(number, "h3"))
+    machine.peer_cancelled("h3", [number + 1])
+    machine.wait(12.0)
+    alive = machine.got(actions.Alive)
+    assert 2 <= len(alive) <= 4 and all(told.connections == ["h2"] for told in alive)
+    machine.peer_left("h2")
+    machine.wait(1.0)
+    machine.wait(60.0)
+    assert not machine.last and not len(machine.core.context.timers)
+
+
+# What one peer may bring about
+
+
+def test_peer_makes_this_host_bring_so_much_and_no_more(machine, monkeypatch):
+    monkeypatch.setattr(peer_requests, "TRANSFERS_OF_A_PEER", 4)
+    numbers = [machine.chunk_of("h1", skip) for skip in range(6)]
+    machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
+    assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
+    machine.peer_left("h2")  # what goes on is the peer's still
+    machine.ask_me("h2", machine.request(numbers[5], "h2"))
+    assert machine.answers()[0].failure is Failure.BUSY
+    machine.ask_me("h3", machine.request(numbers[5], "h3"))
+    assert not machine.answers()
+
+
+def test_requests_that_wait_for_one_peer_are_bounded(machine, monkeypatch):
+    monkeypatch.setattr(peer_requests, "REQUESTS_OF_A_PEER", 5)
+    number = machine.chunk_of("h1")
+    machine.ask_me("h2", *(machine.request(number, "h2", request_id=n) for n in range(1, 8)))
+    assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
+
+
+def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source():
+    pods = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
+
+    def table(epoch, vnodes):
+        hosts = tuple(
+            ring.RingHost(name, f"10.0.0.{name[1:]}:7201", vnodes.get(name, 40), pod)
+            for name, pod in pods.items()
+        )
+        return ring.Ring(epoch, hosts, threshold=1, outer_threshold=2)
+
+    before, after = table(1, {"h1": 20}), table(2, {})
+    machine = one_machine.Machine(table=before)
+    machine.table_changed(after, before)
+    tables = machine.core.context.ring
+    number, others = next(
+        (n, others)
+        for n in range(9999)
+        if machine.home_of(n) == "h1"
+        and len(others := tables.upstreams(chunk(n).oid, None, False)) == 2
+    )
+    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    for other in others:
+        assert machine.asks() == {other: [(number, Mode.RELAYED)]}
+        machine.refused(other, [(machine.attempt().number, Failure.MISSING)])
+    assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(number)]]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import pathlib
+import uuid
+
+import pytest
+
+from acstor_agent.engine import placement
+from acstor_common import ids
+from acstor_common import outward as outward_
+from acstor_common import ring
+
+OIDS = [ids.oid_of(ids.cid_of(b"%d" % n)) for n in range(400)]
+PODS = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
+
+
+def table(
+    epoch: int = 1,
+    pods: dict[str, str] = PODS,
+    vnodes: dict[str, int] | None = None,
+    threshold: int | None = None,
+    outer: int | None = None,
+    outward: dict[str, outward_.Outward] | None = None,
+) -> ring.Ring:
+    weights = vnodes or {}
+    hosts = tuple(
+        ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
+        for host, place in pods.items()
+    )
+    return ring.Ring(epoch, hosts, threshold, outer, {}, outward or {})
+
+
+def test_near_owners_come_first_and_far_ones_are_the_last_resort():
+    of = table(threshold=1)
+    for oid in OIDS:
+        assert set(placement.owners(of, "h1", oid, 8)[:2]) == {"h1", "h2"}
+        assert set(placement.owners(of, "h3", oid, 8)[:2]) == {"h3", "h4"}
+        assert sorted(placement.owners(of, "h1", oid, 8)) == sorted(PODS)
+        assert placement.home(of, "h1", oid) == placement.owners(of, "h2", oid, 1)[0]
+
+
+def test_empty_table_has_no_home_and_no_upstream():
+    assert placement.home(ring.Ring(0, ()), "h1", OIDS[0]) is None
+    assert placement.upstreams(ring.Ring(0, ()), table(), "h1", OIDS[0]) == []
+    assert placement.owners(ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
+
+
+def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
+    names = [ids.ImageId(str(uuid.UUID(int=n))) for n in range(100)]
+    found = [placement.image_home(table(threshold=1), image_id) for image_id in names]
+    assert set(found) == set(PODS)
+    assert found == [placement.image_home(table(epoch=9), image_id) for image_id in names]
+    assert placement.image_home(ring.Ring(0, ()), names[0]) is None
+
+
+def test_without_a_former_table_and_an_outer_group_a_home_asks_nobody():
+    for of in (table(), table(threshold=1)):
+        assert all(placement.upstreams(of, None, host, oid) == [] for host in PODS for oid in OIDS)
+
+
+def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
+    of = table(threshold=1, outer=2)
+    asked = 0
+    for oid in OIDS:
+        cloud_home = of.owners_at(oid, 1)[0]
+        for host in ("h1", "h3"):
+            home = placement.home(of, host, oid)
+            expected = [] if home == cloud_home else [placement.Upstream(cloud_home, True)]
+            assert placement.upstreams(of, None, home, oid) == expected
+            asked += len(expected)
+    assert asked == len(OIDS)  # of two pods one has the cloud's home
+
+
+def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(10)})
+    givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
+    for oid, giver in zip(OIDS, givers, strict=True):
+        assert placement.home(of, giver, oid) == giver
+        assert placement.outer_home(of, "h1", oid) == giver
+        assert placement.upstreams(of, None, giver, oid) == []
+    assert 0.02 < sum(giver in ("h1", "h2") for giver in givers) / len(OIDS) < 0.2
+
+
+def test_golden_table_with_places_gives_the_homes_that_are_committed():
+    data = pathlib.Path(__file__).parents[3] / "data" / "ring-v1-places.json"
+    golden = json.loads(data.read_bytes())
+    of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
+    assert json.loads(ring.encode(of)) == golden["table"]
+    for case in golden["homes"]:
+        cid, src = ids.Cid(bytes.fromhex(case["cid"])), ids.HostId(case["src"])
+        assert list(of.group_of(src).owners_of(cid)) == case["near"]
+        assert placement.outer_home(of, src, ids.oid_of(cid)) == case["outer_home"]
+
+
+def test_group_that_is_to_read_the_source_asks_no_wider_home():
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(outer_threshold=0)})
+    for oid in OIDS:
+        assert placement.outer_home(of, "h1", oid) is None
+        assert placement.upstreams(of, None, placement.home(of, "h1", oid), oid) == []
+        assert placement.outer_home(of, "h3", oid) is not None
+
+
+def test_former_home_that_lost_its_v_nodes_to_traffic_is_left_alone():
+    before = table(1)
+    after = table(2, vnodes={"h1": 5, "h2": 65, "h3": 65, "h4": 65})
+    moved = [oid for oid in OIDS if placement.home(before, "h1", oid) == "h1"]
+    for oid in moved:
+        new = placement.home(after, "h2", oid)
+        expected = [] if new != "h1" else None
+        assert expected is None or placement.upstreams(after, before, new, oid) == expected
+    assert any(placement.home(after, "h2", oid) != "h1" for oid in moved)
+
+
+def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_has_got():
+    before, after = table(1), table(2, vnodes={"h1": 900})
+    moved = [
+        oid for oid in OIDS if placement.home(before, "h1", oid) != placement.home(after, "h1", oid)
+    ]
+    assert moved and all(after.is_spared(host) for host in ("h2", "h3", "h4"))
+    for oid in moved:
+        old = placement.home(before, "h1", oid)
+        assert placement.upstreams(after, before, "h1", oid) == [placement.Upstream(old, True)]
+
+
+def test_former_home_that_was_drained_is_asked_as_ever():
+    before = table(1)
+    hosts = tuple(
+        ring.named_host(
+            ids.HostId(h.host), h.address, frozenset() if h.host == "h1" else frozenset(h.owned())
+        )
+        for h in before.hosts
+    )
+    after = ring.Ring(2, hosts)
+    oid = next(oid for oid in OIDS if placement.home(before, "h2", oid) == "h1")
+    new = placement.home(after, "h2", oid)
+    assert placement.upstreams(after, before, new, oid) == [placement.Upstream("h1", True)]
+
+
+def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    moved = [
+        oid for oid in OIDS if placement.home(before, "h1", oid) != placement.home(after, "h1", oid)
+    ]
+    assert moved
+    for oid in OIDS:
+        old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
+        if oid in moved:
+            assert placement.upstreams(after, before, new, oid) == [placement.Upstream(old, True)]
+            assert placement.upstreams(after, before, old, oid) == [placement.Upstream(new, True)]
+        for bystander in {*PODS} - {old, new}:
+            assert placement.upstreams(after, before, bystander, oid) == []
+
+
+def test_new_home_without_the_new_table_asks_the_home_that_it_knows():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    oid = next(o for o in OIDS if placement.home(before, "h1", o) != placement.home(after, "h1", o))
+    old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
+    assert placement.upstreams(before, None, new, oid, "h9", is_moved=True) == [
+        placement.Upstream(old, True)
+    ]
+    assert placement.upstreams(before, None, new, oid, old, is_moved=True) == []
+    assert placement.upstreams(before, None, old, oid, "h9", is_moved=True) == []
+    # It asks as its guest's host, too; then the former home has it read the chunk itself.
+    assert placement.upstreams(after, before, old, oid, requester=new) == [
+        placement.Upstream(new, True)
+    ]
+
+
+def test_former_home_leaves_a_chunk_to_the_new_one_where_it_has_the_new_table():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    for oid in OIDS:
+        old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
+        assert placement.is_left_to(after, before, old, oid, new) == (old != new)
+        assert not placement.is_left_to(before, None, old, oid, new)
+        assert not placement.is_left_to(after, None, old, oid, new)
+        assert not placement.is_left_to(after, before, old, oid, None)
+        assert not any(
+            placement.is_left_to(after, before, h, oid, new) for h in {*PODS} - {old, new}
+        )
+
+
+def test_nobody_is_asked_for_what_he_is_asking_for():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    oid = next(o for o in OIDS if placement.home(before, "h1", o) != placement.home(after, "h1", o))
+    old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
+    assert placement.upstreams(after, before, new, oid, requester=old) == []
+
+
+def test_former_home_that_left_the_ring_is_asked():
+    before = table(1)
+    after = table(2, {host: place for host, place in PODS.items() if host != "h4"})
+    oid = next(o for o in OIDS if placement.home(before, "h1", o) == "h4")
+    new = placement.home(after, "h1", oid)
+    assert placement.upstreams(after, before, new, oid) == [placement.Upstream("h4", True)]
+
+
+def test_former_home_is_not_asked_where_the_new_table_puts_it_too_far():
+    before, after = table(1), table(2, threshold=1)
+    for oid in OIDS:
+        for host in ("h1", "h3"):
+            new = placement.home(after, host, oid)
+            upstreams = placement.upstreams(after, before, new, oid)
+            assert all(up.host in after.group_of(new) for up in upstreams)
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_same_table_twice_asks_nobody(threshold):
+    of = table(threshold=threshold)
+    assert all(placement.upstreams(of, of, host, oid) == [] for host in PODS for oid in OIDS)

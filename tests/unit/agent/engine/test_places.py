@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is asked and who is not, who is believed, and when something is tried again."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import neighbours
+from acstor_agent.engine import placement
+from acstor_agent.engine import priority
+from acstor_agent.engine import timers
+from acstor_agent.engine.fetch import retries
+from acstor_agent.engine.fetch import source_preference
+from acstor_agent.engine.fetch import source_reads
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+
+F, P, Mode = failure.Failure, priority.Priority, peer_request.Mode
+H2, H3, H4 = map(ids.HostId, ("h2", "h3", "h4"))
+OTHER = one_machine.OTHER
+
+
+@pytest.fixture
+def machine():
+    return one_machine.Machine(topology=neighbours.Topology.FULL)
+
+
+# Holders
+
+
+def test_holder_that_owes_fewest_is_asked_first(machine):
+    first, second = (machine.chunk_of("h2", skip) for skip in range(2))
+    machine.heard(H3, [chunk(first).oid, chunk(second).oid], [], [])
+    machine.heard(H4, [chunk(second).oid], [], [])
+    machine.wanted([chunk(first)], P.ADVERTISED, 1)
+    assert machine.asks() == {"h3": [(first, Mode.HELD)]}
+    machine.wanted([chunk(second)], P.ADVERTISED, 2)
+    assert machine.asks() == {"h4": [(second, Mode.HELD)]}
+
+
+def test_host_that_is_spared_is_asked_as_no_holder():
+    table = one_machine.table(8, weights={"h3": 5})
+    machine = one_machine.Machine(table=table, topology=neighbours.Topology.FULL)
+    assert table.is_spared(H3)
+    number = machine.chunk_of("h2")
+    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    assert machine.asks() == {"h2": [(number, Mode.HOME)]}
+
+
+def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(machine):
+    """Chunks cross the border of groups by their homes alone."""
+    hosts = tuple(
+        ring.RingHost(h.host, h.address, h.vnodes, "p2" if h.host == "h3" else "p1")
+        for h in machine.table.hosts
+    )
+    apart = ring.Ring(2, hosts, 1)
+    number = next(
+        n for n in range(999) if apart.group_of(machine.here).home_at(chunk(n).oid) == "h2"
+    )
+    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.table_changed(apart, None)
+    assert not machine.core.context.ring.is_near(H3)
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    assert machine.asks() == {"h2": [(number, Mode.HOME)]}
+
+
+def test_only_the_home_may_ask_to_let_go(machine):
+    oid = chunk(machine.chunk_of("h2")).oid
+    assert not machine.heard(H3, [], [], [oid])
+    assert machine.heard(H2, [], [], [oid]) == [actions.Heard(H2, (), (oid,))]
+
+
+# What is tried again, and what is lost
+
+
+def test_host_that_has_left_the_table_leaves_hope_for_a_while():
+    """It may come back with the only copy."""
+    machine = one_machine.Machine(hosts=3, lost_after_s=30.0)
+    machine.wanted([chunk(machine.chunk_of("h1"))], P.GUEST, "a guest")
+
+    def no(*_):
+        return F.MISSING
+
+    assert not machine.play(10.0, no, no)
+    hosts = tuple(host for host in machine.table.hosts if host.host != "h3")
+    machine.table_changed(ring.Ring(2, hosts), None)
+    assert not machine.play(25.0, no, no)
+    done = machine.play(25.0, no, no)
+    assert done["a guest"].failure is F.LOST
+
+
+def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
+    machine = one_machine.Machine(1)
+    machine.wanted([chunk(n) for n in range(20)], P.GUEST, "many")
+    machine.play(20.0, source=lambda _: F.UNREACHABLE)  # pauses are as long as they get
+    paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
+    assert len(paused) > retries.WOKEN + 1
+    one = paused[-1].want
+    machine.wanted([one], P.GUEST, "one more")
+    [read] = machine.got(actions.ReadSource)
+    machine.source_gave(read.number, [(0, b"it is back")])
+    woken = [want for read in machine.got(actions.ReadSource) for want in read.wants]
+    assert len(woken) == retries.WOKEN and one not in woken
+
+
+# Joining
+
+
+def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
+    machine = one_machine.Machine()
+    number = machine.chunk_of("h1")
+    machine.wanted([chunk(number)], P.GUEST, "stays")
+    machine.wanted([chunk(number)], P.GUEST, "leaves")
+    machine.ask_me("h2", machine.request(number, "h2", image_id=OTHER))
+    machine.cancelled("leaves")
+    [made] = machine.core.context.transfers.values()
+    assert {name.image_id for name in made.names} == {one_machine.IMAGE, OTHER}
+
+
+def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
+    machine = one_machine.Machine(1)
+    most = source_reads.CHUNKS - source_reads.SPARED
+    machine.wanted([chunk(n) for n in range(most)], P.GUEST, "leaves")
+    machine.cancelled("leaves")
+    machine.wanted([chunk(0)], P.SOON, None)
+    machine.wanted([chunk(n) for n in range(1000, 1000 + 2 * most)], P.GUEST, "comes")
+    for _ in range(most):
+        machine.has_room(True)  # one at each event
+    left = {t.want.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()}
+    assert 0 in left and not left & set(range(1, most))
+
+
+# Peers or the source first
+
+
+def usual(peers_s, source_s, count=source_preference.ENOUGH, now=1.0):
+    preference = source_preference.SourcePreference()
+    for _ in range(count):
+        preference.peers_took(peers_s, now)
+        preference.source_took(source_s, now)
+    return preference
+
+
+def test_source_goes_first_only_by_enough_answers_of_late():
+    assert usual(0.3, 0.01).decide(1.0)
+    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).decide(1.0)
+    assert not usual(0.3, 0.01).decide(1.0 + source_preference.RECENT_S + 1)
+
+
+def test_peers_go_first_again_when_they_are_nearly_as_fast():
+    assert not usual(0.15, 0.1).decide(1.0)
+    preference = usual(0.3, 0.1)
+    assert preference.decide(1.0)
+    for _ in range(40):
+        preference.peers_took(0.15, 1.0)
+    preference.decide(1.0)
+    assert preference.is_source_first
+    for _ in range(40):
+        preference.peers_took(0.11, 1.0)
+    assert not preference.decide(1.0) and not preference.is_source_first
+
+
+def test_one_slow_answer_changes_nothing():
+    preference = usual(0.01, 0.01)
+    preference.peers_took(100.0, 1.0)
+    assert not preference.decide(1.0)
+
+
+def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
+    for peers_s, probes in ((0.3, 2), (0.05, 0)):
+        preference = source_preference.SourcePreference()
+        for _ in range(source_preference.ENOUGH):
+            preference.peers_took(peers_s, 1.0)
+        decided = [preference.decide(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)]
+        assert decided.count(True) == probes
+
+
+def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
+    heap = timers.Timers()
+    for what in range(5):
+        heap.put(1.0, timers.Due.RETRY, what)
+    assert [heap.take(1.0)[1] for _ in range(5)] == list(range(5))
+
+
+# The image's home
+
+
+def whole_machine(given=placement.Given.WHOLE):
+    """Return a machine whose source gives nothing of IMAGE alone, and the image's home."""
+    table = one_machine.table(8)
+    home = placement.image_home(table, one_machine.IMAGE)
+    here = next(host.host for host in table.hosts if host.host != home)
+    machine = one_machine.Machine(
+        here=here,
+        table=table,
+        given_as=lambda image_id, offset: (
+            given if image_id == one_machine.IMAGE else placement.Given.IN_PARTS
+        ),
+    )
+    return machine, home
+
+
+def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
+    machine, home = whole_machine()
+    number = machine.chunk_of(machine.here)
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    assert machine.asks() == {home: [(number, Mode.RELAYED)]}
+    assert not machine.got(actions.ReadSource)
+    other = machine.chunk_of(machine.here, 1)
+    machine.wanted([chunk(other, OTHER)], P.GUEST, "a guest of another image")
+    assert len(machine.got(actions.ReadSource)) == 1
+    assert machine.asks() == {}
+
+
+def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_again():
+    machine, home = whole_machine()
+    number = machine.chunk_of(machine.here)
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    asked = []
+
+    def peer(host, *_):
+        asked.append(host)
+        return F.WITHHELD
+
+    done = machine.play(5.0, peer, lambda *_: F.WITHHELD)
+    assert not done
+    assert asked.count(home) > 2
+    assert not machine.core.context.peers.in_backoff(machine.now)
+
+
+def test_image_home_itself_reads_the_source():
+    table = one_machine.table(8)
+    home = placement.image_home(table, one_machine.IMAGE)
+    machine = one_machine.Machine(here=home, table=table, given_as=lambda *_: placement.Given.WHOLE)
+    machine.wanted([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
+    assert len(machine.got(actions.ReadSource)) == 1
+
+
+def test_host_that_has_taken_an_image_asks_nobody_for_it():
+    machine, _ = whole_machine(placement.Given.WHOLE_HERE)
+    machine.wanted([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
+    assert len(machine.got(actions.ReadSource)) == 1
+    assert machine.asks() == {}
+
+
+def test_former_home_of_an_image_is_asked_first_and_the_new_one_last():
+    machine, home = whole_machine()
+    hosts = tuple(host for host in machine.table.hosts if host.host != home)
+    after = ring.Ring(2, hosts)
+    new = placement.image_home(after, one_machine.IMAGE)
+    machine.table_changed(after, machine.table)
+    found = machine.core.context.ring.with_image_homes([H3], one_machine.IMAGE)
+    assert found == [host for host in (home, H3, new) if host != machine.here]

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core.images import chunk_state
+from acstor_agent.engine.gossip import prefetch
+
+E = chunk_state.ChunkEvent
+MANY = 10**6
+
+
+class Reader:
+    """One image with its prefetcher, and a network that gives at once what is asked for."""
+
+    def __init__(self, chunks: int = 20_000, **options) -> None:
+        self.states = chunk_state.ChunkStates(chunks)
+        self.prefetcher = prefetch.Prefetcher(self.states, **options)
+
+    def advertise(self, *chunk_nos: int) -> list[int]:
+        for chunk_no in chunk_nos:
+            self.prefetcher.advertised(chunk_no)
+        return self.arrive()
+
+    def arrive(self) -> list[int]:
+        taken = self.prefetcher.take(MANY)
+        for chunk_no in taken:
+            self.states.apply(chunk_no, E.PREFETCH_ARRIVED)
+        return taken
+
+    def read(self, *chunk_nos: int) -> list[int]:
+        """Read, and return what that made room for."""
+        for chunk_no in chunk_nos:
+            if self.states.can_happen(chunk_no, E.GUEST_READ):
+                self.states.apply(chunk_no, E.GUEST_READ)
+            else:
+                self.prefetcher.fetched_on_demand(chunk_no)
+                self.states.apply(chunk_no, E.DEMAND_ARRIVED)
+        return self.arrive()
+
+
+@pytest.mark.parametrize("first", [None, 8])
+def test_limit_zero_never_prefetches(first):
+    reader = Reader(limit=0, first=first)
+    assert reader.advertise(*range(100)) == []
+    assert reader.read(*range(100)) == [] == reader.advertise(*range(100, 200))
+    assert reader.prefetcher.reactivations == 0
+
+
+def test_no_limit_always_prefetches_and_in_the_order_of_the_advertisements():
+    order = [*range(500, 3000), *range(500)]
+    assert Reader(limit=None).advertise(*order) == order
+
+
+def test_limit_counts_what_is_under_way():
+    reader = Reader(limit=10, first=None)
+    for chunk_no in range(50):
+        reader.prefetcher.advertised(chunk_no)
+    assert reader.prefetcher.take(4) == [0, 1, 2, 3]
+    assert reader.prefetcher.take(50) == [4, 5, 6, 7, 8, 9]
+    reader.states.apply(3, E.PREFETCH_FAILED)
+    assert reader.prefetcher.take(50) == [10]
+
+
+def test_reading_what_was_prefetched_makes_room_for_what_was_held_back():
+    reader = Reader(limit=4, first=None)
+    assert reader.advertise(*range(10)) == [0, 1, 2, 3]
+    assert reader.read(2, 0) == [4, 5]
+
+
+def test_overwriting_what_was_prefetched_makes_room_too():
+    reader = Reader(limit=2, first=None)
+    assert reader.advertise(*range(5)) == [0, 1]
+    reader.states.apply(0, E.WHOLE_WRITTEN)
+    assert reader.arrive() == [2]
+
+
+def test_small_cache_that_drops_unread_chunks_does_not_make_room():
+    reader = Reader(limit=4, first=None)
+    for chunk_no in reader.advertise(*range(10)):
+        reader.states.apply(chunk_no, E.EVICTED)
+    assert reader.arrive() == []
+
+
+def test_chunk_that_came_while_it_was_held_back_is_not_fetched_again():
+    reader = Reader(limit=1, first=None)
+    assert reader.advertise(0, 1, 2) == [0]
+    reader.states.apply(1, E.DEMAND_ARRIVED)
+    assert reader.read(0) == [2]
+
+
+def test_chunk_advertised_twice_is_fetched_once_and_keeps_its_turn():
+    reader = Reader(limit=1, first=None)
+    reader.advertise(0, 1, 2, 1, 0)
+    assert reader.read(0) == [1]
+    assert reader.read(1) == [2]
+    assert reader.read(2) == []
+
+
+def test_patterns_that_converge_again_reactivate_prefetching():
+    reader = Reader(limit=20, first=None)
+    wasted = reader.advertise(*range(1000, 1100))
+    assert wasted == list(range(1000, 1020))
+    assert reader.read(*range(2000, 2020)) == []  # nobody advertised these
+    assert reader.read(*range(1081, 1100)) == []
+    assert reader.read(1080) == list(range(1020, 1040))
+    assert reader.prefetcher.reactivations == 1
+    assert reader.states.state(wasted[0]) is chunk_state.ChunkState.LOCAL
+
+
+def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
+    reader = Reader(limit=5, first=None)
+    reader.advertise(*range(100))
+    reactivated = []
+    for chunk_no in range(99, 60, -1):
+        reader.read(chunk_no)
+        reactivated.append(reader.prefetcher.reactivations)
+    assert reactivated == [n // 5 for n in range(1, 40)]
+
+
+def test_evicted_chunks_are_forgiven_with_the_others():
+    reader = Reader(limit=3, first=None)
+    for chunk_no in reader.advertise(*range(50)):
+        reader.states.apply(chunk_no, E.EVICTED)
+    assert reader.read(40, 41) == []
+    assert len(reader.read(42)) == 3
+
+
+def test_reader_who_diverges_from_the_beginning_wastes_the_first_chunks_only():
+    reader = Reader(limit=256, first=8)
+    fetched = []
+    for n in range(500):
+        fetched += reader.advertise(10_000 + n)
+        fetched += reader.read(n)
+    assert len(fetched) == 8
+
+
+def test_trust_grows_to_the_limit_with_every_right_prediction():
+    reader = Reader(limit=256, first=8, gain=2)
+    assert len(reader.advertise(*range(3000))) == 8
+    allowed = []
+    for chunk_no in range(1000):
+        reader.read(chunk_no)
+        allowed.append(reader.prefetcher.allowed)
+    assert allowed[:3] == [10, 12, 14] and allowed[-1] == 256
+    assert all(a <= b for a, b in itertools.pairwise(allowed))
+    assert reader.states.unmatched == 256
+
+
+def test_held_back_chunk_that_is_read_on_demand_earns_no_trust():
+    reader = Reader(limit=256, first=8, gain=2)
+    reader.advertise(*range(100))
+    assert reader.read(99) == []
+    assert reader.prefetcher.allowed == 8
+
+
+def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
+    reader = Reader(limit=1, first=None)
+    reader.advertise(19_999)
+    reader.advertise(*range(prefetch.HELD_LIMIT + 3))
+    assert reader.read(19_999) == [3]
+
+
+@given(
+    st.sampled_from([1, 3, 10, None]),
+    st.sampled_from([None, 0, 2]),
+    st.lists(st.tuples(st.sampled_from("arwef"), st.integers(0, 30)), max_size=150),
+)
+def test_never_more_at_stake_than_allowed_and_nothing_asked_for_that_is_here(limit, first, steps):
+    reader = Reader(31, limit=limit, first=first)
+    states, prefetcher = reader.states, reader.prefetcher
+    for what, chunk_no in steps:
+        if what == "a":
+            prefetcher.advertised(chunk_no)
+        elif what == "r":
+            reader.read(chunk_no)
+        elif what == "w":
+            states.apply(chunk_no, E.WHOLE_WRITTEN)
+        elif what == "e":
+            states.apply(chunk_no, E.EVICTED)
+        taken = prefetcher.take(3)
+        assert len(taken) <= 3
+        if taken and prefetcher.allowed is not None:
+            assert prefetcher.at_stake <= prefetcher.allowed <= limit
+        for arrived in taken:
+            assert states.state(arrived) is chunk_state.ChunkState.PREFETCH
+            states.apply(arrived, E.PREFETCH_FAILED if what == "f" else E.PREFETCH_ARRIVED)

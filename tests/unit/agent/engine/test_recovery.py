@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the core itself: at each of its calls in turn one raises, and nothing is left of it."""
+
+import contextlib
+import inspect
+import os
+import sys
+
+import pytest
+
+from acstor_agent import engine as package
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_agent.engine.fetch import lockstep
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+FOLDER = os.path.dirname(package.__file__)
+Failure = failure.Failure
+Mode = peer_request.Mode
+P = priority.Priority
+PEERS = [ids.HostId(f"h{n}") for n in range(2, 7)]
+NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_NESTED
+STRIDE = 37
+"""One of so many calls is tried, of those of all kinds; with 1 it is each of them."""
+
+
+class InjectedError(Exception):
+    """The fault."""
+
+
+@contextlib.contextmanager
+def raising_at(number):
+    """Let the call of that number of a function of the core raise; gives how many there were."""
+    calls = [0]
+
+    def look(frame, kind, _):
+        code = frame.f_code
+        is_function = kind == "call" and not code.co_flags & NO_FUNCTION
+        if is_function and code.co_filename.startswith(FOLDER):
+            calls[0] += 1
+            if calls[0] == number:
+                raise InjectedError(code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+class Scene:
+    """A host whose peers, guests and source do all sorts of things; it survives one fault.
+
+    :param at: the number of the call that raises; 0: none does
+    """
+
+    def __init__(self, at, is_always_mended=False, **settings):
+        self.machine = one_machine.Machine(
+            hosts=6, background_limit=2, lost_after_s=2.0, copies_limit=2, **settings
+        )
+        self.at, self.calls, self.failed = at, 0, ""
+        self.is_always_mended = is_always_mended
+        self.asked, self.reads, self.requests = {}, {}, {}
+        self.waiting, self.answered = set(), []
+
+    def feed(self, event, *what):
+        """Let the core know, as the shell does: what it raises is mended."""
+        core, now = self.machine.core, self.machine.now
+        try:
+            with raising_at(self.at - self.calls) as calls:
+                todo = getattr(core, event)(now, *what)
+        except InjectedError as error:
+            self.failed = f"{error} in {event}"
+            todo = core.mend(now, "a fault")
+        self.calls += calls[0]
+        if self.is_always_mended:
+            kept = core.context.kept.copy()
+            assert not core.mend(now, "no fault")
+            core.context.kept.update(kept)
+        for action in todo:
+            self.do(action)
+        return self.failed.endswith(f" in {event}")
+
+    def do(self, action):  # noqa: C901 - one branch for each action
+        match action:
+            case actions.Ask(host, attempts):
+                for attempt in attempts:
+                    self.asked[host, attempt.number] = attempt
+            case actions.Cancel(host, numbers):
+                for number in numbers:
+                    self.asked.pop((host, number), None)
+            case actions.ReadSource(number):
+                self.reads[number] = dict(enumerate(action.wants))
+            case actions.CancelRead(number):
+                self.reads.pop(number, None)
+            case actions.Store(chunks):
+                self.machine.cache.update(one.want.cid for one in chunks)
+                self.feed("stored", chunks)
+            case actions.Complete(token):
+                self.answered.append(token)
+                self.waiting.discard(token)
+            case actions.Reply(connection, answers):
+                for answer in answers:
+                    self.requests.pop((connection, answer.number), None)
+
+    # What everybody does
+
+    def want(self, token, numbers, urgency=P.GUEST, within_s=60.0):
+        self.waiting.add(token)
+        until_s = self.machine.now + within_s
+        if self.feed("wanted", [chunk(n) for n in numbers], urgency, token, until_s):
+            self.cancel(token)
+
+    def cancel(self, token):
+        self.waiting.discard(token)
+        self.feed("cancelled", token)
+
+    def ask_me(self, host, *numbers, mode=Mode.HOME):
+        asked = [self.machine.request(n, host, mode, timeout_s=20.0) for n in numbers]
+        self.requests.update({(host, one.number): one for one in asked})
+        if self.feed("peer_asked", host, host, asked):
+            self.feed("peer_cancelled", host, [one.number for one in asked])
+
+    def leaves(self, host):
+        self.requests = {key: one for key, one in self.requests.items() if key[0] != host}
+        if self.feed("peer_left", host):
+            self.feed("peer_left", host)
+
+    def peers_answer(self, odd=None):
+        """Let all give what they are asked for.
+
+        :param odd: instead, for every third
+        """
+        for at, ((host, number), attempt) in enumerate(list(self.asked.items())):
+            if self.asked.pop((host, number), None) is None:
+                continue
+            if odd is None or at % 3:
+                data = data_of(attempt.want.offset // one_machine.CHUNK)
+                self.feed("chunks_arrived", host, [(number, data)])
+            elif isinstance(odd, Failure):
+                self.feed("refused", host, [(number, odd)])
+            else:
+                self.feed("referred", host, number, odd)
+
+    def source_answers(self, why=None):
+        for number, wants in list(self.reads.items()):
+            if self.reads.pop(number, None) is None:
+                continue
+            given = [(n, why or data_of(w.offset // one_machine.CHUNK)) for n, w in wants.items()]
+            self.feed("source_gave", number, given)
+            self.feed("source_ended", number)
+
+    def wait(self, seconds):
+        end_s = self.machine.now + seconds
+        while (next_s := self.machine.core.next_s) is not None and next_s <= end_s:
+            self.machine.now = max(self.machine.now, next_s)
+            self.feed("tick")
+        self.machine.now = end_s
+
+    def drain(self):
+        """Let everybody have what he waits for, as far as it goes."""
+        self.feed("has_room", True)
+        for _ in range(60):
+            self.peers_answer()
+            self.source_answers()
+            self.feed("delivered", PEERS)
+            self.wait(0.5)
+
+    # What is left
+
+    def left(self):
+        """Return what the core still has of it all; empty if it has nothing."""
+        core = self.machine.core
+        context, waiters, requests = core.context, core.pending, core.requests
+        uplink, lanes = requests.uploads, waiters.prefetch_limits
+        receivers = [
+            (one.requests, one.begun, one.undelivered, one.places, one.links)
+            for one in requests.receivers.values()
+        ]
+        owed = [peer.host for peer in context.peers.all() if peer.asks or peer.under_bytes]
+        counts = {
+            "transfers": len(context.transfers),
+            "waiters": len(waiters),
+            "who was never told": len(self.waiting),
+            "kept": len(context.kept),
+            "unwanted": len(context.unwanted),
+            "reads": len(context.source_reads)
+            + len(context.source_reads._reads)
+            + len(context.source_reads._held),
+            "retries": len(waiters.retries) + waiters.retries.due.length,
+            "places of searches": waiters.lookups._places - 4,
+            "lanes": lanes.under_way + len(lanes),
+            "lanes' places": sum(lanes._left.values()) - sum(lanes._limits.values()),
+            "requests": len(requests) + len(self.requests),
+            "places of answers": uplink.used + uplink._watched + len(uplink),
+            "of receivers": sum(map(sum, receivers)),
+            "owed by peers": len(owed),
+            "lines": sum(peer.line.length for peer in context.peers.all()),
+        }
+        return {what: count for what, count in counts.items() if count}
+
+
+def leave(scene):
+    """Let all connections end, so that nothing may be left of who asked."""
+    for host in PEERS:
+        scene.leaves(host)
+    scene.feed("lost", PEERS[0])
+
+
+def guests(scene):
+    """Guests and what is fetched ahead for them, of peers that refer, refuse, lie and are late."""
+    scene.feed("heard", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
+    scene.want("first", range(6))
+    scene.want("twice", [2, 3])
+    scene.want("ahead", range(10, 16), P.SOON)
+    each = [(f"each {n}", chunk(n)) for n in range(20, 26)]
+    scene.waiting.update(token for token, _ in each)
+    if scene.feed("each_wanted", each, P.ADVERTISED):
+        for token, _ in each:
+            scene.cancel(token)
+    scene.peers_answer((PEERS[1], PEERS[2]))
+    scene.want("hurried", [14, 15, 24])
+    scene.peers_answer(Failure.BUSY)
+    scene.source_answers()
+    scene.want("killed", range(30, 36))
+    scene.cancel("killed")
+    scene.peers_answer(Failure.INVALID)
+    scene.wait(1.0)
+    scene.feed("table_changed", one_machine.table(5, epoch=2), scene.machine.table)
+    scene.want("late", range(40, 44), within_s=0.3)
+    scene.wait(0.4)
+
+
+def nobody_has_it(scene):
+    """What the source has not got, and what it does not give for a while."""
+    scene.want("gone", range(4), within_s=20.0)
+    for _ in range(6):
+        for host, number in list(scene.asked):
+            if scene.asked.pop((host, number), None) is not None:
+                scene.feed("refused", host, [(number, Failure.MISSING)])
+        scene.source_answers(Failure.MISSING)
+        scene.wait(0.2)
+    scene.want("away", range(10, 13))
+    scene.feed("lost", PEERS[0])
+    scene.source_answers(Failure.UNREACHABLE)
+    scene.wait(0.3)
+    scene.feed("cancelled", "nobody")
+
+
+def peers(scene):
+    """Peers who ask for what is here, on its way and nowhere, hurry, and leave."""
+    scene.want("first", range(4))
+    scene.source_answers()
+    scene.peers_answer()
+    scene.ask_me(PEERS[0], 0, 1, 2, 3)
+    scene.machine.core.requests.uploads.places.count = 1
+    scene.ask_me(PEERS[1], 0, 1, 8, 9)
+    scene.ask_me(PEERS[2], 0, 2, 9, mode=Mode.HELD)
+    scene.ask_me(PEERS[3], 1, 12, 13, mode=Mode.RELAYED)
+    scene.feed("peer_hurried", PEERS[1], [9, 10])
+    scene.feed("peer_cancelled", PEERS[1], [2])
+    scene.source_answers()
+    scene.peers_answer()
+    scene.feed("could_not_read", PEERS[0], 1)
+    scene.feed("delivered", PEERS[:2])
+    scene.feed("gone", [chunk(0).cid])
+    scene.machine.cache.discard(chunk(0).cid)
+    scene.feed("delivered", PEERS)
+    scene.ask_me(PEERS[4], 20, 21)
+    scene.leaves(PEERS[4])
+    scene.feed("table_changed", one_machine.table(6, epoch=2, weights={"h1": 9}), None)
+    scene.wait(3.0)
+
+
+def in_step(scene):
+    """What hosts do that learn a ring."""
+    held = Mode.HELD_ONLY
+    for host in PEERS:
+        lockstep.distance(scene.machine.here, host)  # is remembered: it is no call the second time
+    scene.machine.cache.update(chunk(n).cid for n in range(4))
+    scene.ask_me(PEERS[0], 0, 1, 2, mode=held)
+    scene.wait(0.1)
+    scene.feed("delivered", PEERS)  # late: links have queues
+    scene.want("near", [5, 6])
+    scene.peers_answer(PEERS[1:2])
+    scene.ask_me(PEERS[1], 7, 8, mode=Mode.HELD)  # which guests are about to read
+    scene.ask_me(PEERS[2], 7, mode=Mode.HELD)
+    scene.want("next", [7, 9])
+    scene.peers_answer(Failure.MISSING)
+    scene.source_answers()
+    scene.feed("delivered", PEERS)
+    for n in range(10, 14):
+        scene.want(f"later {n}", [n])
+        scene.peers_answer(Failure.MISSING)
+    scene.wait(1.0)
+
+
+def play(story, at, is_always_mended=False):
+    scene = Scene(at, is_always_mended, learns_ring=story is in_step)
+    story(scene)
+    scene.drain()
+    leave(scene)
+    scene.drain()
+    return scene
+
+
+@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+def test_fault_at_any_call_of_the_core_leaves_nothing_half_done(story):
+    whole = play(story, 0)
+    assert not whole.left() and not whole.failed
+    for at in range(1, whole.calls, STRIDE):
+        scene = play(story, at)
+        assert scene.failed
+        assert not scene.left(), f"{scene.failed} (call {at}) leaves {scene.left()}"
+        assert len(scene.answered) == len(set(scene.answered))
+
+
+@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+def test_nothing_ends_where_nothing_is_half_done(story):
+    scene = play(story, 0, is_always_mended=True)
+    assert not scene.left()
+    assert sorted(scene.answered) == sorted(play(story, 0).answered)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies
+
+from acstor_agent.engine.fetch import refusals
+from acstor_common import ids
+
+CIDS = [ids.cid_of(bytes([n])) for n in range(6)]
+HOSTS = [ids.HostId(f"h{n}") for n in range(4)]
+NO = strategies.tuples(
+    strategies.sampled_from(CIDS),
+    strategies.sampled_from(HOSTS),
+    strategies.floats(0, 4, allow_nan=False),
+)
+
+
+@given(strategies.lists(NO, max_size=60), strategies.integers(1, 12))
+def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
+    """Whatever is forgotten, a chunk is nowhere only if all hosts have denied it of late."""
+    known, truth, now_s = refusals.Refusals(limit), {}, 0.0
+    for cid, host, after_s in said:
+        now_s += after_s
+        known.denied(cid, host, now_s)
+        truth[cid, host] = now_s
+        of_one = max(sum(1 for c, _ in truth if c == one) for one in CIDS)
+        assert len(known) <= max(limit, of_one)
+    for cid in CIDS:
+        for host in set(HOSTS) - set(known.left(cid, HOSTS, now_s)):
+            assert now_s - truth[cid, host] < refusals.REMEMBER_S
+
+
+def test_what_was_denied_last_is_remembered_longest():
+    known = refusals.Refusals(limit=4)
+    for cid in CIDS[:3]:
+        for host in HOSTS[:2]:
+            known.denied(cid, host, 0.0)
+    assert [known.left(cid, HOSTS[:2], 1.0) for cid in CIDS[:3]] == [HOSTS[:2], [], []]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core.images import chunk_state
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.gossip import unmatched_prefetch
+
+E = chunk_state.ChunkEvent
+MANY = 10**6
+
+
+class Reader:
+    """One image with its prefetcher, and a network that gives at once what is asked for."""
+
+    def __init__(self, chunks: int = 20_000, limit: int | None = prefetch.LIMIT) -> None:
+        self.states = chunk_state.ChunkStates(chunks)
+        self.prefetcher = unmatched_prefetch.UnmatchedPrefetcher(self.states, limit)
+
+    def advertise(self, *chunk_nos: int) -> list[int]:
+        """Advertise in one batch; return what was prefetched, and has come."""
+        for chunk_no in chunk_nos:
+            self.prefetcher.advertised(chunk_no)
+        taken = self.prefetcher.take(MANY)
+        for chunk_no in taken:
+            self.states.apply(chunk_no, E.PREFETCH_ARRIVED)
+        return taken
+
+    def read(self, *chunk_nos: int) -> list[int]:
+        """Read; return what that made room for."""
+        for chunk_no in chunk_nos:
+            if not self.states.can_happen(chunk_no, E.GUEST_READ):
+                self.prefetcher.fetched_on_demand(chunk_no)
+            self.states.apply(chunk_no, E.DEMAND_ARRIVED)
+        return self.prefetcher.take(MANY)
+
+
+def test_limit_zero_never_prefetches_and_none_always():
+    assert Reader(limit=0).advertise(*range(100)) == []
+    reader = Reader(limit=None)
+    assert [reader.advertise(n) for n in range(600)] == [[n] for n in range(600)]
+
+
+def test_batch_passes_as_a_whole_since_only_what_has_arrived_counts():
+    reader = Reader(limit=4)
+    assert reader.advertise(*range(10)) == [*range(10)]
+    assert reader.advertise(10) == []
+
+
+def test_held_back_chunk_is_prefetched_when_it_is_advertised_anew_and_not_before():
+    reader = Reader(limit=2)
+    reader.advertise(0, 1)
+    assert reader.advertise(2) == [] == reader.read(0)
+    assert reader.advertise(3) == [3]  # unmatched is 1 again
+    assert reader.read(1) == []
+    assert reader.advertise(2) == [2]
+
+
+def test_limit_of_held_back_chunks_that_were_missed_reactivates():
+    reader = Reader(limit=3)
+    reader.advertise(*range(100, 103))
+    for chunk_no in range(3):
+        assert reader.advertise(chunk_no) == []
+    reader.read(0, 1)
+    assert reader.advertise(9) == [] and reader.prefetcher.reactivations == 0
+    reader.read(2)
+    assert reader.prefetcher.reactivations == 1 and reader.states.unmatched == 0
+    assert reader.advertise(9) == [9]
+
+
+def test_chunk_that_nobody_advertised_reactivates_nothing():
+    reader = Reader(limit=2)
+    reader.advertise(100, 101)
+    reader.read(*range(50))
+    assert reader.prefetcher.reactivations == 0 and reader.advertise(60) == []
+
+
+def test_what_waits_for_a_place_is_not_fetched_twice_if_a_guest_comes_first():
+    reader = Reader()
+    for chunk_no in (5, 6):
+        reader.prefetcher.advertised(chunk_no)
+    assert reader.read(5) == [6]
+
+
+def test_places_are_given_in_the_order_of_the_advertisements():
+    reader = Reader()
+    for chunk_no in (9, 3, 7, 3):
+        reader.prefetcher.advertised(chunk_no)
+    assert [reader.prefetcher.take(2), reader.prefetcher.take(2)] == [[9, 3], [7]]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(prefetch, "HELD_LIMIT", 3)
+    reader = Reader(limit=1)
+    assert reader.advertise(*range(5)) == [2, 3, 4]
+    reader.advertise(*range(10, 20))
+    assert len(reader.prefetcher._held) == 3
+
+
+@given(
+    st.sampled_from([1, 3, None]),
+    st.lists(st.tuples(st.sampled_from("arwe"), st.integers(0, 30)), max_size=150),
+)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_nothing_is_asked_for_that_is_here_and_nothing_beyond_the_limit(batch, limit, steps):
+    reader = Reader(31, limit)
+    states, prefetcher = reader.states, reader.prefetcher
+    for what, chunk_no in steps:
+        before = states.unmatched
+        if what == "a":
+            taken = reader.advertise(*(range(chunk_no, min(31, chunk_no + batch))))
+            assert not taken or limit is None or before < limit
+            assert all(states.state(n) is chunk_state.ChunkState.LOCAL for n in taken)
+        elif what == "r":
+            assert reader.read(chunk_no) == []
+        else:
+            states.apply(chunk_no, E.WHOLE_WRITTEN if what == "w" else E.EVICTED)
+        assert prefetcher.take(MANY) == []

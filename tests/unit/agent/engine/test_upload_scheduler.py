@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is to be answered, and how much a host is given that reads little."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import identity
+from acstor_agent.engine import priority
+from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.serve import peer_requests
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+H2, H3 = map(ids.HostId, ("h2", "h3"))
+
+
+@pytest.fixture
+def machine():
+    return one_machine.Machine()
+
+
+def test_guest_of_a_peer_makes_its_request_urgent(machine):
+    numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
+    machine.cache.update(chunk(n).cid for n in numbers)
+    machine.core.requests.uploads.places.count = 0
+    for n in numbers:
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.LATER))
+    machine.peer_hurried("h2", [numbers[2] + 1, 12345])
+    machine.ask_me("h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.SOON))
+    machine.core.requests.uploads.places.count = 64
+    machine.delivered(["h2"])
+    order = [given.want.offset // one_machine.CHUNK for given in machine.answers()]
+    assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
+    machine.delivered(["h2", "h3"])
+    assert not any(vars_of(found) for found in machine.core.requests.receivers.values())
+
+
+def vars_of(receiver):
+    """Return what is left of a host."""
+    return receiver.requests or receiver.begun or receiver.undelivered
+
+
+# Turns
+
+
+def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch):
+    monkeypatch.setattr(upload_scheduler.upload_slots, "FEW", 1)
+    machine.core.requests.uploads.places.count = 1
+    machine.cache.update(chunk(n).cid for n in range(40))
+    only = Mode.HELD_ONLY
+    machine.ask_me("h9", machine.request(0, "h9", only))
+    home, later = Mode.HOME_ONLY, Priority.LATER
+    background = [machine.request(n, "h2", home, urgency=later) for n in range(1, 5)]
+    machine.ask_me("h2", *background)
+    machine.ask_me("h3", *(machine.request(n, "h3", only) for n in range(10, 30)))
+    order, last = [], "h9"
+    for _ in range(24):
+        machine.now += 0.03
+        machine.delivered([last])
+        (reply,) = machine.got(actions.Reply)
+        last = reply.connection
+        order.append(last)
+    assert order[:8] == ["h3", "h3", "h3", "h2"] * 2 and order.count("h2") == 4
+
+
+def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
+    places = machine.core.requests.uploads.places
+    machine.cache.update(chunk(n).cid for n in range(9))
+    places.count = 1
+    machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
+    machine.ask_me("h3", machine.request(1, "h3", Mode.HELD_ONLY))
+    assert not machine.answers()
+    machine.wait(upload_scheduler.PATIENCE_S + 0.01)
+    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3"]
+
+
+def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
+    places, deadlines = machine.core.requests.uploads.places, machine.core.context.timers
+    machine.cache.update(chunk(n).cid for n in range(400))
+    before, answers = len(deadlines), 0
+    for n in range(100):
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY))
+        answers += len(machine.answers())
+        machine.wait(upload_scheduler.PATIENCE_S / 60)
+        machine.delivered(["h2"])
+    assert (places.count, answers) == (upload_scheduler.upload_slots.MANY, 100)
+    assert len(deadlines) <= before + 2  # one of its places, one of its requests
+    machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
+    machine.wait(upload_scheduler.PATIENCE_S - 0.01)
+    assert places.count == upload_scheduler.upload_slots.MANY
+    machine.wait(0.02)
+    assert places.count == upload_scheduler.upload_slots.FEW
+
+
+def test_answer_is_not_late_because_it_was_looked_at_late(machine):
+    places = machine.core.requests.uploads.places
+    machine.cache.update(chunk(n).cid for n in range(9))
+    machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.099)
+    assert places.count == upload_scheduler.upload_slots.MANY
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.05)
+    assert places.count == upload_scheduler.upload_slots.FEW
+
+
+def flood(machine, connection, host, count, first=0, **more):
+    """Let a host ask for so many chunks that are here; return the bytes that it is given."""
+    asked = [
+        machine.request(n % 400, host, Mode.HELD_ONLY, request_id=first + n + 1, **more)
+        for n in range(count)
+    ]
+    machine.peer_asked(connection, ids.HostId(host), asked)
+    return given_bytes(machine)
+
+
+def given_bytes(machine):
+    return sum(a.want.length for a in machine.answers() if isinstance(a, actions.Given))
+
+
+def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
+    machine.cache.update(chunk(n).cid for n in range(400))
+    given = busy = 0
+    for at in range(0, 20_000, 500):
+        given += flood(machine, f"c{at % 3}", "h2", 500, at)
+        busy += sum(getattr(a, "failure", None) is Failure.BUSY for a in machine.answers())
+        machine.wait(1.0)
+        given += given_bytes(machine)
+    assert given <= 16 * 1024 * 1024 + one_machine.CHUNK and busy > 10_000
+    (receiver,) = machine.core.requests.receivers.values()
+    assert receiver.requests <= peer_requests.REQUESTS_OF_A_PEER
+    others = flood(machine, "h3", "h3", 100)  # nobody else is hindered
+    for _ in range(50):
+        machine.delivered(["h3"])
+        others += given_bytes(machine)
+    assert others == 100 * one_machine.CHUNK
+    for _ in range(100):
+        machine.delivered([f"c{n}" for n in range(3)])
+        given += given_bytes(machine)
+    assert given > 17 * 1024 * 1024
+    for connection in ("c0", "c1", "c2"):
+        machine.peer_left(connection)
+    assert not vars_of(receiver) and not machine.core.requests.uploads.used
+
+
+def test_receiver_that_reads_all_the_time_is_given_all(machine):
+    """It is not known when all has arrived; but it is asked about before the bound is reached."""
+    machine.cache.update(chunk(n).cid for n in range(400))
+    given, is_asked = 0, False
+    for at in range(0, 2000, 100):
+        given += flood(machine, "c", "h2", 100, at)
+        is_asked |= bool(machine.got(actions.Watch))
+        for _ in range(3):
+            if is_asked:
+                machine.delivered(["c"])
+                given += given_bytes(machine)
+                is_asked = bool(machine.got(actions.Watch))
+    assert given > 0.9 * 2000 * one_machine.CHUNK
+
+
+def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
+    numbers = [n for n in range(5000) if machine.home_of(n) == "h1"][:400]
+    machine.ask_me("h2", *(machine.request(n, "h2", Mode.HOME) for n in numbers))
+    machine.core.requests.uploads.places.count = 0
+    given = 0
+    for read in iter(lambda: next(iter(machine.core.context.source_reads._reads), None), None):
+        wants = [found.want for found in machine.core.context.source_reads._reads[read].values()]
+        gave = [data_of(found.offset // one_machine.CHUNK) for found in wants]
+        machine.source_gave(read, list(enumerate(gave)))
+        given += given_bytes(machine)
+    (receiver,) = machine.core.requests.receivers.values()
+    (link,) = machine.core.requests._links.values()
+    held = [asker for asker in link.askers.values() if asker.data is not None]
+    assert not given and len(link.askers) == 400 and machine.core.requests.uploads._parked
+    assert len(held) * one_machine.CHUNK <= upload_scheduler.UNDELIVERED_BYTES
+    machine.peer_cancelled("h2", list(link.askers))
+    assert all(asker.data is None for asker in held)
+    machine.core.requests.uploads.places.count = 64
+    machine.delivered(["h2"])
+    machine.peer_left("h2")
+    assert not receiver.requests and not receiver.undelivered
+
+
+def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
+    machine.cache.update(chunk(n).cid for n in range(400))
+    line = machine.core.requests.uploads
+    line.places.count = 0
+    for at in range(0, 5000, 500):
+        flood(machine, "c", "h2", 500, at)
+        assert len(line) and len(line._parked)
+        machine.peer_cancelled("c", list(machine.core.requests._links["c"].askers))
+        (receiver,) = machine.core.requests.receivers.values()
+        assert not len(line) and not len(line._parked) and not vars_of(receiver)
+
+
+def test_each_connection_is_watched_once_however_many_answers_wait(machine):
+    machine = one_machine.Machine(1100)
+    machine.cache.add(chunk(3).cid)
+    machine.core.requests.uploads.places.count = 1000
+    for n in range(2, 1002):
+        machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
+    machine.core.requests.uploads.places.count = 0
+    watched = []
+    for n in range(1002, 1012):
+        machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
+        watched.append(sum(len(watch.connections) for watch in machine.got(actions.Watch)))
+    assert watched == [999, *9 * [0]]  # one was watched from the beginning
+
+
+def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine, monkeypatch):
+    monkeypatch.setattr(upload_scheduler.upload_slots, "FEW", 1)
+    machine.core.requests.uploads.places.count = 1
+    numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
+    machine.cache.update(chunk(n).cid for n in numbers)
+    machine.ask_me("h2", machine.request(numbers[0], "h2", Mode.HOME_ONLY))
+    machine.ask_me("h3", machine.request(numbers[1], "h3", Mode.HOME_ONLY))
+    machine.ask_me("h4", machine.request(numbers[2], "h4", Mode.HELD_ONLY))
+    machine.cache.clear()
+    machine.now += 0.03
+    machine.delivered(["h2"])
+    assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]  # h4's
+    (read,) = machine.got(actions.ReadSource)
+    machine.source_gave(read.number, [(0, data_of(numbers[1]))])
+    assert machine.answers()[0].data == data_of(numbers[1])
+    assert not len(machine.core.requests)
+
+
+def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
+    names = identity.ByPlace()
+    machine = one_machine.Machine(names=names)
+    right = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
+    names.note(chunk(1).cid, right)
+    machine.cache.add(chunk(1).cid)
+    machine.core.requests.uploads.places.count = 0
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
+    machine.gone([chunk(1).cid])
+    names.note(chunk(1).cid, names.oid(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid))
+    machine.core.requests.uploads.places.count = 64
+    machine.ask_me("h3")
+    machine.delivered(["h3"])
+    assert machine.answers()[0].failure is Failure.MISSING
+
+
+@pytest.mark.parametrize("mode", [Mode.HELD, Mode.HELD_ONLY])
+def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machine, mode):
+    machine.cache.update(chunk(n).cid for n in range(4))
+    machine.core.requests.uploads.places.count = 1
+    later = Priority.LATER
+    machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
+    assert isinstance(machine.answers()[0], actions.Given)  # the uplink is free
+    machine.ask_me("h3", machine.request(1, "h3", mode))  # its guest waits, and so does it
+    assert not machine.answers()
+    machine.ask_me("h2", machine.request(2, "h2", mode, urgency=later))
+    (refused,) = machine.answers()
+    assert refused.failure is Failure.BUSY
+    home = machine.request(3, "h2", Mode.HOME_ONLY, urgency=later)
+    machine.ask_me("h2", home)  # who is asked as the home has a turn for everybody
+    assert not machine.answers()
+    assert len(machine.core.requests.uploads) == 2
+
+
+def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machine):
+    number = machine.chunk_of("h3")
+    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    attempt = machine.attempt()
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.LATER))
+    machine.cache.add(chunk(0).cid)
+    machine.core.requests.uploads.places.count = 0
+    machine.ask_me("h4", machine.request(0, "h4", Mode.HELD))
+    machine.chunks_arrived(attempt.host, [(attempt.number, data_of(number))])
+    (refused,) = machine.answers()
+    assert refused.failure is Failure.BUSY

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.engine import upload_slots
+
+FEW, MANY = upload_slots.FEW, upload_slots.MANY
+LATE_S, QUICK_S, QUICK_ONES = (
+    upload_slots.LATE_S,
+    upload_slots.QUICK_S,
+    upload_slots.QUICK_ONES,
+)
+
+
+@pytest.fixture
+def few():
+    places = upload_slots.UploadSlots()
+    places.arrived(took_s=2 * LATE_S)
+    assert places.count == FEW
+    return places
+
+
+def test_an_answer_that_is_still_under_way_tells_of_a_queue():
+    places = upload_slots.UploadSlots()
+    places.under_way(LATE_S)
+    assert places.count == MANY
+    places.under_way(1.01 * LATE_S)
+    assert places.count == FEW
+
+
+def test_places_may_be_few_until_answers_have_arrived_at_once():
+    places = upload_slots.UploadSlots(FEW)
+    for count in (FEW,) * QUICK_ONES + (MANY,):
+        assert places.count == count
+        places.arrived(0.0)
+
+
+@pytest.mark.parametrize("between_s", [QUICK_S, 2 * LATE_S])
+def test_only_quick_answers_in_a_row_make_places_many_again(few, between_s):
+    for took_s in [0.0] * (QUICK_ONES - 1) + [between_s] + [0.0] * (QUICK_ONES - 1):
+        few.arrived(took_s)
+    assert few.count == FEW
+    few.arrived(0.0)
+    assert few.count == MANY

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import trio
+
+from acstor_agent.cloud import decision_link
+from acstor_agent.engine_io import exchange
+from tests.fakes import exchange_cloud
+
+CHUNK = exchange_cloud.CHUNK
+GUEST, AHEAD = exchange.Priority.GUEST, exchange.Priority.WHOLE
+LANES = [exchange.Priority.SOON, exchange.Priority.SEED, exchange.Priority.HYDRATE, AHEAD]
+
+
+@pytest.fixture
+async def cloud(tmp_path):
+    """A cloud whose hosts take a second for an answer."""
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4"), may_hedge=False) as made:
+        made.slow.update(made.hosts)
+        yield made
+
+
+def asked(cloud):
+    """Return a chunk, its home, another host, and what that one is told."""
+    wanted = cloud.want(0)
+    return wanted, cloud.home(wanted), cloud.others(wanted)[0]
+
+
+async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clock):
+    wanted, home, name = asked(cloud)
+    began_s = trio.current_time()
+    await cloud.hosts[name].fetch(wanted, GUEST)
+    took_s = trio.current_time() - began_s
+    assert cloud.moved == [(name, home, CHUNK, pytest.approx(took_s, abs=0.02))]
+    assert took_s > 1
+
+
+async def test_chunks_that_are_under_way_at_once_count_one_by_one(cloud, autojump_clock):
+    _, home, name = asked(cloud)
+    wants = [cloud.want(n) for n in range(40) if cloud.home(cloud.want(n)) == home]
+    with cloud.hosts[name].wish(wants) as wish:
+        await wish.wait()
+    assert len(wants) > 1
+    assert sum(moved[2] for moved in cloud.moved) == len(wants) * CHUNK
+    assert sum(moved[3] for moved in cloud.moved) > len(wants)
+
+
+async def test_what_nobody_waits_for_is_told_without_a_time_for_it_may_be_late(
+    cloud, autojump_clock
+):
+    wanted, home, name = asked(cloud)
+    await exchange_cloud.bring(cloud.hosts[name], wanted, AHEAD)
+    assert cloud.moved == [(name, home, CHUNK, None)]
+
+
+async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
+    tmp_path, autojump_clock
+):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4")) as hedging:
+        wanted, home, name = asked(hedging)
+        hedging.frozen.add(home)
+        began_s = trio.current_time()
+        await hedging.hosts[name].fetch(wanted, GUEST)
+        took_s = trio.current_time() - began_s
+    given_up, (_, other, count, other_s) = sorted(hedging.moved, key=lambda moved: moved[2])
+    assert given_up == (name, home, 0, pytest.approx(took_s, abs=0.02))
+    assert (other != home, count) == (True, CHUNK)
+    assert 0 < other_s < took_s
+
+
+async def test_reader_who_leaves_says_nothing_of_a_peer_that_is_still_asked(cloud, autojump_clock):
+    wanted, home, name = asked(cloud)
+    with trio.move_on_after(0.1):
+        await cloud.hosts[name].fetch(wanted, GUEST)
+    assert cloud.moved == []
+    await trio.sleep(2)
+    assert cloud.moved == [(name, home, CHUNK, pytest.approx(1, abs=0.1))]
+
+
+async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, autojump_clock):
+    wanted, home, name = asked(cloud)
+    cloud.frozen.add(home)
+    await cloud.hosts[name].fetch(wanted, GUEST, 60)
+    assert home not in {giver for _, giver, _, _ in cloud.moved}
+
+
+@pytest.mark.expect_log("is left alone")
+@pytest.mark.parametrize(
+    ("priority", "took_s"), [(GUEST, pytest.approx(1, abs=0.1)), (AHEAD, None)]
+)
+async def test_wrong_bytes_have_moved_as_right_ones_do(cloud, autojump_clock, priority, took_s):
+    wanted, home, name = asked(cloud)
+    cloud.lying.add(home)
+    await cloud.hosts[name].fetch(wanted, priority, 60)
+    assert (name, home, CHUNK, took_s) in cloud.moved
+    assert sum(cloud.hosts[name].counters.fetched[wanted.image_id].bytes.values()) == CHUNK
+
+
+async def test_answers_without_bytes_are_not_told(cloud, autojump_clock):
+    wanted, home, name = asked(cloud)
+    other = cloud.others(wanted)[1]
+    cloud.busy[home] = (other,)  # which has not got it
+    await cloud.hosts[name].fetch(wanted, GUEST, 60)
+    assert {host for _, host, _, _ in cloud.asked} == {home, other}
+    assert [moved[:3] for moved in cloud.moved] == [(name, home, CHUNK)]
+
+
+@pytest.mark.parametrize("is_home", [True, False])
+async def test_what_a_guest_waited_for_at_the_source_is_counted_with_its_time(
+    cloud, autojump_clock, is_home
+):
+    wanted, home, name = asked(cloud)
+    cloud.source.delay_s = 0.25
+    await cloud.hosts[home if is_home else name].fetch(wanted, GUEST)
+    held = decision_link.held_by(cloud.hosts[home], cloud.caches[home])
+    assert (held.source.received, held.source.took_s) == (CHUNK, pytest.approx(0.25))
+    assert held.chunks.received == CHUNK
+    assert cloud.hosts[name].counters.source_s == 0
+
+
+@pytest.mark.parametrize("is_home", [True, False])
+@pytest.mark.parametrize("priority", LANES)
+async def test_what_nobody_waits_for_at_the_source_has_no_time(
+    cloud, autojump_clock, priority, is_home
+):
+    wanted, home, name = asked(cloud)
+    await exchange_cloud.bring(cloud.hosts[home if is_home else name], wanted, priority)
+    held = decision_link.held_by(cloud.hosts[home], cloud.caches[home])
+    assert (held.source.received, held.source.took_s) == (0, 0.0)
+    assert held.chunks.received == CHUNK
+
+
+async def test_each_chunk_of_a_read_of_many_counts_until_its_own_bytes_come(cloud, autojump_clock):
+    homes = {n: cloud.home(cloud.want(n)) for n in range(40)}
+    home = homes[0]
+    numbers = [n for n in homes if homes[n] == home and not n % 2]  # no two follow each other
+    cloud.source.delay_s = 0.25
+    with cloud.hosts[home].wish([cloud.want(n) for n in numbers]) as wish:
+        await wish.wait()
+    counted, count = cloud.hosts[home].counters, len(numbers)
+    assert count > 2
+    assert counted.source_timed_bytes == count * CHUNK
+    in_turn_s = sum(0.25 * nth for nth in range(1, count + 1))
+    assert counted.source_s == pytest.approx(in_turn_s)

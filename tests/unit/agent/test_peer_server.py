@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log says of requests that are refused, and what a fault of the core ends."""
+
+import logging
+
+import pytest
+import trio
+
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import peer_server
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import exchange_cloud
+
+CHUNK, IMAGE = exchange_cloud.CHUNK, exchange_cloud.IMAGE
+GIVER, ASKER = ids.HostId("h1"), ids.HostId("h2")
+
+
+class Asker:
+    """Asks a host on one connection, as any agent may."""
+
+    def __init__(self, cloud):
+        self.cloud, self.heard = cloud, []
+        self.connection = exchange_cloud.Connection(cloud, ASKER, GIVER)
+
+    def ask(self, *offsets, cid=None):
+        requests = []
+        for offset in offsets:
+            number = offset // CHUNK
+            named = cid or ids.cid_of(exchange_cloud.bytes_of(number))
+            proof = peer_wire.proof_of(named, ASKER, GIVER)
+            place = IMAGE, offset, CHUNK
+            mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
+            requests.append(peer_wire.Request(number, *place, proof, mode, priority, 5000))
+            self.connection.hears[number] = self.heard.extend
+        self.cloud.hosts[GIVER].giving.asked(self.connection, requests, trio.current_time())
+
+    async def hear(self):
+        await trio.sleep(1)
+        heard, self.heard = self.heard, []
+        return {answer.request_id: answer for answer in heard}
+
+
+@pytest.fixture
+async def asker(tmp_path):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2")) as cloud:
+        yield Asker(cloud)
+
+
+def lines(caplog):
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+@pytest.mark.expect_log("refused")
+async def test_refused_request_is_told_with_what_it_was_for_once_in_a_while(
+    asker, autojump_clock, caplog
+):
+    asker.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
+    answers = await asker.hear()
+    assert {answer.code for answer in answers.values()} == {peer_wire.RefuseCode.MISSING}
+    what = f"h2 asked for {CHUNK} bytes of image {IMAGE} at"
+    why = "refused, it does not prove that it knows the CID"
+    assert lines(caplog) == [f"{what} {3 * CHUNK}: {why} (and 0 like it)"]
+    await trio.sleep(peer_server.WARN_EVERY_S)
+    asker.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))
+    assert lines(caplog)[1:] == [f"{what} {5 * CHUNK}: {why} (and 1 like it)"]
+    assert asker.cloud.hosts[GIVER].core.rights.refused == 3
+
+
+@pytest.mark.expect_log("refused")
+async def test_request_for_what_the_source_withholds_from_this_host_is_told(
+    asker, autojump_clock, caplog
+):
+    async def learn(host, *place):
+        raise errors.ChunkRefused("the image", "memory")
+
+    asker.cloud.learn, asker.cloud.unattached = learn, {IMAGE}
+    asker.ask(3 * CHUNK, cid=ids.cid_of(b"something"))
+    assert (await asker.hear())[3].code is peer_wire.RefuseCode.WITHHELD
+    [line] = lines(caplog)
+    assert f"image {IMAGE} at {3 * CHUNK}: refused, the source does not let this host" in line
+    assert asker.cloud.hosts[GIVER].core.rights.refused == 1
+
+
+async def test_what_is_only_not_here_is_not_told(asker, autojump_clock):
+    asker.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
+    asker.ask(3 * CHUNK)
+    assert isinstance((await asker.hear())[3], peer_wire.Refuse)
+
+
+@pytest.mark.expect_log("has failed")
+async def test_fault_at_one_request_ends_that_one_alone(asker, autojump_clock, caplog):
+    host = asker.cloud.hosts[GIVER]
+    asker.cloud.contents[IMAGE, 2 * CHUNK] = "nonsense"
+    asker.ask(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
+    answers = await asker.hear()
+    refused = answers.pop(2)
+    assert refused == peer_wire.Refuse(2, peer_wire.RefuseCode.UNREACHABLE)
+    assert sorted(answers) == [0, 1, 3]
+    assert all(one.data == exchange_cloud.bytes_of(number) for number, one in answers.items())
+    assert not asker.connection.is_closed
+    assert host.faults.count == 2  # once with the others, once by itself
+    assert len(lines(caplog)) == 1
+    assert (len(host.core), len(host.core.requests)) == (0, 0)
+    asker.ask(0)
+    assert (await asker.hear())[0].data
+
+
+@pytest.mark.expect_log("has failed")
+async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
+    with pytest.raises(errors.SourceUnreachable, match="Error: "):
+        await host.fetch(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
+    assert not host.core.pending
+    assert (await host.fetch(asker.cloud.want(1), exchange.Priority.GUEST)).data
+
+
+@pytest.mark.expect_log("has failed")
+async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
+    asker, autojump_clock, monkeypatch
+):
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
+    with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
+        travels = host.core.pending.selection
+        broken.setattr(travels, "_go", lambda *_: {}["no list"])
+        await host.fetch(wanted, exchange.Priority.GUEST)
+    assert not host.core.pending and not len(host.core)
+    with trio.fail_after(5):
+        assert (await host.fetch(wanted, exchange.Priority.GUEST)).data
+
+
+@pytest.mark.expect_log("has failed")
+async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
+    asker, autojump_clock, monkeypatch
+):
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
+
+    def fails(*_):
+        monkeypatch.undo()
+        return {}["no list"]
+
+    with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no list"):
+        monkeypatch.setattr(host.core.pending, "came", fails)
+        await host.fetch(wanted, exchange.Priority.GUEST)
+    assert not host.core.pending and not len(host.core)
+    assert (await host.fetch(wanted, exchange.Priority.GUEST)).data
+
+
+@pytest.mark.expect_log("has failed")
+@pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.LATER])
+async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
+    asker, autojump_clock, priority
+):
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
+    with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
+        await host.fetch(wanted, priority)
+    with host.ahead(priority) as ahead:
+        ahead.ask([("it", wanted)])
+        ((thing, outcome),) = await ahead.came()
+    assert thing == "it" and isinstance(outcome, errors.SourceUnreachable)
+    assert not len(host.core) and not host.core.pending
+
+
+@pytest.mark.expect_log("has failed")
+async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
+    asker, autojump_clock
+):
+    host, wants = asker.cloud.hosts[GIVER], [asker.cloud.want(n) for n in range(4)]
+    wants[1] = wants[1]._replace(oid="nonsense")
+    with host.ahead(exchange.Priority.SEED) as ahead:
+        ahead.ask(enumerate(wants[:2]))
+        ahead.ask(enumerate(wants[2:], 2))
+        outcomes = {}
+        while ahead:
+            outcomes.update(await ahead.came())
+    failed = [n for n, outcome in outcomes.items() if isinstance(outcome, errors.AcstorError)]
+    assert sorted(failed) == [0, 1] and "Error: " in str(outcomes[0])
+    assert not host.core.pending
+    assert [outcomes[n].data for n in (2, 3)] == [exchange_cloud.bytes_of(n) for n in (2, 3)]
