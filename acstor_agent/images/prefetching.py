@@ -62,10 +62,13 @@ class Prefetching:
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
     def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
-        """Note what neighbours have; fetch what is of use here."""
+        """Note what neighbours have; fetch what is of use here.
+
+        A prefetch asks holders and never the home, so what the home alone has is passed over.
+        """
         if not self._is_on:
             return
-        for prefix in prefixes:
+        for prefix in filter(self._chunks.has_holder, prefixes):
             chunk_no = self._index.find(prefix)
             if chunk_no is not None and not self._is_here(self._map.cid(chunk_no)):
                 self.prefetcher.advertised(chunk_no)

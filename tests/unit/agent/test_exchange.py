@@ -941,3 +941,21 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     states = [ahead.states.state(number) for number in numbers]
     assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]
     assert cloud.hosts[name].counters.prefetched_bytes == 3 * CHUNK
+
+
+async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_clock):
+    image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
+    number = next(n for n in range(40) if cloud.home(cloud.want(n)) == "h4")
+    oid, host = cloud.want(number).oid, cloud.hosts["h1"]
+    await exchange_cloud.bring(cloud.hosts["h4"], cloud.want(number), Priority.WHOLE)
+    cloud.is_heard = False
+    index = content_index.ContentIndex(image_map)
+    ahead = prefetching.Prefetching(
+        *(image_map, index, host, cloud.nursery, None, lambda cid: False)
+    )
+    states = []
+    for holder in ("h4", "h2"):
+        host.heard(ids.HostId(holder), peer_wire.Advertise((oid,)))
+        ahead.advertised([oid])
+        states.append(ahead.states.state(number))
+    assert states == [chunk_state.ChunkState.REMOTE, chunk_state.ChunkState.PREFETCH]
