@@ -150,7 +150,7 @@ class Host(hosts.Host):
         }
 
     def _ask(self, ask: actions.Ask) -> None:
-        urgent = (attempt.number for attempt in ask.attempts if attempt.priority.is_urgent)
+        urgent = (number for number, _, attempt in ask.chunks() if attempt.priority.is_urgent)
         self._asked_s.update(dict.fromkeys(urgent, self.world.now))
         super()._ask(ask)
 

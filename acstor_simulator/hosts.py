@@ -207,14 +207,12 @@ class Host:
         requests = []
         connection = world.connection(self.name, ask.host)
         is_there = world.is_there(ask.host)
-        for attempt in ask.attempts:
-            cid, _, image_id, offset, length, _ = attempt.want
+        for number, ref, attempt in ask.chunks():
+            cid, _, image_id, offset, length, _ = ref
             mode = attempt.mode if self.may_refer else attempt.mode.plain
             proof, urgency = proof_of(cid, self.name, ask.host), attempt.priority.at_peer
             place = image_id, offset, length
-            requests.append(
-                chunk_ref.Request(attempt.number, *place, proof, mode, urgency, timeout_s)
-            )
+            requests.append(chunk_ref.Request(number, *place, proof, mode, urgency, timeout_s))
             if is_there:
                 attempt.connection = connection
         size_bytes = MESSAGE_BYTES + REQUEST_BYTES * len(requests)

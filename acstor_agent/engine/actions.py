@@ -6,6 +6,9 @@ answers on one connection in one.
 """
 
 from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
@@ -17,7 +20,7 @@ from acstor_common import peer_request
 
 
 class Ask(NamedTuple):
-    """Ask a peer; each attempt says what for, by ``number``, ``want``, ``mode``, ``priority``.
+    """Ask a peer; each attempt says what for, by ``numbers``, ``refs``, ``mode``, ``priority``.
 
     Whoever sends it sets ``connection`` of each attempt to the one that it goes out on: the event
     ``lost`` names it.
@@ -25,6 +28,12 @@ class Ask(NamedTuple):
 
     host: ids.HostId
     attempts: list[transfer.Attempt]
+
+    def chunks(self) -> Iterator[tuple[int, chunk_ref.ChunkRef, transfer.Attempt]]:
+        """Yield each chunk: its number, the chunk, and the attempt that it belongs to."""
+        for attempt in self.attempts:
+            for number, ref in zip(attempt.numbers, attempt.refs, strict=True):
+                yield number, ref, attempt
 
 
 class Cancel(NamedTuple):
@@ -274,17 +283,24 @@ class Out:
             attempts = self._asks[host] = []
         attempts.append(attempt)
 
+    def divide(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
+        """Have a peer asked for a part of an attempt, too, if it is to be asked for the other."""
+        assert attempt.host is not None
+        attempts = self._asks.get(attempt.host, [])
+        if attempt in attempts:
+            attempts.insert(attempts.index(attempt) + 1, part)
+
     def watch(self, connection: Hashable) -> None:
         """Have it told when what was sent on a connection has arrived."""
         self._watch.append(connection)
 
-    def hurry(self, host: ids.HostId, number: int) -> None:
+    def hurry(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Have a peer told that a guest waits now."""
-        self._hurries.setdefault(host, []).append(number)
+        self._hurries.setdefault(host, []).extend(numbers)
 
-    def cancel(self, host: ids.HostId, number: int) -> None:
+    def cancel(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Have a peer told that nobody waits any more."""
-        self._cancels.setdefault(host, []).append(number)
+        self._cancels.setdefault(host, []).extend(numbers)
 
     def take(self) -> list[Action]:
         """Return all of it: what is to be stored first, then who waits, then who is asked."""
@@ -311,13 +327,27 @@ class Out:
         if self._asks:
             for host, asked in self._asks.items():
                 attempts = [attempt for attempt in asked if not attempt.is_over]  # it came since
-                for start in range(0, len(attempts), peer_request.MAX_BATCH):
-                    found.append(Ask(host, attempts[start : start + peer_request.MAX_BATCH]))
+                found += [Ask(host, some) for some in _messages(attempts)]
             self._asks = {}
         return found
 
     def _sent(self, host: ids.HostId) -> Cancel | None:
         """Return which of a host's attempts it is to be told of: not those that came to nothing."""
-        unsent = {attempt.number for attempt in self._asks.get(host, ()) if attempt.is_over}
+        over = [attempt for attempt in self._asks.get(host, ()) if attempt.is_over]
+        unsent = {number for attempt in over for number in attempt.numbers}
         numbers = [number for number in self._cancels[host] if number not in unsent]
         return Cancel(host, numbers) if numbers else None
+
+
+def _messages(attempts: Sequence[transfer.Attempt]) -> Iterator[list[transfer.Attempt]]:
+    """Yield attempts that go into one message each."""
+    some: list[transfer.Attempt] = []
+    chunks = 0
+    for attempt in attempts:
+        chunks += len(attempt.numbers)
+        if some and chunks > peer_request.MAX_BATCH:
+            yield some
+            some, chunks = [], len(attempt.numbers)
+        some.append(attempt)
+    if some:
+        yield some

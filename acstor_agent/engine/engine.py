@@ -162,7 +162,7 @@ class Engine:
         """Return what a peer was asked for by a number, to check its bytes; None: nothing (now)."""
         peer = self.context.peers.get(host)
         attempt = peer.asks.get(number) if peer is not None else None
-        return attempt.want if attempt is not None else None
+        return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
     def mend(self, now: float, why: str) -> Actions:
         """End what an event that has raised has left half done, and no more; see ``recovery``.
@@ -370,6 +370,8 @@ class Engine:
     @_event
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
+        for transfer in dict.fromkeys(self.context.transfers.values()):
+            self.context.singles(transfer)  # its chunks may have other owners now
         self.context.ring.change(table, former)
         self.context.peers.forget_others(self.context.ring.has, self.context.now)
         self.requests.follow_table()

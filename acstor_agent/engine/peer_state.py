@@ -262,7 +262,7 @@ class PeerStates:
 
         What no guest waited for may be late on purpose, and says nothing of a slow peer.
         """
-        self.answered(len(attempts))
+        self.answered(sum([len(attempt.refs) for attempt in attempts]))
         peer = self.of(host)
         since_s, peer.gave_s = peer.gave_s, now
         guests = [a for a in attempts if a.priority is priority.Priority.GUEST]

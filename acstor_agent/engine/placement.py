@@ -16,6 +16,9 @@ import blake3
 from acstor_common import ids
 from acstor_common import ring
 
+OWNERS_ASKED = 8
+"""Owners of a chunk that are looked at: those asked, and some to spare for hosts out of use."""
+
 
 class Given(enum.Enum):
     """How the source gives what lies somewhere in an image to this host."""

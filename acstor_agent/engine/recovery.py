@@ -36,12 +36,12 @@ class Recovery:
         context = self._context
         context.kept.clear()  # whether they will be stored nobody knows
         context.source_reads.mend()
-        for transfer in context.transfers.values():
+        for transfer in dict.fromkeys(context.transfers.values()):
             transfer.askers = {a: None for a in transfer.askers if self._requests.holds(a)}
         self._pending.mend(self._is_whole, why)
         context.requests_out.mend(self._is_awaited, context.now)
         self._requests.mend()
-        for transfer in list(context.transfers.values()):
+        for transfer in dict.fromkeys(context.transfers.values()):
             context.drop_if_done(transfer)
 
     def _is_whole(self, transfer: Transfer) -> bool:

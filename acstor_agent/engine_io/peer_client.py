@@ -15,9 +15,9 @@ import trio
 
 from acstor_agent.core import counters as counters_
 from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import priority as priority_
-from acstor_agent.engine import transfer
 from acstor_agent.engine_io import read_request
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
@@ -65,8 +65,8 @@ _URGENT = peer_wire.Priority.PEER
 _RELAYED = peer_wire.Mode.RELAYED
 _ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in peer_wire.Mode}
 
-Asked = tuple[transfer.Attempt, float | None]
-"""A question under way, and when it was asked; None: no guest waited for it then."""
+Asked = tuple[chunk_ref.ChunkRef, peer_wire.Mode, float | None]
+"""A chunk that is asked for, in which mode, and when; None: no guest waited for it then."""
 
 
 class PeerClient:
@@ -103,7 +103,7 @@ class PeerClient:
     def _ask(self, ask: actions.Ask) -> None:
         host, address = ask.host, self._address_of(ask.host)
         if address is None:  # it has left both tables meanwhile
-            lost = [(attempt.number, Failure.UNREACHABLE) for attempt in ask.attempts]
+            lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.chunks()]
             self._feed(self._core.refused, host, lost)
             return
         hear = self._hears.get(host)
@@ -114,10 +114,10 @@ class PeerClient:
         now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
         others: list[peer_wire.Request] = []
-        for attempt in ask.attempts:
-            number, priority = attempt.number, PRIORITIES[attempt.priority]
-            self._asked[number] = attempt, now if priority is _URGENT else None
-            cid, _, image_id, offset, length, _ = attempt.want
+        for number, ref, attempt in ask.chunks():
+            priority = PRIORITIES[attempt.priority]
+            self._asked[number] = ref, attempt.mode, now if priority is _URGENT else None
+            cid, _, image_id, offset, length, _ = ref
             proof = peer_wire.proof_of(cid, self._here, host)
             mode = attempt.mode if self._may_refer else attempt.mode.plain
             place = image_id, offset, length
@@ -131,7 +131,7 @@ class PeerClient:
         now, took_s = trio.current_time(), 0.0
         for number in cancel.numbers:
             asked = self._asked.pop(number, None)
-            given_up_s = now - asked[1] if asked and asked[1] is not None else math.inf
+            given_up_s = now - asked[2] if asked and asked[2] is not None else math.inf
             if (
                 given_up_s < self._core.context.requests_out.timeout_s
             ):  # else it does not answer at all
@@ -146,23 +146,24 @@ class PeerClient:
         moved: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
         for answer in answers:
-            asked = self._asked.pop(answer.request_id, None)
+            number = answer.request_id
+            asked = self._asked.pop(number, None)
             if asked is None:
                 continue
-            attempt, asked_s = asked
+            ref, mode, asked_s = asked
             if isinstance(answer, peer_wire.Chunk):
-                data, mode = answer.data, attempt.mode
+                data = answer.data
                 moved.append((len(data), asked_s))  # wrong ones have moved, too
-                if not attempt.want.content.matches(data):
-                    failed.append((attempt.number, Failure.INVALID))
+                if not ref.content.matches(data):
+                    failed.append((number, Failure.INVALID))
                     continue
                 self._counters.relayed_bytes += len(data) if mode is _RELAYED else 0
-                came.append((attempt.number, read_request.Fetched(data, _ORIGINS[mode])))
+                came.append((number, read_request.Fetched(data, _ORIGINS[mode])))
             elif isinstance(answer, peer_wire.Refer):
                 self._counters.referrals += 1
-                self._feed(self._core.referred, host, attempt.number, answer.hosts)
+                self._feed(self._core.referred, host, number, answer.hosts)
             else:
-                failed.append((attempt.number, _failure_of(answer)))
+                failed.append((number, _failure_of(answer)))
         if moved:
             self._count(host, moved)
         if came:

@@ -49,7 +49,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
     completed = 0
     for action in todo:
         if isinstance(action, actions.Ask):
-            given = [(attempt.number, b"") for attempt in action.attempts]
+            given = [(number, b"") for number, _, _ in action.chunks()]
             completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
         elif isinstance(action, actions.ReadSource):
             told = [(index, b"") for index in range(len(action.wants))]

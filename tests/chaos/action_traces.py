@@ -43,7 +43,7 @@ class Outcome:
     :param ended_s: when the last read was answered and nothing was under way any more
     """
 
-    actions_: int
+    actions: int
     asked: int
     given: int
     read: int
@@ -63,8 +63,10 @@ class Outcome:
 def text_of(value: Any) -> str:
     """Return what an action says; equal text in each process."""
     if isinstance(value, transfer.Attempt):
-        parts = value.number, value.want, value.mode, value.priority
-        return f"Attempt({', '.join(map(text_of, parts))})"
+        parts = value.mode, value.priority
+        chunks = zip(value.numbers, value.refs, strict=True)
+        texts = [", ".join(map(text_of, (*chunk, *parts))) for chunk in chunks]
+        return ", ".join([f"Attempt({text})" for text in texts])
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -85,8 +87,8 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
         counts["actions"] += len(todo)
         for one in todo:
             match one:
-                case actions_.Ask(attempts=attempts):
-                    counts["asked"] += len(attempts)
+                case actions_.Ask():
+                    counts["asked"] += len(list(one.chunks()))
                 case actions_.Reply(answers=answers):
                     counts["given"] += sum([isinstance(one, actions_.Given) for one in answers])
                 case actions_.ReadSource(wants=wants):

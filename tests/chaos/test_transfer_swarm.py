@@ -47,6 +47,16 @@ def test_every_read_is_answered_once_and_right_whatever_breaks(seed, learns_ring
     assert sum(guest.answers for guest in run.guests)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_reads_are_right_where_chunks_go_together_and_part(seed):
+    """Two hosts have the same owners of all chunks, so transfers are as long as they may be."""
+    run, error = transfer_swarm.play(seed, hosts=2, run_chunks=16)
+    if error is not None:
+        transfer_swarm.tell(run, error, 2, run_chunks=16)
+        raise error
+    assert sum(guest.answers for guest in run.guests)
+
+
 class Everybody:
     """All near hosts are neighbours, whatever the topology."""
 

@@ -50,7 +50,13 @@ class Run:
     :param learns_ring: hosts have the variant ``ring``
     """
 
-    def __init__(self, seed: int, hosts: int | None = None, learns_ring: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        hosts: int | None = None,
+        learns_ring: bool = False,
+        run_chunks: int = 1,
+    ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"run/{seed}")
         self.rng_of_variants = random.Random(f"variants/{seed}")
@@ -76,6 +82,7 @@ class Run:
             "lost_after_s": 900.0,
             "learns_ring": learns_ring,
             "homes_keep": self.rng_of_variants.random() < 0.2,
+            "run_chunks": run_chunks,
         }
         bad = 0 if self.is_calm else rng.randint(0, max(1, count // 4))
         for number, name in enumerate(self.world.names):
@@ -358,10 +365,10 @@ FAULTS: tuple[Callable[[Run], Callable[[], None] | None], ...] = (
 
 
 def play(
-    seed: int, hosts: int | None = None, learns_ring: bool = False
+    seed: int, hosts: int | None = None, learns_ring: bool = False, run_chunks: int = 1
 ) -> tuple[Run, BaseException | None]:
     """Do one run; return it, and what was wrong."""
-    run = Run(seed, hosts, learns_ring)
+    run = Run(seed, hosts, learns_ring, run_chunks)
     try:
         run.go()
     except Exception as e:
@@ -369,13 +376,20 @@ def play(
     return run, None
 
 
-def tell(run: Run, error: BaseException, hosts: int | None, learns_ring: bool = False) -> None:
+def tell(
+    run: Run,
+    error: BaseException,
+    hosts: int | None,
+    learns_ring: bool = False,
+    run_chunks: int = 1,
+) -> None:
     """Print what was wrong, and how to see it again."""
     print(f"seed {run.seed}: {type(error).__name__}: {error}")
     if not isinstance(error, Broken):
         traceback.print_exception(error)
     print("\n".join(run.trace[-30:]))
     more = (f" --hosts {hosts}" if hosts else "") + " --ring" * learns_ring
+    more += f" --run-chunks {run_chunks}" if run_chunks > 1 else ""
     print(f"The same again: python -m tests.chaos.transfer_swarm --seeds {run.seed}{more}")
 
 
@@ -385,6 +399,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0-99", help="one, or FIRST-LAST (0-99)")
     parser.add_argument("--hosts", type=int, help="so many; else the seed decides")
     parser.add_argument("--ring", action="store_true", help="with the variant of that name")
+    parser.add_argument("--run-chunks", type=int, default=1, help="of a transfer, at most")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -392,11 +407,11 @@ def main() -> int:
     for seed in range(int(first), int(last or first) + 1):
         if time.monotonic() - began_s > options.seconds:
             break
-        run, error = play(seed, options.hosts, options.ring)
+        run, error = play(seed, options.hosts, options.ring, options.run_chunks)
         done, answers = done + 1, answers + sum(guest.answers for guest in run.guests)
         if error is not None:
             failed.append(seed)
-            tell(run, error, options.hosts, options.ring)
+            tell(run, error, options.hosts, options.ring, options.run_chunks)
     took_s = time.monotonic() - began_s
     print(f"{done} seeds, {answers} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
     return 1 if failed else 0

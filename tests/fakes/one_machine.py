@@ -118,8 +118,8 @@ class Machine:
         """Return who is to be asked: chunk numbers and modes, by host."""
         found: dict[str, list[tuple[int, peer_request.Mode]]] = {}
         for ask in self.got(actions.Ask):
-            for attempt in ask.attempts:
-                what = attempt.want.offset // CHUNK, attempt.mode
+            for _, ref, attempt in ask.chunks():
+                what = ref.offset // CHUNK, attempt.mode
                 found.setdefault(ask.host, []).append(what)
         return found
 
@@ -200,7 +200,8 @@ class Machine:
         if what is None:
             return []
         if isinstance(what, failure.Failure):
-            refused: list[actions.Action] = self.refused(host, [(attempt.number, what)])
+            failed = [(number, what) for number in attempt.numbers]
+            refused: list[actions.Action] = self.refused(host, failed)
             return refused
         given: list[actions.Action] = self.chunks_arrived(host, [(attempt.number, what)])
         return given

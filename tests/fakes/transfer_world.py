@@ -58,9 +58,10 @@ class Watch:
     def asks(self, host: Host, ask: actions.Ask) -> None:
         """A host asks."""
         self.ask_messages += 1
-        self.asked_chunks += len(ask.attempts)
-        if not 1 <= len(ask.attempts) <= peer_request.MAX_BATCH:
-            raise Broken(f"{host.name} asks for {len(ask.attempts)} chunks at once")
+        chunks = len(list(ask.chunks()))
+        self.asked_chunks += chunks
+        if not 1 <= chunks <= peer_request.MAX_BATCH:
+            raise Broken(f"{host.name} asks for {chunks} chunks at once")
         if ask.host == host.name:
             raise Broken(f"{host.name} asks itself")
 
@@ -358,13 +359,14 @@ def check_host(host: Host) -> None:
         _check_peer(host, peer)
     _check_turns(host)
     reads = host.core.context.source_reads.under_way
-    if reads > SOURCE_CHUNKS:
+    spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
+    if reads > SOURCE_CHUNKS + spare:
         raise Broken(f"{host.name}: {reads} chunks are read at a time")
     ahead, most = (
         host.core.pending.prefetch_limits.under_way,
         host.settings.get("background_limit", 64),
     )
-    if not 0 <= ahead <= LANES * most:
+    if not 0 <= ahead <= LANES * (most + spare):
         raise Broken(f"{host.name}: {ahead} chunks are fetched ahead at a time")
 
 
@@ -402,8 +404,10 @@ def _check_peer(host: Host, peer: peer_state.Peer) -> None:
         times = 1 if attempt.track is transfer_.Track.RELAY else LONGEST_TIMES
         if waits_s > times * timeout_s + LOOK_S:
             raise Broken(f"{host.name}: {peer.host} owes an answer since {waits_s:.1f} s")
-    if not 0 <= peer.under_bytes < CREDIT_BYTES + CHUNK:
+    run_bytes = host.core.context.settings.run_chunks * CHUNK
+    if not 0 <= peer.under_bytes < CREDIT_BYTES + run_bytes:
         raise Broken(f"{host.name}: {peer.under_bytes} bytes are under way with {peer.host}")
-    sent = sum(attempt.want.length for attempt in peer.asks.values() if attempt.sent_s is not None)
+    asks = dict.fromkeys(peer.asks.values())
+    sent = sum(attempt.length for attempt in asks if attempt.sent_s is not None)
     if sent != peer.under_bytes:
         raise Broken(f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.under_bytes}")

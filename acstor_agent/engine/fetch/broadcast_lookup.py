@@ -105,7 +105,8 @@ class BroadcastLookups:
         context = self._context
         mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.SEARCH
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
-            what = (search.transfer, search.left.pop(), mode, search.want, track, context.now)
+            refs = (search.want,)
+            what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
             search.attempts.append(context.requests_out.ask(*what))
         if not search.attempts:
             self._end(search)

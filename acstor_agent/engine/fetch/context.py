@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Container
+from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
@@ -16,6 +17,7 @@ from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import lockstep
+from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import source_reads
@@ -62,7 +64,9 @@ class Context:
         self.requests_out = requests_out.RequestsOut(
             self.out, self.timers, self.peers, settings.timeout_s
         )
+        self.requests_out.split = self.split_attempt
         self.source_reads = source_reads.SourceReads(self.out)
+        self.prefetch_limits = prefetch_limits.PrefetchLimits(settings.background_limit)
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
         self.predecessors = lockstep.Predecessors(view.here, self.is_ring_worth)
         self.steps = lockstep.Steps()
@@ -101,20 +105,84 @@ class Context:
             return False
         return self._given_as(want.image_id, want.offset) is not placement.Given.WHOLE_HERE
 
-    def transfer_of(
-        self, want: chunk_ref.ChunkRef, priority: priority_.Priority
-    ) -> transfer_.Transfer:
-        """Return the transfer of a content; where there is none it begins to be."""
-        key = want.key
-        transfer = self.transfers.get(key)
+    def transfer_of(self, refs: transfer_.Refs, priority: priority_.Priority) -> transfer_.Transfer:
+        """Return a transfer of these chunks alone; where there is none it begins to be.
+
+        :param refs: of one image, distinct, and all or none of them under way, in one transfer
+        """
+        keys = tuple([ref.key for ref in refs])
+        transfer = self.transfers.get(keys[0])
         if transfer is None:
-            transfer = self.transfers[key] = transfer_.Transfer(want, key, priority)
+            transfer = transfer_.Transfer(refs, keys, priority)
+            self.transfers.update(dict.fromkeys(keys, transfer))
             return transfer
-        if transfer.names[0] is not want:
-            transfer.join(want)
+        if transfer.count > len(keys):
+            transfer = self.split(transfer, [transfer.keys.index(key) for key in keys])
+        if transfer.refs[0] is not refs[0]:
+            by_key = dict(zip(keys, refs, strict=True))
+            transfer.join(tuple([by_key[key] for key in transfer.keys]))
         if self.unwanted:
             self.unwanted.pop(transfer, None)
         return transfer
+
+    def owners(self, oid: ids.Oid) -> tuple[tuple[ids.HostId, ...], ...]:
+        """Return all owners that the places of a chunk depend on: by each table, near and far."""
+        ring, limit = self.ring, placement.OWNERS_ASKED
+        found = [ring.owners(oid, limit)]
+        if (outer := placement.outer_home(ring.table, ring.here, oid)) is not None:
+            found.append((outer,))
+        if ring.former is not None:
+            found.append(placement.owners(ring.former, ring.here, oid, limit))
+        return tuple(found)
+
+    def single(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
+        """Return the transfer of one chunk and no others, if the chunk is under way."""
+        transfer = self.transfers.get(key)
+        if transfer is not None and transfer.count > 1:
+            transfer = self.split(transfer, [transfer.keys.index(key)])
+        return transfer
+
+    def singles(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
+        """Let each chunk of a transfer go on by itself; the last one keeps the transfer."""
+        return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
+
+    def split(self, transfer: transfer_.Transfer, some: Sequence[int]) -> transfer_.Transfer:
+        """Let some chunks of a transfer, by index, go on as a transfer of their own."""
+        assert not (transfer.retry or transfer.search or transfer.askers or transfer.charged)
+        part = transfer.split(some)
+        self.transfers.update(dict.fromkeys(part.keys, part))
+        for attempt, half in zip(transfer.attempts, part.attempts, strict=True):
+            self.requests_out.divide(attempt, half)
+        if transfer.relay is not None and part.relay is not None:
+            self.requests_out.divide(transfer.relay, part.relay)
+        if transfer.read is not None:
+            part.read = self.source_reads.split(transfer.read, some)
+        self.prefetch_limits.divide(transfer, part)
+        if transfer in self.unwanted:
+            self.unwanted[part] = None
+        return part
+
+    def split_attempt(self, attempt: transfer_.Attempt, some: list[int]) -> transfer_.Attempt:
+        """Let some chunks of an attempt, and of its transfer, go on by themselves."""
+        transfer = attempt.transfer
+        if attempt is transfer.relay:
+            relay = self.split(transfer, some).relay
+            assert relay is not None
+            return relay
+        if attempt in transfer.attempts:
+            at = transfer.attempts.index(attempt)
+            return self.split(transfer, some).attempts[at]
+        part = requests_out.divide_alone(attempt, some)
+        self.requests_out.divide(attempt, part)
+        return part
+
+    def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
+        """Let some chunks of a read, and of its transfer, go on by themselves."""
+        transfer = self.transfers.get(read.want.key)
+        if transfer is None or transfer.read is not read:
+            return self.source_reads.split(read, some)
+        found: source_reads.SourceRead = self.split(transfer, some).read
+        return found
 
     def drop_if_done(self, transfer: transfer_.Transfer) -> None:
         """Forget a transfer of which nothing is under way and for which nobody waits."""
@@ -128,7 +196,8 @@ class Context:
     def forget(self, transfer: transfer_.Transfer) -> None:
         """Forget a transfer."""
         if self.transfers.get(transfer.key) is transfer:
-            del self.transfers[transfer.key]
+            for key in transfer.keys:
+                del self.transfers[key]
             if self.unwanted:
                 self.unwanted.pop(transfer, None)
             self.uncharge(transfer)

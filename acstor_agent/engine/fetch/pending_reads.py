@@ -10,6 +10,7 @@ retried after a pause (``retries``) while bytes may still arrive; what the sourc
 asked of every host (``broadcast_lookup``).
 """
 
+import collections
 import math
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -60,7 +61,7 @@ class PendingReads:
         self._context, self._read_through, self._askers = context, through, askers
         self.selection = source_selection.SourceSelection(context, through, self._in_vain)
         self.lookups = broadcast_lookup.BroadcastLookups(context, self._searched)
-        self.prefetch_limits = prefetch_limits.PrefetchLimits(context.settings.background_limit)
+        self.prefetch_limits = context.prefetch_limits
         self.retries = retries.Retries(context.timers)
         self._waiters: dict[Hashable, Waiter] = {}
 
@@ -97,14 +98,19 @@ class PendingReads:
             and self.selection.preference.decide(context.now)
         )
         self._note_step(batch, priority)
-        for index, want in enumerate(batch):
+        index = 0
+        while index < len(batch):
+            want = batch[index]
             if context.kept and (kept := context.kept.get(want.key)) is not None:
                 waiter.got[index] = kept.data
                 waiter.left -= 1
+                index += 1
                 continue
-            transfer = context.transfer_of(want, priority)
+            refs = self._together(batch, index)
+            transfer = context.transfer_of(refs, priority)
             if token is not None:
-                transfer.waiters.append((waiter, index))
+                transfer.waiters.append((waiter, _positions(transfer, refs, index)))
+            index += len(refs)
             if is_guest:
                 transfer.opener = transfer.opener or opener
                 self._begin_for_guest(transfer, want, is_source_first)
@@ -115,6 +121,35 @@ class PendingReads:
                 return  # the first of it were pushed out of their lane
         if not waiter.left and token is not None:
             self._complete(waiter, None, "")
+
+    def _together(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
+        """Return the chunks of a batch, from one on, that can be in one transfer.
+
+        They are of one image, and all in one transfer already, or all in none, with the same
+        owners and holders.
+        """
+        limit = min(index + self._context.settings.run_chunks, len(batch))
+        first = batch[index]
+        if limit - index <= 1:
+            return (first,)
+        transfers, kept, owners = self._context.transfers, self._context.kept, self._context.owners
+        holders = self._context.locations.keys
+        transfer, seen = transfers.get(first.key), {first.key}
+        owned_by, held_by = owners(first.oid), holders(first.oid)
+        for at in range(index + 1, limit):
+            ref = batch[at]
+            key = ref.key
+            if (
+                ref.image_id != first.image_id
+                or key in seen
+                or key in kept
+                or transfers.get(key) is not transfer
+            ):
+                return tuple(batch[index:at])
+            if transfer is None and (holders(ref.oid), owners(ref.oid)) != (held_by, owned_by):
+                return tuple(batch[index:at])
+            seen.add(key)
+        return tuple(batch[index:limit])
 
     def _note_step(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
         """Note where guests here read."""
@@ -188,43 +223,55 @@ class PendingReads:
     # A content came
 
     def came(
-        self, transfer: Transfer, data: transfer_.Bytes, winner: transfer_.Attempt | None
+        self,
+        transfer: Transfer,
+        chunks: Sequence[transfer_.Bytes],
+        winner: transfer_.Attempt | None,
     ) -> None:
-        """Have a content stored, and give it to all who wait for it.
+        """Have chunks stored, and give them to all who wait for them.
 
+        :param chunks: all of the transfer
         :param winner: the attempt by which it came; None: the source
         """
         context = self._context
         if context.transfers.get(transfer.key) is not transfer:
             return  # it came twice in one event
         if winner is not None:
-            want, giver, mode = winner.want, winner.host, winner.mode
+            refs, giver, mode = winner.refs, winner.host, winner.mode
         else:
-            want, giver, mode = transfer.names[0], None, None
+            refs, giver, mode = transfer.refs, None, None
         waiters, askers = transfer.waiters, transfer.askers
-        is_kept = context.ring.home(want.oid) == context.ring.here
+        is_for_others = False
         is_own = transfer.is_travelling or bool(waiters)
         if askers or not is_own:
-            is_kept = is_kept or any(asker.mode.reads_source for asker in askers)
+            is_for_others = any(asker.mode.reads_source for asker in askers)
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
-        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority, is_stored)
-        context.out.store(arrived)
-        context.kept[transfer.key] = arrived
-        for waiter, index in transfer.take_waiters() if waiters else ():
-            if waiter.is_done:
-                continue
-            waiter.got[index] = data
-            waiter.left -= 1
-            if not waiter.left:
-                self._complete(waiter, None, "")
+        may_store = not context.settings.homes_keep or priority.is_for_this_host
+        home, here = context.ring.home, context.ring.here
+        for key, ref, data in zip(transfer.keys, refs, chunks, strict=True):
+            is_kept = is_for_others or home(ref.oid) == here
+            is_stored = is_kept or may_store
+            arrived = actions.Arrived(ref, data, giver, mode, is_kept, is_own, priority, is_stored)
+            context.out.store(arrived)
+            context.kept[key] = arrived
+        self._give(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
             self.retries.came()
         self._end(transfer)
         if askers:
-            self._askers.came(transfer, data)
+            self._askers.came(transfer, chunks[0])
+
+    def _give(self, transfer: Transfer, chunks: Sequence[transfer_.Bytes]) -> None:
+        for waiter, positions in transfer.take_waiters():
+            if waiter.is_done:
+                continue
+            for position, data in zip(positions, chunks, strict=True):
+                waiter.got[position] = data
+            waiter.left -= len(chunks)
+            if not waiter.left:
+                self._complete(waiter, None, "")
 
     def _end(self, transfer: Transfer) -> None:
         """Let go of all that is under way for a content."""
@@ -264,15 +311,22 @@ class PendingReads:
         """Answer those who do not wait at any price; for guests it is tried again."""
         self.prefetch_limits.leave(transfer)
         self._leave_to_patient(transfer, failure, transfer.why)
-        if transfer.waiters:
-            wanted = {waiter.wants[index].image_id for waiter, index in transfer.waiters}
-            names = (name for name in transfer.names if name.image_id in wanted)
-            denied = next((name for name in names if name.image_id in transfer.denied), None)
-            if denied is not None:
-                self.lookups.begin(transfer, denied)
-            else:
-                self._pause(transfer, failure.name.lower())
+        for single in self._context.singles(transfer) if transfer.waiters else ():
+            if self._context.transfers.get(single.key) is single:  # it may have ended with others
+                self._wait_on(single, failure)
         self._askers.failed(transfer, Failure.MISSING)
+        self._context.drop_if_done(transfer)
+
+    def _wait_on(self, transfer: Transfer, failure: Failure) -> None:
+        """Ask every host for a chunk, or try it again after a pause."""
+        waiting = [(waiter, at[0]) for waiter, at in transfer.waiters if not waiter.is_done]
+        wanted = {waiter.wants[first].image_id for waiter, first in waiting}
+        names = (name[0] for name in transfer.names if name[0].image_id in wanted)
+        denied = next((name for name in names if name.image_id in transfer.denied), None)
+        if denied is not None:
+            self.lookups.begin(transfer, denied)
+        else:
+            self._pause(transfer, failure.name.lower())
         self._context.drop_if_done(transfer)
 
     def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
@@ -293,8 +347,8 @@ class PendingReads:
     ) -> None:
         """Give up what is lost, for those of its image; wait on for what may come still."""
         if failure is Failure.LOST:
-            for waiter, index in transfer.waiters.copy():
-                if not waiter.is_done and waiter.wants[index].image_id == want.image_id:
+            for waiter, at in transfer.waiters.copy():
+                if not waiter.is_done and waiter.wants[at[0]].image_id == want.image_id:
                     self._complete(waiter, failure, why)
         self._leave_to_patient(transfer, failure, why)
         if transfer.waiters:
@@ -331,14 +385,15 @@ class PendingReads:
         :param is_whole: says of a transfer that it is not
         """
         transfers = self._context.transfers
-        for transfer in list(transfers.values()):
+        for transfer in dict.fromkeys(transfers.values()):
             transfer.waiters = [entry for entry in transfer.waiters if not entry[0].is_done]
             transfer.gone = 0
             if not is_whole(transfer):
                 for waiter, _ in transfer.take_waiters():
                     self._complete(waiter, Failure.UNREACHABLE, why)
                 self._end(transfer)
-        coming = {entry for transfer in transfers.values() for entry in transfer.waiters}
+        entries = [entry for transfer in transfers.values() for entry in transfer.waiters]
+        coming = {(waiter, n) for waiter, positions in entries for n in positions}
         for waiter in list(self._waiters.values()):
             if waiter.is_done:
                 self._leave(waiter)
@@ -346,7 +401,7 @@ class PendingReads:
             lacks = [n for n, data in enumerate(waiter.got) if data is None]
             if not lacks or any((waiter, n) not in coming for n in lacks):
                 self._complete(waiter, Failure.UNREACHABLE, why)
-        self.prefetch_limits.mend(transfers.values())
+        self.prefetch_limits.mend(dict.fromkeys(transfers.values()))
         self.lookups.mend()
 
     # Who waits no more
@@ -383,14 +438,27 @@ class PendingReads:
         wants, got, waiter.wants, waiter.got = waiter.wants, waiter.got, [], []
         if not waiter.left:
             return
-        for want, data in zip(wants, got, strict=True):
-            transfer = self._context.transfers.get(want.key) if data is None else None
-            if transfer is None:
-                continue
-            transfer.left()
+        left = collections.Counter(
+            [
+                transfer
+                for want, data in zip(wants, got, strict=True)
+                if data is None and (transfer := self._context.transfers.get(want.key)) is not None
+            ]
+        )
+        for transfer, chunks in left.items():
+            transfer.left(chunks // transfer.count)
             if not transfer.is_wanted:
                 if transfer.retry is not None or transfer.search is not None:
                     self._end_travel(transfer)
                 elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
                     self.prefetch_limits.leave(transfer)
                 self._context.drop_if_done(transfer)
+
+
+def _positions(transfer: Transfer, refs: transfer_.Refs, index: int) -> tuple[int, ...]:
+    """Return where the chunks of a transfer are in a batch that has them from ``index`` on."""
+    positions = range(index, index + len(refs))
+    if transfer.refs is refs or len(refs) == 1:
+        return tuple(positions)
+    by_key = dict(zip([ref.key for ref in refs], positions, strict=True))
+    return tuple([by_key[key] for key in transfer.keys])

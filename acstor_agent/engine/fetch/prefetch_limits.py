@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits for fetches that no guest waits for: so many transfers at a time for each priority.
+"""Limits for fetches that no guest waits for: so many chunks at a time for each priority.
 
 Prefetches queue here, image by image, and not at peers, where they would delay guests.  Nothing
 is prefetched while the cache is full or behind with its writes.
@@ -28,7 +28,7 @@ LANES = (Priority.SOON, Priority.SEED, Priority.HYDRATE, Priority.ADVERTISED, Pr
 class PrefetchLimits:
     """Lanes for SOON, SEED, HYDRATE, ADVERTISED and WHOLE.
 
-    :param limit: transfers at a time in each
+    :param limit: chunks at a time in each; a transfer that has begun may exceed it
     :ivar waiting: those that have not begun
     """
 
@@ -46,7 +46,7 @@ class PrefetchLimits:
 
     def put(self, transfer: Transfer, lane: Priority) -> Transfer | None:
         """Let a transfer wait in a lane; return the one that is forgotten, if there is one."""
-        image_id = transfer.names[0].image_id
+        image_id = transfer.want.image_id
         transfer.lane, transfer.lane_of = lane, image_id
         if self.waiting.put(lane, image_id, transfer) <= WISHES or lane not in GUESSES:
             return None
@@ -59,9 +59,14 @@ class PrefetchLimits:
         """Take a transfer out of its lane: it has ended, or does not need one any more."""
         lane = transfer.lane
         if lane is not None and not self.waiting.remove(lane, transfer.lane_of, transfer):
-            self._left[lane] += 1
-            self.under_way -= 1
+            self._left[lane] += transfer.count
+            self.under_way -= transfer.count
         transfer.lane = None
+
+    def divide(self, transfer: Transfer, part: Transfer) -> None:
+        """Let a part of a transfer wait, if the other does."""
+        if transfer.lane is not None and self.holds(transfer):
+            self.waiting.put(transfer.lane, transfer.lane_of, part)
 
     def holds(self, transfer: Transfer) -> bool:
         """Say whether a transfer waits in its lane."""
@@ -70,18 +75,18 @@ class PrefetchLimits:
 
     def mend(self, transfers: Iterable[Transfer]) -> None:
         """Count anew what has begun, among all that is under way: a fault has left it so."""
-        begun = [t.lane for t in transfers if t.lane is not None and not self.holds(t)]
+        begun = [t for t in transfers if t.lane is not None and not self.holds(t)]
         for lane, limit in self._limits.items():
-            self._left[lane] = limit - begun.count(lane)
-        self.under_way = len(begun)
+            self._left[lane] = limit - sum([t.count for t in begun if t.lane is lane])
+        self.under_way = sum([t.count for t in begun])
 
     def take(self) -> Iterator[Transfer]:
         """Yield the transfers that may begin now; each counts from then on."""
         for lane in LANES:
-            while self.has_room and self._left[lane]:
+            while self.has_room and self._left[lane] > 0:
                 transfer = self.waiting.take_of(lane)
                 if transfer is None:
                     break
-                self._left[lane] -= 1
-                self.under_way += 1
+                self._left[lane] -= transfer.count
+                self.under_way += transfer.count
                 yield transfer

@@ -10,7 +10,6 @@ is late starts a read of the source beside it.
 
 from collections.abc import Callable
 
-from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority as priority_
@@ -58,7 +57,7 @@ class ReadThrough:
         found = context.upstreams(transfer.want, requester, is_moved)
         transfer.upstreams = [h for h in found if context.is_usable(h)]
         if transfer.upstreams:
-            self._relay(transfer, transfer.upstreams.pop(0), transfer.want)
+            self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
         else:
             self.read(transfer, priority, requester)
 
@@ -70,18 +69,18 @@ class ReadThrough:
             self.hurry(transfer, priority, requester)
             return
         transfer.denied = ()
-        self._read(transfer, transfer.want, priority, requester)
+        self._read(transfer, transfer.refs, priority, requester)
 
     def _read(
         self,
         transfer: Transfer,
-        want: chunk_ref.ChunkRef,
+        refs: transfer_.Refs,
         priority: Priority,
         requester: ids.HostId | None = None,
     ) -> None:
-        who, now = requester or want.image_id, self._context.now
+        who, now = requester or refs[0].image_id, self._context.now
         opener = None if requester else transfer.opener
-        transfer.read = self._context.source_reads.read(want, priority, who, now, opener)
+        transfer.read = self._context.source_reads.read(refs, priority, who, now, opener)
 
     def hurry(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
@@ -94,9 +93,9 @@ class ReadThrough:
         if transfer.relay is not None:
             self._context.requests_out.hurry(transfer.relay, priority)
 
-    def _relay(self, transfer: Transfer, host: ids.HostId, want: chunk_ref.ChunkRef) -> None:
+    def _relay(self, transfer: Transfer, host: ids.HostId, refs: transfer_.Refs) -> None:
         mode, track, now = peer_request.Mode.RELAYED, transfer_.Track.RELAY, self._context.now
-        transfer.relay = self._context.requests_out.ask(transfer, host, mode, want, track, now)
+        transfer.relay = self._context.requests_out.ask(transfer, host, mode, refs, track, now)
 
     def relay_is_late(self, relay: transfer_.Attempt) -> None:
         """Read the source beside a relay that is late, where a guest waits: in the hedges' budget.
@@ -107,6 +106,9 @@ class ReadThrough:
         book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
+        for single in self._context.singles(relay.transfer)[:-1]:
+            if single.relay is not None:
+                self.relay_is_late(single.relay)
         if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.LATEST_S:
             return
         relay.is_late = True
@@ -123,7 +125,7 @@ class ReadThrough:
         if name is not None:
             self._relay(transfer, attempt.host, name)
         elif transfer.upstreams:
-            self._relay(transfer, transfer.upstreams.pop(0), transfer.want)
+            self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
         elif attempt.is_late and transfer.read is None:  # it was read beside, in vain
             self._failed(transfer, failure)
         elif transfer.read is None:

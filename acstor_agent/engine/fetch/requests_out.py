@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority as priority_
@@ -35,10 +34,17 @@ Track = transfer_.Track
 PEER = priority_.Priority.PEER
 
 
+def divide_alone(attempt: Attempt, some: list[int]) -> Attempt:
+    """Split an attempt whose transfer has ended."""
+    rest = [at for at in range(len(attempt.numbers)) if at not in some]
+    return attempt.split(attempt.transfer, some, rest)
+
+
 class RequestsOut:
     """The attempts under way.
 
     :param timeout_s: so long a peer that owes an answer may be silent
+    :ivar split: lets some chunks of an attempt, by index, go on as an attempt of their own
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class RequestsOut:
     ) -> None:
         self._out, self._deadlines, self._book = out, deadlines, book
         self.timeout_s = timeout_s
+        self.split: Callable[[Attempt, list[int]], Attempt] = divide_alone
         self._new: dict[Attempt, None] = {}
 
     def ask(
@@ -57,36 +64,50 @@ class RequestsOut:
         transfer: transfer_.Transfer,
         host: ids.HostId,
         mode: peer_request.Mode,
-        want: chunk_ref.ChunkRef,
+        refs: transfer_.Refs,
         track: Track,
         now: float,
     ) -> Attempt:
         """Ask a peer, as soon as it owes this host less than its credit."""
         peer = self._book.of(host)
-        number = self._book.new_number(peer)
-        attempt = Attempt(number, transfer, host, mode, want, track, now)
-        peer.asks[number] = attempt
+        numbers = tuple([self._book.new_number(peer) for _ in refs])
+        attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
+        for number in numbers:
+            peer.asks[number] = attempt
         attempt.watch(self._new)
-        under_bytes = peer.under_bytes + want.length
+        under_bytes = peer.under_bytes + attempt.length
         if not peer.line.length and under_bytes <= peer_state.CREDIT_BYTES:
             self._out.ask(host, attempt)
             attempt.sent_s, peer.under_bytes = now, under_bytes
         else:
-            peer.line.put(attempt.priority, want.image_id, attempt)
+            peer.line.put(attempt.priority, attempt.want.image_id, attempt)
             self._send_more(peer, now)
         return attempt
+
+    def divide(self, attempt: Attempt, part: Attempt) -> None:
+        """Note that some chunks of an attempt are another attempt now."""
+        if attempt.host is None or attempt.is_over:
+            return
+        peer = self._book.of(attempt.host)
+        for number in part.numbers:
+            peer.asks[number] = part
+        if part.sent_s is None:
+            peer.line.put(part.priority, part.want.image_id, part)
+        else:
+            self._out.divide(attempt, part)
 
     def at_source(self, transfer: transfer_.Transfer, now: float) -> Attempt:
         """Return an attempt at the source, which is looked at as others are."""
         mode = peer_request.Mode.HOME
-        attempt = Attempt(0, transfer, None, mode, transfer.want, Track.TRAVEL, now)
+        numbers = (0,) * transfer.count
+        attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.TRAVEL, now)
         attempt.watch(self._new)
         return attempt
 
     def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
         self._out.ask(peer.host, attempt)
         attempt.sent_s = now
-        peer.under_bytes += attempt.want.length
+        peer.under_bytes += attempt.length
 
     def hurry(self, attempt: Attempt, priority: priority_.Priority) -> None:
         """Let an attempt be as urgent as its transfer has become."""
@@ -102,30 +123,55 @@ class RequestsOut:
             line.remove(before, who, attempt)
             line.put(priority, who, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
-            self._out.hurry(attempt.host, attempt.number)
+            self._out.hurry(attempt.host, attempt.numbers)
 
     # Ends
 
     def take(
-        self, host: ids.HostId, answers: Iterable[tuple[int, T]], now: float
-    ) -> list[tuple[Attempt, T]]:
-        """End attempts that a host has answered, by their numbers; return them, with the answers.
+        self,
+        host: ids.HostId,
+        answers: Iterable[tuple[int, T]],
+        now: float,
+        fate: Callable[[T], Hashable] = lambda answer: None,
+    ) -> list[tuple[Attempt, list[T]]]:
+        """End attempts that a host has answered; return them, with the answers for their chunks.
 
-        What was not asked, or not any more, is left out.
+        Numbers that were not asked, or not any more, are left out.  Attempts that are answered in
+        part are split.
+
+        :param answers: by number
+        :param fate: chunks with different ones do not go on together
         """
-        peer, taken = self._book.get(host), []
-        for number, answer in answers if peer is not None else ():
-            assert peer is not None
+        peer = self._book.get(host)
+        if peer is None:
+            return []
+        left: dict[int, T] = {}
+        for number, answer in answers:
             attempt = peer.asks.get(number)
             if attempt is not None and attempt.sent_s is not None:
-                attempt.end()
-                del peer.asks[number]
-                peer.under_bytes -= attempt.want.length
-                taken.append((attempt, answer))
-        if peer is not None and taken:
+                left.setdefault(number, answer)
+        taken: list[tuple[Attempt, list[T]]] = []
+        for number in list(left):
+            if number not in left:
+                continue
+            attempt, what = peer.asks[number], fate(left[number])
+            some = [
+                at for at, n in enumerate(attempt.numbers) if n in left and fate(left[n]) == what
+            ]
+            if len(some) < len(attempt.numbers):
+                attempt = self.split(attempt, some)
+            self._over(peer, attempt)
+            peer.under_bytes -= attempt.length
+            taken.append((attempt, [left.pop(n) for n in attempt.numbers]))
+        if taken:
             peer.heard_s = now
             self._send_more(peer, now)
         return taken
+
+    def _over(self, peer: peer_state.Peer, attempt: Attempt) -> None:
+        attempt.end()
+        for number in attempt.numbers:
+            del peer.asks[number]
 
     def cancel(self, attempt: Attempt, now: float) -> None:
         """End an attempt because nobody waits for it."""
@@ -135,7 +181,7 @@ class RequestsOut:
             attempt.end()
             return
         if attempt.sent_s is not None:
-            self._out.cancel(attempt.host, attempt.number)
+            self._out.cancel(attempt.host, attempt.numbers)
         self._end(self._book.of(attempt.host), attempt, now)
 
     def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
@@ -143,7 +189,7 @@ class RequestsOut:
         peer = self._book.get(host)
         if peer is None:
             return []
-        asks = peer.asks.values()
+        asks = dict.fromkeys(peer.asks.values())
         lost = [a for a in asks if a.sent_s is not None and a.connection == connection]
         for attempt in lost:
             self._end(peer, attempt, now)
@@ -154,18 +200,16 @@ class RequestsOut:
         peer = self._book.of(host)
         waiting = []
         while (attempt := peer.line.take()) is not None:
-            del peer.asks[attempt.number]
-            attempt.end()
+            self._over(peer, attempt)
             waiting.append(attempt)
         return waiting
 
     def _end(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
-        attempt.end()
-        del peer.asks[attempt.number]
+        self._over(peer, attempt)
         if attempt.sent_s is None:
             peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
             return
-        peer.under_bytes -= attempt.want.length
+        peer.under_bytes -= attempt.length
         self._send_more(peer, now)
 
     def _send_more(self, peer: peer_state.Peer, now: float) -> None:
@@ -179,10 +223,10 @@ class RequestsOut:
     def mend(self, is_awaited: Callable[[transfer_.Attempt], bool], now: float) -> None:
         """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
         for peer in self._book.all():
-            attempts = list(peer.asks.values())
-            peer.asks = {a.number: a for a in attempts if not a.is_over}
-            asks = peer.asks.values()
-            peer.under_bytes = sum(a.want.length for a in asks if a.sent_s is not None)
+            attempts = list(dict.fromkeys(peer.asks.values()))
+            asks = [a for a in attempts if not a.is_over]
+            peer.asks = {number: a for a in asks for number in a.numbers}
+            peer.under_bytes = sum(a.length for a in asks if a.sent_s is not None)
             peer.line = fair_queue.FairQueue()
             for attempt in asks:
                 attempt.watch(self._new)

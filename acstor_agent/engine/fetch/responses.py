@@ -5,6 +5,7 @@ A peer is judged once for all that one event reports.  Each chunk continues by i
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure as failure_
@@ -24,6 +25,15 @@ Track = transfer_.Track
 
 _HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
 """What makes a peer no holder any more; who is too busy to give it is none to guests either."""
+
+
+def _itself(failure: Failure) -> Failure:
+    return failure
+
+
+def _failure(what: Bytes | Failure) -> Failure | None:
+    """Return the failure that the source tells of; None: it gave the bytes."""
+    return what if isinstance(what, Failure) else None
 
 
 class Responses:
@@ -52,15 +62,16 @@ class Responses:
         guests = [a.at_s for a, _ in given if a.priority is priority.Priority.GUEST]
         if guests:
             self._pending.selection.preference.peers_took(now - min(guests), now)
-        for attempt, data in given:
+        for attempt, chunks in given:
             if len(context.predecessors):
                 context.predecessors.gave(attempt.want.image_id, host, now)
             if attempt.track is not Track.TRIAL:
-                self._came(attempt.transfer, data, attempt)
+                self._came(attempt.transfer, chunks, attempt)
 
     def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
         """Take what a peer does not give."""
-        self.ended(self._context.requests_out.take(host, failed, self._context.now))
+        taken = self._context.requests_out.take(host, failed, self._context.now, _itself)
+        self.ended([(attempt, whys[0]) for attempt, whys in taken])
 
     def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, if it may name others."""
@@ -72,7 +83,7 @@ class Responses:
                 return
             self._context.peers.succeeded(host, self._context.now)
             if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
-                self._pending.selection.referred(attempt, named)
+                self._pending.selection.referred(attempt, named[0])
 
     def ended(self, ends: list[tuple[Attempt, Failure]]) -> None:
         """Judge a peer by the worst of what it did, and go on with each content."""
@@ -96,8 +107,8 @@ class Responses:
         """Go on after an attempt that gave nothing."""
         context, transfer = self._context, attempt.transfer
         assert attempt.host is not None
-        if failure in _HAS_IT_NOT and context.locations.denied(attempt.host, attempt.want.oid):
-            if failure is not Failure.BUSY:
+        for ref in attempt.refs if failure in _HAS_IT_NOT else ():
+            if context.locations.denied(attempt.host, ref.oid) and failure is not Failure.BUSY:
                 context.peers.listening.fine(attempt.host, peer_state.DENIAL_COST, context.now)
                 self.denied += 1
         if attempt in transfer.attempts:
@@ -121,25 +132,26 @@ class Responses:
 
     def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take what the source tells of a read, by index."""
-        sources = self._context.source_reads
-        found = [(sources.answered(number, index), what) for index, what in told]
-        self._source_told([(read, what) for read, what in found if read is not None])
+        context = self._context
+        self._source_told(context.source_reads.take(number, told, _failure, context.split_read))
 
     def source_ended(self, number: int, why: Failure) -> None:
         """Take it that the source tells no more of a read."""
-        self._source_told([(read, why) for read in self._context.source_reads.ended(number)])
+        self._source_told([(read, [why]) for read in self._context.source_reads.ended(number)])
 
-    def _source_told(self, told: list[tuple[source_reads.SourceRead, Bytes | Failure]]) -> None:
+    def _source_told(
+        self, told: Sequence[tuple[source_reads.SourceRead, Sequence[Bytes | Failure]]]
+    ) -> None:
         context = self._context
-        reads = [read for read, what in told if not isinstance(what, Failure)]
+        reads = [read for read, what in told if not isinstance(what[0], Failure)]
         if reads:
             self._source_gave(reads)
         for read, what in told:
             transfer = context.transfers.get(read.want.key)
             if transfer is None or transfer.read is not read:
                 continue
-            if isinstance(what, Failure):
-                self._read_through.source_failed(transfer, what)
+            if isinstance(what[0], Failure):
+                self._read_through.source_failed(transfer, what[0])
             else:
                 transfer.read = None
                 self._came(transfer, what, None)
@@ -153,19 +165,21 @@ class Responses:
         silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)
         context.peers.source_gave_s = now
         context.peers.took(peer_state.SOURCE, None, silent_s)
-        context.peers.answered(len(reads))
+        context.peers.answered(sum([len(read.refs) for read in reads]))
         self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
 
     # Both
 
-    def _came(self, transfer: transfer_.Transfer, data: Bytes, winner: Attempt | None) -> None:
+    def _came(
+        self, transfer: transfer_.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
+    ) -> None:
         for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:
                 self._overtaken(attempt)
         relay = transfer.relay
         if relay is not None and relay.is_late and relay is not winner:
             self._overtaken(relay)
-        self._pending.came(transfer, data, winner)
+        self._pending.came(transfer, chunks, winner)
 
     def _overtaken(self, attempt: Attempt) -> None:
         """Hold it against a peer that another one was faster, unless it had no time yet."""

@@ -8,45 +8,69 @@ ranges.
 """
 
 import collections
+from collections.abc import Callable
 from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TypeVar
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import transfer as transfer_
 from acstor_common import ids
 
 CHUNKS = 128
 """Read at a time: eight ranges of 1 MiB."""
 SPARED = 16
 
+T = TypeVar("T")
 _Kind = tuple[ids.ImageId, priority_.Priority, Hashable]
 
 
 class SourceRead:
-    """A read of one chunk, from its wish until the source has answered.
+    """A read of the chunks of a transfer, from its wish until the source has answered.
 
     :ivar number: of the action, once it is under way; 0: it waits
+    :ivar indices: of the chunks in the action
     :ivar urgency: the most urgent reason of those who have joined since
     """
 
     __slots__ = (
-        *("begun_s", "index", "number", "opener"),
-        *("priority", "urgency", "want", "wanted_s", "who"),
+        *("begun_s", "indices", "number", "opener"),
+        *("priority", "refs", "urgency", "wanted_s", "who"),
     )
 
     def __init__(
         self,
-        want: chunk_ref.ChunkRef,
+        refs: transfer_.Refs,
         priority: priority_.Priority,
         who: Hashable,
         now: float,
         opener: Hashable,
     ) -> None:
-        self.want, self.priority, self.who, self.opener = want, priority, who, opener
+        self.refs, self.priority, self.who, self.opener = refs, priority, who, opener
         self.urgency = priority
-        self.number = self.index = 0
+        self.number = 0
+        self.indices: tuple[int, ...] = (0,) * len(refs)
         self.wanted_s = self.begun_s = now
+
+    @property
+    def want(self) -> chunk_ref.ChunkRef:
+        """The first chunk."""
+        return self.refs[0]
+
+    def split(self, some: Sequence[int]) -> "SourceRead":
+        """Return a read of some of the chunks; this one keeps the rest."""
+        rest = [at for at in range(len(self.refs)) if at not in set(some)]
+        refs = transfer_.pick(self.refs, some)
+        part = SourceRead(refs, self.priority, self.who, self.wanted_s, self.opener)
+        part.urgency, part.number, part.begun_s = self.urgency, self.number, self.begun_s
+        part.indices = transfer_.pick(self.indices, some)
+        self.refs = transfer_.pick(self.refs, rest)
+        self.indices = transfer_.pick(self.indices, rest)
+        return part
 
 
 class SourceReads:
@@ -77,20 +101,29 @@ class SourceReads:
 
     def read(
         self,
-        want: chunk_ref.ChunkRef,
+        refs: transfer_.Refs,
         priority: priority_.Priority,
         who: Hashable,
         now: float,
         opener: Hashable = None,
     ) -> SourceRead:
-        """Have a chunk read.
+        """Have chunks read.
 
         :param who: the image for this host's own wishes, the host for peers: they share turns
         :param opener: who of those that share them
         """
-        read = SourceRead(want, priority, who, now, opener)
+        read = SourceRead(refs, priority, who, now, opener)
         self._turns.put(priority, who, read, opener)
         return read
+
+    def split(self, read: SourceRead, some: Sequence[int]) -> SourceRead:
+        """Let some chunks of a read, by index, be a read of their own."""
+        part = read.split(some)
+        if read.number:
+            self._reads[read.number].update(dict.fromkeys(part.indices, part))
+        else:
+            self._turns.put(part.priority, part.who, part, part.opener)
+        return part
 
     def hurry(
         self, read: SourceRead, priority: priority_.Priority, who: Hashable, opener: Hashable = None
@@ -109,7 +142,7 @@ class SourceReads:
         """Note that nobody wants a read any more."""
         if not read.number:
             self._turns.remove(read.priority, read.who, read, read.opener)
-        elif self.answered(read.number, read.index) and read.number not in self._reads:
+        elif self._over(read) and read.number not in self._reads:
             self._out.others.append(actions.CancelRead(read.number))
 
     def start(self, now: float) -> None:
@@ -127,30 +160,64 @@ class SourceReads:
             begun.setdefault(kind, []).append(read)
         for kind, reads in begun.items():
             self._last_number += 1
-            self._reads[self._last_number] = dict(enumerate(reads))
-            for index, read in enumerate(reads):
-                read.number, read.index, read.begun_s = self._last_number, index, now
-            wants = [read.want for read in reads]
+            under_way = self._reads[self._last_number] = {}
+            wants: list[chunk_ref.ChunkRef] = []
+            for read in reads:
+                read.number, read.begun_s = self._last_number, now
+                read.indices = tuple(range(len(wants), len(wants) + len(read.refs)))
+                under_way.update(dict.fromkeys(read.indices, read))
+                wants += read.refs
             self._out.others.append(actions.ReadSource(self._last_number, *kind, wants))
 
-    def answered(self, number: int, index: int) -> SourceRead | None:
-        """Note that the source has told of a chunk; None if nobody reads it there."""
-        reads = self._reads.get(number)
-        read = reads.pop(index, None) if reads else None
-        if read is not None:
-            if not reads:
-                del self._reads[number]
-            self._hold(read, -1)
-        return read
+    def take(
+        self,
+        number: int,
+        told: Iterable[tuple[int, T]],
+        fate: Callable[[T], Hashable],
+        split: Callable[[SourceRead, list[int]], SourceRead],
+    ) -> list[tuple[SourceRead, list[T]]]:
+        """End reads of which the source has told; return them, with what it told of their chunks.
+
+        :param told: by index in the action; chunks that nobody reads there are left out
+        :param fate: chunks with different ones do not go on together
+        :param split: lets some chunks of a read, by index, be a read of their own
+        """
+        reads = self._reads.get(number, {})
+        found: dict[tuple[SourceRead, Hashable], dict[int, T]] = {}
+        seen: set[int] = set()
+        for index, what in told:
+            if (read := reads.get(index)) is not None and index not in seen:
+                seen.add(index)
+                found.setdefault((read, fate(what)), {})[index] = what
+        taken: list[tuple[SourceRead, list[T]]] = []
+        for (read, _), some in found.items():
+            left = [at for at, index in enumerate(read.indices) if index in some]
+            if len(left) < len(read.indices):
+                read = split(read, left)
+            self._over(read)
+            taken.append((read, [some[index] for index in read.indices]))
+        return taken
+
+    def _over(self, read: SourceRead) -> bool:
+        """Note that a read is under way no more; say whether it was."""
+        reads = self._reads.get(read.number, {})
+        was = [reads.pop(index, None) for index in read.indices]
+        if read not in was:
+            return False
+        if not reads:
+            del self._reads[read.number]
+        self._hold(read, -1)
+        return True
 
     def ended(self, number: int) -> list[SourceRead]:
         """Note that the source tells no more of a read; return what it has not told of."""
-        return [r for i in list(self._reads.get(number, ())) if (r := self.answered(number, i))]
+        reads = list(dict.fromkeys(self._reads.get(number, {}).values()))
+        return [read for read in reads if self._over(read)]
 
     def holds(self, read: SourceRead) -> bool:
         """Say whether the source is still to tell of a read, or to be asked."""
         if read.number:
-            return self._reads.get(read.number, {}).get(read.index) is read
+            return self._reads.get(read.number, {}).get(read.indices[0]) is read
         return self._turns.holds(read.priority, read.who, read, read.opener)
 
     def mend(self) -> None:
@@ -159,11 +226,12 @@ class SourceReads:
         self._held.clear()
         self._full = None
         for reads in self._reads.values():
-            for read in reads.values():
+            for read in dict.fromkeys(reads.values()):
                 self._hold(read, 1)
 
-    def _hold(self, read: SourceRead, count: int) -> None:
+    def _hold(self, read: SourceRead, sign: int) -> None:
         """Note what is under way, and for whom."""
+        count = sign * len(read.refs)
         self.under_way += count
         self._held[read.who] += count
         if self._held[read.who] >= self._most:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import context as context_
@@ -39,18 +39,16 @@ HOLDERS = 2
 """Hosts that advertised it which are asked before the home."""
 LAST_RESORTS = 2
 """Hosts behind the source; of those left alone as many again, for a guest."""
-OWNERS_ASKED = ACTING_HOMES + LAST_RESORTS + 4
-"""Owners that are looked at: those asked, and some to spare for hosts out of use."""
 MOST_REFERRALS = 4
 """Hosts that are asked because one names them."""
 
 
 class Place(NamedTuple):
-    """Somewhere to ask: a peer, or the source (``host`` is None)."""
+    """Somewhere to ask for chunks: a peer, or the source (``host`` is None)."""
 
     host: ids.HostId | None
     mode: peer_request.Mode
-    want: chunk_ref.ChunkRef
+    refs: transfer_.Refs
 
 
 class SourceSelection:
@@ -77,13 +75,15 @@ class SourceSelection:
         context = self._context
         transfer.is_travelling, transfer.hope = True, None
         transfer.asked.clear()
+        transfer.front.clear()
         if transfer.priority <= SOON:
-            context.overlap.note(bool(context.locations.of(transfer.names[0].oid)))
+            for ref in transfer.refs:
+                context.overlap.note(bool(context.locations.of(ref.oid)))
         if is_source_first or transfer.priority.asks_holders_only:
             self._think(transfer, is_source_first)
             self.next(transfer)
             return
-        want = transfer.names[0]
+        want = transfer.want
         home, mode = context.ring.home(want.oid), Mode.HOME
         if home == context.ring.here:
             home = None
@@ -96,7 +96,7 @@ class SourceSelection:
             is_simple = home is None or context.peers.is_usable(home, context.now)
         if is_simple:  # nearly always: the other places are thought about when they are needed
             transfer.table, transfer.places = None, _NOWHERE
-            self._go(transfer, home, mode, want)
+            self._go(transfer, home, mode, transfer.refs)
         else:
             self._think(transfer)
             self.next(transfer)
@@ -129,7 +129,7 @@ class SourceSelection:
         transfer: Transfer,
         host: ids.HostId | None,
         mode: peer_request.Mode,
-        want: chunk_ref.ChunkRef,
+        refs: transfer_.Refs,
     ) -> None:
         context = self._context
         transfer.asked.append((host, mode.reads_source))
@@ -137,7 +137,7 @@ class SourceSelection:
             transfer.attempts.append(context.requests_out.at_source(transfer, context.now))
             self._read_through.begin(transfer, transfer.priority)
             return
-        attempt = context.requests_out.ask(transfer, host, mode, want, Track.TRAVEL, context.now)
+        attempt = context.requests_out.ask(transfer, host, mode, refs, Track.TRAVEL, context.now)
         transfer.attempts.append(attempt)
         if attempt.priority is GUEST:
             self._doubt(attempt)
@@ -151,11 +151,15 @@ class SourceSelection:
 
     def _think(self, transfer: Transfer, is_source_first: bool = False) -> None:
         """Let the places be thought about, each when it is its turn."""
+        transfer.front.clear()
         transfer.table = self._context.ring.table
         transfer.places = self._places(transfer, is_source_first)
 
     def _next_place(self, transfer: Transfer) -> Place | None:
         while True:
+            if transfer.front:
+                front: Place = transfer.front.pop(0)
+                return front
             place: Place | None = next(transfer.places, None)
             if place is not None or transfer.table is self._context.ring.table:
                 return place
@@ -164,16 +168,17 @@ class SourceSelection:
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
         """Yield whom to ask, the best first."""
         tables, want, asked = self._context.ring, transfer.want, transfer.asked
-        source, home = Place(None, Mode.HOME, want), tables.home(want.oid)
+        refs = transfer.refs
+        source, home = Place(None, Mode.HOME, refs), tables.home(want.oid)
         is_own = home is None or home == tables.here
         if is_source_first and not is_own:
-            self.source_firsts += 1
+            self.source_firsts += transfer.count
             yield source
         if not (is_own or transfer.priority.asks_holders_only):
             yield from self._parent(transfer, home)
         for host in self._holders(transfer, home):
             if (host, False) not in asked and self._context.is_usable(host):
-                yield Place(host, Mode.HELD, want)
+                yield Place(host, Mode.HELD, refs)
         if transfer.priority.asks_holders_only:
             return
         if not is_own:
@@ -191,7 +196,8 @@ class SourceSelection:
         if host is None or not _is_new(transfer, host) or not context.is_usable(host):
             return
         is_home = host == home
-        yield Place(host, context.ring.home_mode(host, want.oid) if is_home else Mode.HELD, want)
+        mode = context.ring.home_mode(host, want.oid) if is_home else Mode.HELD
+        yield Place(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         """Return the hosts that say they have it and are to be asked, the best first."""
@@ -217,25 +223,26 @@ class SourceSelection:
     def _homes(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who reads it through for everybody, as far as this host does not do so itself."""
         tables, want, asked = self._context.ring, transfer.want, transfer.asked
-        for host in tables.owners(want.oid, OWNERS_ASKED):
+        refs = transfer.refs
+        for host in tables.owners(want.oid, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == tables.here or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.is_usable(host):
-                yield Place(host, tables.home_mode(host, want.oid), want)
+                yield Place(host, tables.home_mode(host, want.oid), refs)
 
     def _behind(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who may happen to have it."""
-        context, want = self._context, transfer.want
-        owners = context.ring.owners(want.oid, OWNERS_ASKED)
+        context, want, refs = self._context, transfer.want, transfer.refs
+        owners = context.ring.owners(want.oid, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
-            yield Place(host, Mode.HELD, want)
+            yield Place(host, Mode.HELD, refs)
         if transfer.priority is GUEST:  # who could not read the source may have it
             alone = [host for host in owners if context.peers.is_alone(host, context.now)]
             for host in alone[:LAST_RESORTS]:
                 if (host, False) not in transfer.asked:
-                    yield Place(host, Mode.HELD_ONLY, want)
+                    yield Place(host, Mode.HELD_ONLY, refs)
 
     # What came of it
 
@@ -243,7 +250,7 @@ class SourceSelection:
         """Go on with the next name, or the next place."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
-        self.fallbacks += not attempt.is_excused(failure)
+        self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
         if attempt.host is not None and not attempt.mode.reads_source:
             context.predecessors.failed(attempt.want.image_id, attempt.host, context.now)
         if attempt.priority is GUEST:
@@ -251,8 +258,7 @@ class SourceSelection:
         if failure in read_through.IS_OF_THE_NAME:
             name = transfer.next_name(attempt.want.image_id)
             if name is not None:
-                again = Place(attempt.host, attempt.mode, name)
-                transfer.places = itertools.chain((again,), transfer.places)
+                transfer.front.insert(0, Place(attempt.host, attempt.mode, name))
         self._failed(transfer, failure)
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
@@ -276,14 +282,14 @@ class SourceSelection:
         if len(hosts) == 1:  # the next one in step; a tree has a choice
             context.predecessors.named(attempt.want.image_id, hosts[0], context.now)
         places = [
-            Place(host, Mode.HELD_ONLY, attempt.want)
+            Place(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]
             if host != context.ring.here
             and _is_new(transfer, host)
             and self._context.is_usable(host)
         ]
-        again = Place(attempt.host, attempt.mode.plain, attempt.want)
-        transfer.places = itertools.chain((*places, again), transfer.places)
+        again = Place(attempt.host, attempt.mode.plain, attempt.refs)
+        transfer.front[:0] = (*places, again)
         if not self._is_active(transfer):
             self.next(transfer)
 
@@ -297,14 +303,27 @@ class SourceSelection:
                 self._race(attempt.transfer, True)
 
     def is_late(self, attempt: transfer_.Attempt) -> None:
-        """Ask the next place as well, where a guest waits."""
-        transfer = attempt.transfer
+        """Ask the next place as well, where a guest waits.
+
+        The budget counts chunks, so those of a run are hedged one by one.
+        """
+        transfer, peers = attempt.transfer, self._context.peers
         if transfer.priority is not GUEST or attempt.is_late:
             return
+        while transfer.count > 1 and not peers.is_doubtful(attempt.host) and peers.may_hedge:
+            at = transfer.attempts.index(attempt)
+            self._hedge(self._context.split(transfer, [0]).attempts[at])
+        if transfer.count == 1 or peers.is_doubtful(attempt.host):
+            self._hedge(attempt)
+
+    def _hedge(self, attempt: transfer_.Attempt) -> None:
+        """Ask the next place as well, if the budget allows it."""
         attempt.is_late = True
-        if not self._is_active(transfer):
+        if not self._is_active(attempt.transfer):
             is_doubtful = self._context.peers.is_doubtful(attempt.host)
-            attempt.is_late = self._race(transfer, is_doubtful)  # else it is looked at again
+            attempt.is_late = self._race(
+                attempt.transfer, is_doubtful
+            )  # else it is looked at again
 
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
         """Ask the next place; say whether the budget allows it."""
@@ -315,6 +334,7 @@ class SourceSelection:
         if place is None:
             return True
         if not is_hopeless and not book.take_hedge(place.host):
+            transfer.front.clear()
             transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
             return False
         self._go(transfer, *place)

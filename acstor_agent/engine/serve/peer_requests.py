@@ -174,7 +174,7 @@ class PeerRequests:
             asker.data = kept.data
             self._give(asker)
             return
-        transfer = context.transfers.get(asker.want.key)
+        transfer = context.single(asker.want.key)
         is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
@@ -183,7 +183,7 @@ class PeerRequests:
         if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
             self._refuse(asker, Failure.BUSY)
             return
-        transfer = context.transfer_of(asker.want, asker.priority)
+        transfer = context.transfer_of((asker.want,), asker.priority)
         if is_new and transfer.charged is None:
             transfer.charged = receiver
             receiver.begun += 1
@@ -203,7 +203,7 @@ class PeerRequests:
         if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
-        transfer = transfer or self._context.transfer_of(asker.want, asker.priority)
+        transfer = transfer or self._context.transfer_of((asker.want,), asker.priority)
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
         transfer.askers[asker] = None
 

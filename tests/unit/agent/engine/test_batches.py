@@ -161,7 +161,7 @@ def test_names_of_a_content_are_bounded_however_many_images_have_it(machine):
         machine.wanted([chunk(number, image_id)], P.GUEST, token)
     [made] = machine.core.context.transfers.values()
     assert len(made.names) == transfer.MOST_NAMES
-    assert made.names[-1].image_id == IMAGES[-1]
+    assert made.names[-1][0].image_id == IMAGES[-1]
 
 
 def test_no_request_is_worked_on_for_longer_than_a_minute(machine):

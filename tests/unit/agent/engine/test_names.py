@@ -40,7 +40,7 @@ def test_name_goes_with_the_last_who_wanted_it():
     machine.wanted([chunk(number, MINE)], P.GUEST, "my guest")
     machine.cancelled("her guest")
     (transfer,) = machine.core.context.transfers.values()
-    assert [name.image_id for name in transfer.names] == [MINE]
+    assert [name[0].image_id for name in transfer.names] == [MINE]
 
 
 def test_another_home_is_asked_for_each_name_before_the_source():

@@ -118,7 +118,7 @@ def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
     machine.ask_me("h2", machine.request(number, "h2", image_id=OTHER))
     machine.cancelled("leaves")
     [made] = machine.core.context.transfers.values()
-    assert {name.image_id for name in made.names} == {one_machine.IMAGE, OTHER}
+    assert {name[0].image_id for name in made.names} == {one_machine.IMAGE, OTHER}
 
 
 def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
