@@ -46,8 +46,8 @@ class Host:
 
     def lose_everything(self):
         """Empty the cache, and let the source have nothing any more."""
-        for cid in list(self.context.cache.iter_cids()):
-            self.context.cache.drop(cid)
+        for cid in list(self.parts.cache.iter_cids()):
+            self.parts.cache.drop(cid)
         self.parts.source._error, self.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
 
 
