@@ -49,6 +49,10 @@ def pick(items: Sequence[T], indices: Iterable[int]) -> tuple[T, ...]:
     return tuple([items[index] for index in indices])
 
 
+def _bytes_of(refs: Refs) -> int:
+    return refs[0].length if len(refs) == 1 else sum([ref.length for ref in refs])
+
+
 class Track(enum.IntEnum):
     """What an attempt is part of."""
 
@@ -89,13 +93,14 @@ class Attempt:
     :param numbers: of the chunks, in the order of ``refs``; the answers of the peer name them
     :param host: None: the source
     :param refs: the chunks, under the name of one image
+    :ivar length: bytes of all chunks
     :ivar sent_s: when it left this host; None: it waits in a line here
     :ivar connection: on which it was sent, as whoever sent it knows that
     :ivar batch: those that are looked at together when one of them may be late
     """
 
     __slots__ = (
-        *("at_s", "batch", "connection", "host", "is_late", "is_over"),
+        *("at_s", "batch", "connection", "host", "is_late", "is_over", "length"),
         *("mode", "numbers", "priority", "refs", "sent_s", "track", "transfer"),
     )
 
@@ -114,6 +119,7 @@ class Attempt:
         self.host = host
         self.mode = mode
         self.refs = refs
+        self.length = _bytes_of(refs)
         self.track = track
         self.priority = transfer.priority
         self.at_s = at_s
@@ -132,11 +138,6 @@ class Attempt:
         """The first chunk."""
         return self.refs[0]
 
-    @property
-    def length(self) -> int:
-        """Bytes of all chunks."""
-        return sum([ref.length for ref in self.refs])
-
     def split(self, transfer: "Transfer", some: Sequence[int], rest: Sequence[int]) -> "Attempt":
         """Return an attempt for some of the chunks; this one keeps the rest.
 
@@ -149,6 +150,7 @@ class Attempt:
         if not self.is_over:
             part.watch(self.batch)
         self.numbers, self.refs = pick(self.numbers, rest), pick(self.refs, rest)
+        self.length = _bytes_of(self.refs)
         return part
 
     def watch(self, batch: dict["Attempt", None]) -> None:

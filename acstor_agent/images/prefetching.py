@@ -68,9 +68,11 @@ class Prefetching:
         """
         if not self._is_on:
             return
-        for prefix in filter(self._chunks.has_holder, prefixes):
+        for prefix in prefixes:
             chunk_no = self._index.find(prefix)
-            if chunk_no is not None and not self._is_here(self._map.cid(chunk_no)):
+            if chunk_no is None or self._is_here(self._map.cid(chunk_no)):
+                continue
+            if self._chunks.has_holder(prefix):
                 self.prefetcher.advertised(chunk_no)
         self._fetch_some()
 

@@ -146,11 +146,17 @@ class RequestsOut:
         if peer is None:
             return []
         left: dict[int, T] = {}
+        taken: list[tuple[Attempt, list[T]]] = []
         for number, answer in answers:
             attempt = peer.asks.get(number)
-            if attempt is not None and attempt.sent_s is not None:
+            if attempt is None or attempt.sent_s is None:
+                continue
+            if len(attempt.numbers) > 1:
                 left.setdefault(number, answer)
-        taken: list[tuple[Attempt, list[T]]] = []
+                continue
+            self._over(peer, attempt)
+            peer.under_bytes -= attempt.length
+            taken.append((attempt, [answer]))
         for number in list(left):
             if number not in left:
                 continue
