@@ -18,8 +18,8 @@ class Settings(NamedTuple):
     :param may_hedge: where an answer is late the next place is asked as well
     :param learns_ring: hosts in step give each other what they read, round a ring
     :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
-    :param run_chunks: of a read that go together from place to place
     :param homes_keep: what this host is not the home of goes no further than to who waits for it
+    :param run_chunks: chunks that a transfer begins with at most
     """
 
     timeout_s: float = 10.0

@@ -90,7 +90,8 @@ class Waiter:
 class Attempt:
     """One request to one place, for all chunks of a transfer.
 
-    :param numbers: of the chunks, in the order of ``refs``; the answers of the peer name them
+    :param numbers: of the chunks, in the order of ``refs``; the answers of the peer name them.
+        They are 0 for the source, whose reads have indices
     :param host: None: the source
     :param refs: the chunks, under the name of one image
     :ivar length: bytes of all chunks

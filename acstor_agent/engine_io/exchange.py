@@ -234,11 +234,9 @@ class Exchange:
         """Say whether this host is the home of a chunk, as it sees the v-node table."""
         return self.core.context.ring.is_home(want.oid)
 
-    def has_holder(self, oid: ids.Oid) -> bool:
-        """Return whether a host other than the chunk's home announced it."""
-        ring, holders = self.core.context.ring, self.core.context.locations.of(oid)
-        home = ring.home(oid)
-        return any([host != home for host in holders])
+    def has_giver(self, oid: ids.Oid) -> bool:
+        """Return whether a host other than the chunk's home announced it and can be asked."""
+        return bool(self.core.context.givers(oid))
 
     def has(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""

@@ -64,7 +64,7 @@ class Prefetching:
     def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
         """Note what neighbours have; fetch what is of use here.
 
-        A prefetch asks holders and never the home, so what the home alone has is passed over.
+        A prefetch never asks the home, so chunks that only their home announced are skipped.
         """
         if not self._is_on:
             return
@@ -72,7 +72,7 @@ class Prefetching:
             chunk_no = self._index.find(prefix)
             if chunk_no is None or self._is_here(self._map.cid(chunk_no)):
                 continue
-            if self._chunks.has_holder(prefix):
+            if self._chunks.has_giver(prefix):
                 self.prefetcher.advertised(chunk_no)
         self._fetch_some()
 

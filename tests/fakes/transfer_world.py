@@ -362,10 +362,8 @@ def check_host(host: Host) -> None:
     spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
     if reads > SOURCE_CHUNKS + spare:
         raise Broken(f"{host.name}: {reads} chunks are read at a time")
-    ahead, most = (
-        host.core.pending.prefetch_limits.under_way,
-        host.settings.get("background_limit", 64),
-    )
+    ahead = host.core.pending.prefetch_limits.under_way
+    most = host.settings.get("background_limit", 64)
     if not 0 <= ahead <= LANES * (most + spare):
         raise Broken(f"{host.name}: {ahead} chunks are fetched ahead at a time")
 

@@ -68,9 +68,8 @@ class BroadcastLookups:
         self._context, self._in_vain = context, in_vain
         self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
         self._denials: refusals.Refusals[tuple[ids.Cid, ids.ImageId]] = refusals.Refusals()
-        self._waiting: fair_queue.FairQueue[BroadcastLookup] = (
-            fair_queue.FairQueue()
-        )  # image by image
+        # Images take turns.
+        self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._places = CHUNKS_AT_ONCE
 
     def begin(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:

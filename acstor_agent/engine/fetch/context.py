@@ -125,6 +125,18 @@ class Context:
             self.unwanted.pop(transfer, None)
         return transfer
 
+    def givers(self, oid: ids.Oid) -> list[ids.HostId]:
+        """Return the hosts that announced a chunk and can be asked for it instead of its home."""
+        ring = self.ring
+        spared = ring.here, ring.home(oid)
+        return [
+            host
+            for host in self.locations.of(oid)
+            if host not in spared
+            and ring.is_giver(host)
+            and not self.peers.is_alone(host, self.now)
+        ]
+
     def owners(self, oid: ids.Oid) -> tuple[tuple[ids.HostId, ...], ...]:
         """Return all owners that the places of a chunk depend on: by each table, near and far."""
         ring, limit = self.ring, placement.OWNERS_ASKED

@@ -167,10 +167,10 @@ class SourceSelection:
 
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
         """Yield whom to ask, the best first."""
-        tables, want, asked = self._context.ring, transfer.want, transfer.asked
+        ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        source, home = Place(None, Mode.HOME, refs), tables.home(want.oid)
-        is_own = home is None or home == tables.here
+        source, home = Place(None, Mode.HOME, refs), ring.home(want.oid)
+        is_own = home is None or home == ring.here
         if is_source_first and not is_own:
             self.source_firsts += transfer.count
             yield source
@@ -201,20 +201,11 @@ class SourceSelection:
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         """Return the hosts that say they have it and are to be asked, the best first."""
-        context, tables = self._context, self._context.ring
-        hosts = context.locations.of(transfer.want.oid)
-        if not hosts:
-            return hosts
-        hosts = [
-            host
-            for host in hosts
-            if host not in (tables.here, home)
-            and tables.is_giver(host)
-            and not context.peers.is_alone(host, context.now)
-        ]
+        context = self._context
+        hosts = context.givers(transfer.want.oid)
         pending = context.peers.pending
-        if home not in (None, tables.here) and not transfer.priority.asks_holders_only:
-            assert home is not None
+        is_holders_only = transfer.priority.asks_holders_only
+        if home is not None and home != context.ring.here and not is_holders_only:
             most = pending(home)
             hosts = [host for host in hosts if pending(host) <= most]
         hosts.sort(key=pending)
@@ -222,14 +213,14 @@ class SourceSelection:
 
     def _homes(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who reads it through for everybody, as far as this host does not do so itself."""
-        tables, want, asked = self._context.ring, transfer.want, transfer.asked
+        ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        for host in tables.owners(want.oid, placement.OWNERS_ASKED):
+        for host in ring.owners(want.oid, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
-            if host == tables.here or len(homes) >= ACTING_HOMES:
+            if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.is_usable(host):
-                yield Place(host, tables.home_mode(host, want.oid), refs)
+                yield Place(host, ring.home_mode(host, want.oid), refs)
 
     def _behind(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who may happen to have it."""
@@ -310,9 +301,12 @@ class SourceSelection:
         transfer, peers = attempt.transfer, self._context.peers
         if transfer.priority is not GUEST or attempt.is_late:
             return
+        at = transfer.attempts.index(attempt)
         while transfer.count > 1 and not peers.is_doubtful(attempt.host) and peers.may_hedge:
-            at = transfer.attempts.index(attempt)
-            self._hedge(self._context.split(transfer, [0]).attempts[at])
+            part = self._context.split(transfer, [0]).attempts[at]
+            self._hedge(part)
+            if not part.is_late:
+                return  # the budget does not allow it; they are looked at again
         if transfer.count == 1 or peers.is_doubtful(attempt.host):
             self._hedge(attempt)
 
@@ -321,9 +315,8 @@ class SourceSelection:
         attempt.is_late = True
         if not self._is_active(attempt.transfer):
             is_doubtful = self._context.peers.is_doubtful(attempt.host)
-            attempt.is_late = self._race(
-                attempt.transfer, is_doubtful
-            )  # else it is looked at again
+            # An attempt that is not hedged is looked at again.
+            attempt.is_late = self._race(attempt.transfer, is_doubtful)
 
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
         """Ask the next place; say whether the budget allows it."""

@@ -418,7 +418,7 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
 
 async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
     image = await loaded(host)
-    monkeypatch.setattr(host.chunks, "has_holder", lambda oid: True)
+    monkeypatch.setattr(host.chunks, "has_giver", lambda oid: True)
     cid = image.map.cid(5)
     image.prefetch.advertised([int.from_bytes(cid[:8], "big")])
     assert image.prefetch.states.under_way == 0

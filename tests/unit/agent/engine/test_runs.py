@@ -222,6 +222,24 @@ def test_lost_connection_ends_a_run_once(machine):
     assert not machine.core.context.peers.of(H2).asks
 
 
+def test_new_table_splits_runs(machine):
+    """Their chunks may have other owners by it."""
+    numbers, attempt = ask_run(machine)
+    sent = dict(zip(attempt.numbers, numbers, strict=True))
+    machine.table_changed(one_machine.table(8, epoch=2), None)
+    assert [one.count for one in transfers(machine)] == 8 * [1] and not machine.got(actions.Ask)
+    machine.chunks_arrived(H2, [(number, data_of(n)) for number, n in sent.items()])
+    assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
+
+
+def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
+    _, attempt = ask_run(machine)
+    peers = machine.core.context.peers
+    peers._first_hedges_left, peers._hedges_left = 0.0, 0.0
+    machine.wait(peer_state.LATEST_S - 1.0)
+    assert [one.count for one in transfers(machine)] == [8] and not attempt.is_late
+
+
 def test_read_ahead_counts_chunks(machine):
     machine.core.context.prefetch_limits._left[P.SOON] = 20
     numbers = chunks_of(machine, "h2", 64)
