@@ -101,7 +101,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what one peer is asked is not bounded": (1, peer_state, "CREDIT_BYTES", 1 << 40),
     "questions have no end": (1, requests_out.RequestsOut, "over_s", lambda *_: math.inf),
     "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
-    "what is answered elsewhere goes on": (1, requests_out.RequestsOut, "cancel", lambda *_: None),
+    "what is answered elsewhere goes on": (25, requests_out.RequestsOut, "cancel", lambda *_: None),
     "reads are not bounded": (7, source_reads.SourceReads.__init__, "__defaults__", (1 << 30, 16)),
     "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
     "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),

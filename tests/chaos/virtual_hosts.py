@@ -334,8 +334,8 @@ class Host:
         """Return how long everything is that is empty when nobody wants anything."""
         return {
             "transfers": len(self.chunks.core),
-            "reads of the source": len(self.chunks._reading._scopes),
-            "asked": len(self.chunks._asking._asked),
+            "reads of the source": len(self.chunks._source_reader._scopes),
+            "asked": len(self.chunks._peer_client._asked),
             "reads for peers": len(self.chunks.giving._reads),
             "begun for peers": sum(
                 receiver.begun for receiver in self.chunks.core.requests.receivers.values()
