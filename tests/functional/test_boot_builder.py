@@ -157,7 +157,9 @@ def qemu_of(pid: int) -> int | None:
 @needs_uefi
 def test_uefi_reads_an_image_that_it_cannot_boot_and_gives_up(tmp_path):
     image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.RESET, 4 * MIB))
-    patient = dataclasses.replace(UEFI["limits"], idle_s=60.0)  # it looks elsewhere, too, and says so
+    patient = dataclasses.replace(
+        UEFI["limits"], idle_s=60.0
+    )  # it looks elsewhere, too, and says so
     with pytest.raises(errors.DoesNotBoot, match=r"no boot loader that the firmware \(uefi\)"):
         boot_builder.build(image, image_map, tmp_path / "out", **(UEFI | {"limits": patient}))
     assert not (tmp_path / "out").exists()  # and the BIOS would have run what ends QEMU
