@@ -187,14 +187,14 @@ class MirrorOperations(pyfuse3.Operations):
     async def getattr(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return what stat() shows; the blocks are those that are really cached."""
+        """Return what stat() shows."""
         if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
             return fuse_attributes.of_folder(inode, self._gid)
         if inode in self._inodes.disks:
             return fuse_attributes.of_disk(inode, await self._disk(inode))
         found = await self._mirror(inode)
         touched_ns = self._images.touched_ns(found.map.image_id)
-        return await fuse_attributes.of_image(inode, found, touched_ns, self._gid)
+        return fuse_attributes.of_image(inode, found, touched_ns, self._gid)
 
     @_answers_errors
     async def setattr(

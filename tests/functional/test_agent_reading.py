@@ -95,10 +95,10 @@ def test_chunks_that_are_alike_are_read_once(images, start):
     assert agent.status()["exchange"]["source_bytes"] == CHUNK
 
 
-def test_stat_tells_the_blocks_that_are_really_cached(images, start):
+def test_stat_shows_a_file_without_holes(images, start):
     image_id = images.add(local.random_bytes(16 * CHUNK))
     agent = start()
-    assert agent.image_path(image_id).stat().st_blocks == 0
+    assert agent.image_path(image_id).stat().st_blocks == 16 * CHUNK // 512
     fd = os.open(agent.image_path(image_id), os.O_RDONLY | os.O_DIRECT)
     with os.fdopen(fd):
         os.preadv(fd, [mmap.mmap(-1, 3 * CHUNK)], 0)
@@ -110,14 +110,26 @@ def test_stat_tells_the_blocks_that_are_really_cached(images, start):
     assert seen.st_blksize == CHUNK
 
 
-def test_blocks_of_another_runs_chunks_are_there_at_once(images, start):
+def test_tar_that_looks_for_holes_archives_every_byte_of_an_image_that_is_not_here(
+    images, start, tmp_path
+):
+    data = local.random_bytes(16 * CHUNK)
+    image_id = images.add(data)
+    path, archive = start().image_path(image_id), tmp_path / "image.tar"
+    subprocess.run(["tar", "-C", path.parent, "-cSf", archive, path.name], check=True)
+    unpacked = subprocess.run(["tar", "-xOf", archive], check=True, capture_output=True).stdout
+    assert unpacked == data
+
+
+def test_chunks_of_another_run_are_there_at_once(images, start):
     image_id = images.add(local.random_bytes(16 * CHUNK))
     agent = start()
     read_direct(agent.image_path(image_id), 0, 4 * CHUNK)
     agent.stop()
     agent.start()
     agent.wait_ready()
-    assert agent.image_path(image_id).stat().st_blocks == 4 * CHUNK // 512
+    agent.image_path(image_id).stat()  # attaches it
+    assert agent.status()["images"][image_id]["cached_bytes"] == 4 * CHUNK
 
 
 def test_folder_lists_what_was_opened_and_what_was_ensured(images, start):
