@@ -183,6 +183,36 @@ OPTS = [
         help="Address and port (ip:port) on which other agents reach this one. The decision "
         "service tells it them, so then it must be an address of this host, not 0.0.0.0.",
     ),
+    cfg.FloatOpt(
+        "peer_upload_limit_mbit",
+        default=0.0,
+        min=0.0,
+        help="Upper bound, in Mbit/s, of what this host sends to other agents, all together; "
+        "0: none. Requests and guests' reads count like everything else.",
+    ),
+    cfg.FloatOpt(
+        "peer_download_limit_mbit",
+        default=0.0,
+        min=0.0,
+        help="Upper bound, in Mbit/s, of what this host receives from other agents, all together; "
+        "0: none. Sources are not bounded by it.",
+    ),
+    cfg.IntOpt(
+        "peer_guest_dscp",
+        default=0,
+        min=0,
+        max=63,
+        help="DSCP of packets to other agents that guests wait for, for networks that treat "
+        "classes differently. 0 leaves them as they are.",
+    ),
+    cfg.IntOpt(
+        "peer_background_dscp",
+        default=0,
+        min=0,
+        max=63,
+        help="DSCP of all other packets to other agents: images that become whole, prefetches, "
+        "news. 8 (CS1) and 1 (LE) are usual for what may wait.",
+    ),
     cfg.StrOpt(
         "peer_security",
         choices=[

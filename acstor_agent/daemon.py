@@ -116,6 +116,7 @@ class Agent:
             hosts_at=self._ring.hosts_at,
             limits=settings.peer_limits(),
             turn_s=lambda: self._turns.lasts_s,
+            traffic=settings.peer_traffic(own),
         )
         self._source = build.build(
             own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere

@@ -27,6 +27,7 @@ from acstor_agent.engine_io import exchange as exchange_
 from acstor_agent.images import boot_recording
 from acstor_agent.images import prefetching
 from acstor_agent.images import wholeness
+from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_net
 from acstor_common import addresses
 from acstor_common import certificates
@@ -279,6 +280,16 @@ def cache_policy(own: Options) -> str:
 def peer_limits() -> peer_net.Limits:
     """Return what bounds connections with peers."""
     return peer_net.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
+
+
+def peer_traffic(own: Options) -> pacing.Traffic:
+    """Return what bounds and marks what this host and other agents send each other."""
+    upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
+    return pacing.Traffic(
+        pacing.Pace(upload * MBIT_BYTES or math.inf),
+        pacing.Pace(download * MBIT_BYTES or math.inf),
+        pacing.Dscp(own.peer_guest_dscp, own.peer_background_dscp),
+    )
 
 
 def peer_security(own: Options) -> peer_net.Security:

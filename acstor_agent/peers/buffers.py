@@ -4,6 +4,8 @@
 The bytes of a chunk are never copied here.
 """
 
+from collections.abc import Sequence
+
 from acstor_agent import tls_session
 from acstor_common import geometry
 from acstor_common import peer_wire
@@ -19,6 +21,17 @@ def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer
             return [memoryview(buffer)[sent:] if sent else buffer, *buffers[number + 1 :]]
         sent -= len(buffer)
     return []
+
+
+def first_of(buffers: Sequence[peer_wire.Buffer], most: int) -> list[memoryview]:
+    """Return the first bytes of ``buffers``, no more than ``most`` (1 or more)."""
+    found: list[memoryview] = []
+    for buffer in buffers:
+        found.append(memoryview(buffer)[:most])
+        most -= len(found[-1])
+        if not most:
+            break
+    return found
 
 
 def pieces_of(buffers: list[peer_wire.Buffer], wanted: int) -> list[peer_wire.Buffer]:

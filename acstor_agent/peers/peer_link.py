@@ -22,11 +22,13 @@ import ssl
 import termios
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import trio
 
 from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
+from acstor_agent.peers import pacing
 from acstor_common import certificates
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -58,6 +60,7 @@ LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 _OUTQ = array.array("i", [0])  # what the kernel answers
 
+_ECN_BITS = 2  # below the DSCP, in one byte
 _ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
 _NOT_BELIEVED = "it does not believe this host's certificate"
 _MEANINGS = {
@@ -90,7 +93,8 @@ class Link:
     ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
     is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
     make the codes of frames, where they carry codes.  ``turn`` is awaited before anything is
-    received.  ``is_brief``: little is decoded at a time.
+    received.  ``is_brief``: little is decoded at a time.  ``upload`` and ``download`` cap what is
+    sent and received; ``is_held`` says that one of them keeps bytes from moving now.
     """
 
     certificate: certificates.HostCertificate | None = None
@@ -99,8 +103,10 @@ class Link:
     receiving: peer_seal.Seal | None = None
     turn: Callable[[], Awaitable[None]] | None = None
     is_brief = False
+    _holds = 0  # waits of the two directions for their caps
 
     def __init__(self, sock: socket.socket) -> None:
+        self.upload, self.download = pacing.Pace(), pacing.Pace()
         self._sock = sock
         self._low_water_bytes = 1
         self._is_empty = False  # the last call has received all there was
@@ -123,6 +129,7 @@ class Link:
                 self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
+            await self._wait_for(self.download)
             if self.turn is not None:
                 await self.turn()
             try:
@@ -139,13 +146,29 @@ class Link:
             if messages:
                 return messages
 
+    async def _wait_for(self, pace: pacing.Pace) -> None:
+        if not pace.is_open:
+            self._holds += 1
+            try:
+                await pace.wait()
+            finally:
+                self._holds -= 1
+
+    @property
+    def is_held(self) -> bool:
+        """See the class."""
+        return self._holds > 0
+
     def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the messages that are completed by what can be received without waiting.
 
         None when the other side has closed.
         """
         buffers = self._spaces(receiver)
+        if self.download.step_bytes is not None:
+            buffers = buffers_.first_of(buffers, self.download.step_bytes)
         count = self._sock.recvmsg_into(buffers)[0]
+        self.download.take(count)
         self._is_empty = count < sum(map(len, buffers))
         return receiver.received(count) if count else None
 
@@ -175,19 +198,28 @@ class Link:
 
         What could not be sent must be the first to be sent next time.
         """
+        if not self.upload.is_open:
+            return 0
         try:
-            return self._sock.sendmsg(buffers[:BUFFERS_PER_CALL])
+            some: Sequence[peer_wire.Buffer] = buffers[:BUFFERS_PER_CALL]
+            if self.upload.step_bytes is not None:
+                some = buffers_.first_of(some, self.upload.step_bytes)
+            sent = self._sock.sendmsg(some)
         except BlockingIOError:
             return 0
+        self.upload.take(sent)
+        return sent
 
     async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
         """Send at least one byte, waiting for room if need be; return the number of bytes."""
+        await self._wait_for(self.upload)
         began_s = trio.current_time()
         while True:
             await self.writable()
             if count := self.send_nowait(buffers):
                 self._note_pace(count, trio.current_time() - began_s)
                 return count
+            await self._wait_for(self.upload)  # others may have sent meanwhile
 
     def _note_pace(self, count: int, took_s: float) -> None:
         """Let the kernel keep more unsent where that leaves quickly, the least where it does not.
@@ -203,6 +235,15 @@ class Link:
         if kept_bytes != self._not_sent_bytes:
             self._not_sent_bytes = kept_bytes
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
+
+    def join(self, traffic: pacing.Traffic, klass: peer_wire.Klass) -> None:
+        """Move bytes as one of this host's connections, of the class that the two agreed on."""
+        self.upload, self.download = traffic.upload, traffic.download
+        if dscp := traffic.dscp.of(klass):
+            of_v6 = socket.IPPROTO_IPV6, socket.IPV6_TCLASS
+            of_v4 = socket.IPPROTO_IP, socket.IP_TOS
+            level, option = of_v6 if self._sock.family == socket.AF_INET6 else of_v4
+            self._sock.setsockopt(level, option, dscp << _ECN_BITS)
 
     @property
     def undelivered_bytes(self) -> int:
@@ -315,9 +356,11 @@ class TlsLink(Link):
             return messages
         if self._session.is_over:
             return None
-        data = self._sock.recv(self._call_bytes)
+        call_bytes = min(self._call_bytes, self.download.step_bytes or self._call_bytes)
+        data = self._sock.recv(call_bytes)
+        self.download.take(len(data))
         found = self._feed(receiver, data) if data else None
-        is_last = len(data) < self._call_bytes and not self._session.is_over
+        is_last = len(data) < call_bytes and not self._session.is_over
         self._is_empty = is_last and not self._session.has_more
         return found
 

@@ -20,6 +20,7 @@ import trio
 
 from acstor_agent import faults
 from acstor_agent.peers import connecting
+from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import security
@@ -61,6 +62,7 @@ class PeerNet:
     :param hosts_at: how many hosts that may speak stand at an address; they have places of their
         own before their Hello
     :param turn_s: returns how long the turn of the event loop has lasted that is under way
+    :param traffic: caps and marks what all connections move
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class PeerNet:
         hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
         turn_s: Callable[[], float] = lambda: 0.0,
+        traffic: pacing.Traffic | None = None,
     ) -> None:
         self._host_id = host_id
         self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
@@ -90,6 +93,7 @@ class PeerNet:
         self._budgets = answering.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
         self._share = loop_share.LoopShare(many, turn_s)
+        self._traffic = traffic or pacing.unbounded()
         self.faults = faults.Faults()
         self.unauthenticated = unauthenticated.Unauthenticated(
             self._limits.unauthenticated, self._limits.hello_s, hosts_at
@@ -267,6 +271,7 @@ class PeerNet:
                 receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
                 early = await hello.greet(link, receiver, ours, line.host, self._may_speak)
+                link.join(self._traffic, line.klass)
             except BaseException:
                 link.close()
                 raise
@@ -363,6 +368,7 @@ class PeerNet:
             theirs, early = await hello.welcome(
                 link, receiver, self._host_id, self._ring_epoch(), self._may_speak
             )
+            link.join(self._traffic, theirs.klass)
             receiver.peer = peer = f"{theirs.host_id} ({peer})"
             connection = answering.Answering(
                 link,

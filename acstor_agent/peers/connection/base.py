@@ -387,8 +387,10 @@ class Connection(abc.ABC):
     def is_stuck(self, now: float, silence_s: float) -> bool:
         """Say that the other side owes something and is silent; to be asked again and again.
 
-        A frame that waits because we are full is not the other side's fault.
+        What waits because we are full, or for one of our caps, is not the other side's fault.
         """
+        if self.link.is_held:
+            self.last_progress = now
         is_frame_awaited = not self._receiver.is_between_frames and not self._is_full
         progress = (self._receiver.wanted_bytes, self.outbox_bytes)
         if progress != self._progress:

@@ -63,10 +63,16 @@ def address_of(listener: trio.SocketListener) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(
-    serve=serve_data, host=SERVER, tls=None, limits=PATIENT, may_speak=everybody, giver=None
+    serve=serve_data,
+    host=SERVER,
+    tls=None,
+    limits=PATIENT,
+    may_speak=everybody,
+    giver=None,
+    **options,
 ):
     """Run the answering side; gives it and its address."""
-    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak)
+    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak, **options)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         giver = giver or peer_giver.TaskGiver(serve, nursery)
