@@ -16,6 +16,10 @@ from acstor_common import geometry
 from acstor_common import peer_wire
 
 RECORD_BYTES = 16 * geometry.KIB  # of plain text in a record, at most
+WRITE_BYTES = 4 * RECORD_BYTES
+"""What OpenSSL is given at a time: it makes the records, and a call costs as much as a record."""
+RECORDS_IN_A_ROW = 64
+"""Are decrypted at a time, at most: they may be as short as the other side likes."""
 _HEADER_BYTES = 5  # the last two of which are the length of the rest
 _MAX_REST_BYTES = RECORD_BYTES + 256  # RFC 8446, 5.2; OpenSSL refuses more when it sees it
 _NOTHING = memoryview(b"")
@@ -43,7 +47,7 @@ class TlsSession:
         self.is_over = False
         """The other side has said that no more comes."""
         self.records = 0
-        """How many were decrypted: a short one costs nearly as much as a long one."""
+        """How many were begun: a short one costs nearly as much as a long one."""
         self._wordless_bytes = 0
         self._record_bytes = 0  # of the record that OpenSSL was given last
         self._received = _NOTHING  # what OpenSSL has not been given
@@ -115,18 +119,21 @@ class TlsSession:
     def read_into(self, space: memoryview, *more: memoryview) -> int:
         """Decrypt what is here, into ``space``; return the number of bytes, 0 if there are none.
 
+        No more than RECORDS_IN_A_ROW with plain text are decrypted.
+
         :param more: where to go on behind ``space``: as there is such a place, ``space`` may be
             filled by many records; else it gets no more than one
         :raises ssl.SSLError: it is not what the other side has encrypted
         :raises OSError: it is of little else than TLS itself: new keys, session tickets
         """
         read, length = self._tls.read, len(space)
-        filled = 0
-        while filled < length and (self._is_begun or self._next_record()):
+        filled, last = 0, self.records + RECORDS_IN_A_ROW
+        while filled < length and (self._is_begun or (self.records < last and self._next_record())):
             try:
                 count: int = read(length - filled, space[filled:])  # type: ignore[assignment]
             except ssl.SSLWantReadError:  # it was a record of TLS itself
                 self._note_wordless()
+                last += 1  # what has no plain text is bounded by that
                 continue
             if not count:
                 self.is_over = True

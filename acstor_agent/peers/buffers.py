@@ -35,7 +35,7 @@ def first_of(buffers: Sequence[peer_wire.Buffer], most: int) -> list[memoryview]
 
 
 def pieces_of(buffers: list[peer_wire.Buffer], wanted: int) -> list[peer_wire.Buffer]:
-    """Return the first ``wanted`` bytes, or a piece more, in pieces for one record each.
+    """Return the first ``wanted`` bytes, or a piece more, in pieces of at most WRITE_BYTES.
 
     A short buffer is joined with short ones before it; a long one begins a new record, so that
     the bytes of a chunk are not copied.
@@ -47,9 +47,9 @@ def pieces_of(buffers: list[peer_wire.Buffer], wanted: int) -> list[peer_wire.Bu
             wanted -= len(buffer)
             continue
         view = memoryview(buffer)
-        for start in range(0, len(buffer), tls_session.RECORD_BYTES):
+        for start in range(0, len(buffer), tls_session.WRITE_BYTES):
             if wanted <= 0:
                 return found
-            found.append(view[start : start + tls_session.RECORD_BYTES])
+            found.append(view[start : start + tls_session.WRITE_BYTES])
             wanted -= len(found[-1])
     return found

@@ -169,6 +169,17 @@ def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
             assert client.unread_bytes > 20_000
 
 
+def test_short_records_are_decrypted_some_at_a_time(contexts):
+    client, server = joined(contexts)
+    row = tls_session.RECORDS_IN_A_ROW
+    client.put(server.take() + b"".join(server.encrypt(b"x") for _ in range(row + 3)))
+    space = memoryview(bytearray(200))
+    assert client.read_into(space, space) == row
+    assert client.has_more
+    assert client.read_into(space, space) == 3
+    assert not client.has_more
+
+
 @contextlib.contextmanager
 def asked_for_new_keys(contexts):
     """Give a session, its socket, and the other side: Python cannot ask for new keys itself."""
