@@ -23,8 +23,6 @@ TLS_BYTES_PER_CALL = 128 * geometry.KIB
 """What is received at a time of TLS: eight records."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
-RECORDS_PER_CALL = 64
-"""Records of TLS that count as another call: they are as short as the server likes."""
 
 
 class Stream:
@@ -139,12 +137,10 @@ class TlsStream(Stream):
     def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
         """See :meth:`Stream._receive_nowait`; fills the first of the buffers alone."""
         session, space = self._session, memoryview(buffers[0])
-        records = session.records
         count = session.read_into(space, space)
         if not count and not session.is_over:
             self._put(self._sock.recv(TLS_BYTES_PER_CALL))
             count = session.read_into(space, space)
-        self._calls += (session.records - records) // RECORDS_PER_CALL
         return count if count or session.is_over else None
 
     async def _receive_records(self) -> None:
