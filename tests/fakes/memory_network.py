@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from acstor_agent.peers import connecting
+from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
 from acstor_common import peer_wire
@@ -140,6 +141,7 @@ class MemoryLink(peer_link.Link):
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
+        self.upload, self.download = pacing.Pace(), pacing.Pace()
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""
