@@ -286,8 +286,8 @@ def peer_traffic(own: Options) -> pacing.Traffic:
     """Return what bounds and marks what this host and other agents send each other."""
     upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
     return pacing.Traffic(
-        pacing.Pace(upload * MBIT_BYTES or math.inf),
-        pacing.Pace(download * MBIT_BYTES or math.inf),
+        pacing.RateLimiter(upload * MBIT_BYTES or math.inf),
+        pacing.RateLimiter(download * MBIT_BYTES or math.inf),
         pacing.Dscp(own.peer_guest_dscp, own.peer_background_dscp),
     )
 

@@ -25,9 +25,9 @@ def of_image(
 ) -> pyfuse3.EntryAttributes:
     """Return the attributes of a mirror, in constant time.
 
-    All its blocks count as allocated, wherever their bytes are: programs that copy files (tar, cp)
-    take a file with fewer for a sparse one, and GNU tar reads none of a file without blocks.
-    The kernel refuses everybody else by them, as it does for any file (``default_permissions``).
+    All blocks count as allocated, whether or not their bytes are on this host.  Programs that copy
+    files (tar, cp) take a file with fewer blocks for a sparse one; GNU tar skips the whole content
+    of a file without blocks.  The kernel checks owner, group and mode (``default_permissions``).
 
     :param touched_ns: its time stamp
     :param gid: the group that may read it

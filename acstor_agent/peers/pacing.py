@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caps of what this host sends to other agents and receives from them, and how that is marked.
+"""Rate limits of what this host sends to other agents and receives from them, and DSCP.
 
-Each direction has one :class:`Pace` for all connections.  What a connection has moved is paid
-afterwards: then all connections wait until it is paid, first come, first served.  Who is not read
-from stops sending, as TCP has it.  This is virtual scheduling, the generic cell rate algorithm of
-ITU-T I.371.
+Each direction has one :class:`RateLimiter`, which all connections share.  A connection may move
+bytes while the limiter is open, and then puts it into debt.  The connections wait in a queue until
+the debt is over.  Where this host stops reading, TCP makes the sender stop.  The algorithm is
+virtual scheduling, a form of the generic cell rate algorithm (ITU-T I.371).
 """
 
 import math
@@ -16,42 +16,42 @@ from acstor_common import geometry
 from acstor_common import peer_wire
 
 BURST_S = 0.05
-"""What was not used is remembered for so long, and one connection moves so much at a time."""
+"""Length of a burst after a pause, and of what one connection moves at a time."""
 LEAST_STEP_BYTES = 16 * geometry.KIB
 
 
-class Pace:
-    """So many bytes a second.
+class RateLimiter:
+    """Limits how many bytes a second are moved.
 
-    :param bytes_s: at most, in the long run; infinite for no cap
+    :param bytes_s: the limit, in the long run; infinite for none
     """
 
     def __init__(self, bytes_s: float = math.inf) -> None:
         self._bytes_s = bytes_s
         self.step_bytes: int | None = None
-        """What a connection moves at a time, at most, for others wait meanwhile; None: no cap."""
+        """The most that a connection moves at a time, as others wait meanwhile; None: no limit."""
         if bytes_s < math.inf:
             self.step_bytes = max(LEAST_STEP_BYTES, int(BURST_S * bytes_s))
-        self._paid_s = -math.inf  # when all that was moved is paid
+        self._free_s = -math.inf  # when the debt is over
         self._queue = trio.Lock()
 
     @property
     def is_open(self) -> bool:
-        """Say whether all that was moved is paid."""
-        return self._paid_s == -math.inf or self._paid_s <= trio.current_time()
+        """Whether there is no debt."""
+        return self._free_s == -math.inf or self._free_s <= trio.current_time()
 
     def take(self, count: int) -> None:
         """Note that so many bytes were moved."""
         if self.step_bytes is not None:
-            since_s = max(self._paid_s, trio.current_time() - BURST_S)
-            self._paid_s = since_s + count / self._bytes_s
+            since_s = max(self._free_s, trio.current_time() - BURST_S)
+            self._free_s = since_s + count / self._bytes_s
 
     async def wait(self) -> None:
-        """Return when what was moved before is paid; at once, without a checkpoint, if it is."""
+        """Return when the debt is over; at once, without a checkpoint, if there is none."""
         if self.is_open:
             return
         async with self._queue:
-            await trio.sleep_until(self._paid_s)
+            await trio.sleep_until(self._free_s)
 
 
 class Dscp(NamedTuple):
@@ -68,11 +68,11 @@ class Dscp(NamedTuple):
 class Traffic(NamedTuple):
     """What bounds and marks what all connections with other agents move."""
 
-    upload: Pace
-    download: Pace
+    upload: RateLimiter
+    download: RateLimiter
     dscp: Dscp
 
 
 def unbounded() -> Traffic:
-    """Return no caps and no marks."""
-    return Traffic(Pace(), Pace(), Dscp())
+    """Return no limits and no marks."""
+    return Traffic(RateLimiter(), RateLimiter(), Dscp())

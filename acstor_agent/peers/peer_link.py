@@ -92,8 +92,8 @@ class Link:
     ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
     is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
     make the codes of frames, where they carry codes.  ``turn`` is awaited before anything is
-    received.  ``is_brief``: little is decoded at a time.  ``upload`` and ``download`` cap what is
-    sent and received; ``is_held`` says that one of them keeps bytes from moving now.
+    received.  ``is_brief``: little is decoded at a time.  ``upload`` and ``download`` limit the
+    rates of sending and receiving; ``is_held``: the connection waits for one of them.
     """
 
     certificate: certificates.HostCertificate | None = None
@@ -102,10 +102,10 @@ class Link:
     receiving: peer_seal.Seal | None = None
     turn: Callable[[], Awaitable[None]] | None = None
     is_brief = False
-    _holds = 0  # waits of the two directions for their caps
+    _holds = 0  # directions that wait for their rate limits
 
     def __init__(self, sock: socket.socket) -> None:
-        self.upload, self.download = pacing.Pace(), pacing.Pace()
+        self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()
         self._sock = sock
         self._low_water_bytes = 1
         self._is_empty = False  # the last call has received all there was
@@ -145,11 +145,11 @@ class Link:
             if messages:
                 return messages
 
-    async def _wait_for(self, pace: pacing.Pace) -> None:
-        if not pace.is_open:
+    async def _wait_for(self, limiter: pacing.RateLimiter) -> None:
+        if not limiter.is_open:
             self._holds += 1
             try:
-                await pace.wait()
+                await limiter.wait()
             finally:
                 self._holds -= 1
 
@@ -236,7 +236,7 @@ class Link:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
     def join(self, traffic: pacing.Traffic, klass: peer_wire.Klass) -> None:
-        """Move bytes as one of this host's connections, of the class that the two agreed on."""
+        """Use the limits that all connections share, and the DSCP of this connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp.of(klass):
             of_v6 = socket.IPPROTO_IPV6, socket.IPV6_TCLASS

@@ -141,7 +141,7 @@ class MemoryLink(peer_link.Link):
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
-        self.upload, self.download = pacing.Pace(), pacing.Pace()
+        self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""

@@ -387,7 +387,7 @@ class Connection(abc.ABC):
     def is_stuck(self, now: float, silence_s: float) -> bool:
         """Say that the other side owes something and is silent; to be asked again and again.
 
-        What waits because we are full, or for one of our caps, is not the other side's fault.
+        Where this side is full, or waits for a rate limit of its own, the other is not at fault.
         """
         if self.link.is_held:
             self.last_progress = now

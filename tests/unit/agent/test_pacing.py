@@ -23,12 +23,12 @@ BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.LATER)
 
 def capped(way, bytes_s=RATE):
     """Return a cap of one direction."""
-    up, down = (pacing.Pace(bytes_s if way == one else math.inf) for one in WAYS)
+    up, down = (pacing.RateLimiter(bytes_s if way == one else math.inf) for one in WAYS)
     return pacing.Traffic(up, down, pacing.Dscp())
 
 
 async def test_all_together_move_no_more_than_the_rate(autojump_clock):
-    pace, moved = pacing.Pace(RATE), []
+    pace, moved = pacing.RateLimiter(RATE), []
 
     async def move(size):
         while True:
@@ -46,7 +46,7 @@ async def test_all_together_move_no_more_than_the_rate(autojump_clock):
 
 
 async def test_pause_saves_no_more_than_a_burst(autojump_clock):
-    pace = pacing.Pace(RATE)
+    pace = pacing.RateLimiter(RATE)
     pace.take(1)
     await trio.sleep(100.0)
     pace.take(int(RATE))
@@ -56,10 +56,9 @@ async def test_pause_saves_no_more_than_a_burst(autojump_clock):
 
 
 async def test_no_cap_never_waits():
-    pace = pacing.Pace()
+    pace = pacing.RateLimiter()
     pace.take(1 << 60)
     assert pace.is_open
-    pace = pacing.Pace(math.inf)
     with trio.CancelScope() as scope:
         scope.cancel()
         await pace.wait()  # not even for a checkpoint
@@ -98,7 +97,7 @@ async def test_connections_of_all_classes_share_one_cap(tmp_path, way, mode):
     assert took_s >= (sum(got) - last) / RATE - pacing.BURST_S > 0.8
 
 
-async def test_who_may_not_read_for_long_takes_nobody_for_silent():
+async def test_long_wait_for_the_download_limit_does_not_end_the_connection():
     """A step of what is asked for takes more than twice as long as a host may be silent."""
     quick = dataclasses.replace(nets.QUICK, hello_s=5.0)
     slow = capped("download", CHUNK / 2)
@@ -113,7 +112,9 @@ async def test_who_may_not_read_for_long_takes_nobody_for_silent():
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
 async def test_both_ends_mark_what_guests_wait_for_and_what_may_wait(ip):
-    marks = pacing.Traffic(pacing.Pace(), pacing.Pace(), pacing.Dscp(guest=46, background=8))
+    marks = pacing.Traffic(
+        pacing.RateLimiter(), pacing.RateLimiter(), pacing.Dscp(guest=46, background=8)
+    )
     server = peer_net.PeerNet(nets.SERVER, may_speak=nets.everybody, traffic=marks)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=ip)
