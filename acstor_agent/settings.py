@@ -64,6 +64,8 @@ READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
 """How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
 less than 720 MiB in order is bound by his share of that before."""
 
+RUN_CHUNKS = 16
+"""Chunks of one request: what FUSE asks for at a time, at the default chunk size."""
 COPIES_LIMIT = 16
 """Holders of a content that its home leaves alone. So many that no chunk is rare when some of them
 go, are busy or let it go unasked; in a full cache those that more hosts hold give way."""
@@ -238,6 +240,7 @@ def exchange(own: Options, *, has_others: bool) -> settings.Settings:
         learns_ring=Variant.RING in own.variants,
         may_ask_source_first=Variant.NO_SOURCE_FIRST not in own.variants,
         homes_keep=Variant.HOMES_KEEP in own.variants,
+        run_chunks=RUN_CHUNKS,
     )
 
 

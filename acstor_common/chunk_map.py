@@ -282,6 +282,24 @@ class ChunkMap:
         cid: ids.Cid = _read_cid(self._buffer, at)[0]
         return cid
 
+    def cids(self, first: int, stop: int) -> list[ids.Cid]:
+        """Return the CIDs of the chunks from ``first`` up to ``stop``, without that one.
+
+        :raises IndexError: the image does not have all of them
+        """
+        if not 0 <= first <= stop <= self._count:
+            raise IndexError(f"image {self.image_id} has no chunks {first} to {stop}")
+        found: list[ids.Cid] = []
+        while first < stop:
+            page, number = divmod(first, PAGE_CHUNKS)
+            count = min(stop - first, PAGE_CHUNKS - number)
+            block: int = _read_number(self._buffer, HEADER_BYTES + page * NUMBER_BYTES)[0]
+            at = self._blocks_at + block * BLOCK_BYTES + number * ids.CID_BYTES
+            piece = self._buffer[at : at + count * ids.CID_BYTES]
+            found += [cid for (cid,) in _CID.iter_unpack(piece)]
+            first += count
+        return found
+
     def heads(self) -> memoryview:
         """Return the heads of the contents' CIDs (:func:`head_of`), in ascending order.
 

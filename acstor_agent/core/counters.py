@@ -61,12 +61,12 @@ class Tally:
         self.requests = dict.fromkeys(Origin, 0)
         self.bytes = dict.fromkeys(Origin, 0)
 
-    def add(self, origin: Origin, length: int) -> None:
-        """Count one request of ``length`` bytes."""
-        self.requests[origin] += 1
+    def add(self, origin: Origin, length: int, requests: int = 1) -> None:
+        """Count requests of ``length`` bytes in all."""
+        self.requests[origin] += requests
         self.bytes[origin] += length
         if self._total is not None:
-            self._total.add(origin, length)
+            self._total.add(origin, length, requests)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return ``{origin: {"requests": …, "bytes": …}}``, every origin included."""

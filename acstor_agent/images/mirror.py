@@ -11,6 +11,7 @@ import math
 import mmap
 import threading
 import time
+from collections.abc import Container
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -179,14 +180,16 @@ class Mirror:
             steps = self._plan(offset, length)
             data = self._read_steps_nowait(steps, length)
             if data is None:
-                data = await self._read(offset, length, guest, is_here=not _is_missing(steps))
+                data = await self._read(offset, length, guest, steps)
         self.prefetch.read(offset, length)
         self.counters.took(time.perf_counter() - began_s)
         return data
 
     def _plan(self, offset: int, length: int) -> list[_Step]:
-        pieces = self.map.geometry.pieces(offset, length)
-        return read_plan.plan(pieces, self.map.cid, self._cache.lookup, self.boots.in_memory)
+        size = self._chunk_bytes
+        cids = self.map.cids(offset // size, -(-(offset + length) // size)) if length else ()
+        in_memory = self.boots.in_memory
+        return read_plan.plan(offset, length, size, cids, self._cache.lookup, in_memory)
 
     def _read_chunk_nowait(self, offset: int, length: int) -> memoryview | None:
         """Answer from one cached chunk, as most reads are: a look-up and a pread."""
@@ -199,12 +202,14 @@ class Mirror:
         self._count(counters.Origin.CACHE, length)
         return view
 
-    def _count(self, origin: counters.Origin, length: int, via: Via | None = None) -> None:
+    def _count(
+        self, origin: counters.Origin, length: int, via: Via | None = None, chunks: int = 1
+    ) -> None:
         """Count bytes that a read has got.
 
         :param via: by which way, if the origin does not say that
         """
-        self.counters.read.add(origin, length)
+        self.counters.read.add(origin, length, chunks)
         if self.timelines:
             read_timing.note(via or Via(origin.value), length, waiting_.why())
 
@@ -229,14 +234,17 @@ class Mirror:
         return True
 
     async def _read(
-        self, offset: int, length: int, guest: requests.Stream | None, is_here: bool
+        self, offset: int, length: int, guest: requests.Stream | None, steps: list[_Step]
     ) -> memoryview:
         """Wait for what is not here, or not in memory."""
         self.counters.waits(1)
         try:
             if guest is None:
-                return await self._filled(offset, length)
-            return await self._waiting.turn(guest, self._filled, offset, length, is_here=is_here)
+                return await self._filled(offset, length, steps)
+            is_here = not _is_missing(steps)
+            return await self._waiting.turn(
+                guest, self._filled, offset, length, steps, is_here=is_here
+            )
         except errors.ReaderGone:
             raise
         except errors.AcstorError as e:
@@ -245,73 +253,101 @@ class Mirror:
         finally:
             self.counters.waits(-1)
 
-    async def _filled(self, offset: int, length: int) -> memoryview:
+    async def _filled(self, offset: int, length: int, steps: list[_Step]) -> memoryview:
         if length <= geometry.DEFAULT_CHUNK_BYTES:
             view = memoryview(bytearray(length))
-            await self._fill(offset, view)
+            await self._fill(offset, view, steps)
             return view
         buffer = _BUFFERS.pop() if _BUFFERS else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
-        await self._fill(offset, buffer[:length])
+        await self._fill(offset, buffer[:length], steps)
         if len(_BUFFERS) < BUFFERS:  # not where it failed: a thread may be filling it still
             _BUFFERS.append(buffer)
         return buffer[:length]
 
-    async def _fill(self, offset: int, view: memoryview) -> None:
+    async def _fill(
+        self, offset: int, view: memoryview, steps: list[_Step] | None = None
+    ) -> None:
         """Fill ``view`` with the range from ``offset``; one failure ends it.
 
         All that must come is on its way, as one wish, before anything is waited for.
+
+        :param steps: as they were planned; they count unless a chunk has come since
         """
-        steps = self._plan(offset, len(view))
-        missing: list[_Step] = []
-        others: list[_Step] = []
+        if steps is None or self._has_come(steps):
+            steps = self._plan(offset, len(view))
+        missing: list[int] = []
+        are_others = False
         for step in steps:
-            (missing if self._must_come(step) else others).append(step)
+            some = [no for no, cid in step.fetches() if not self.boots.may_bring(cid)]
+            are_others = are_others or step.cids is None or len(some) < len(step.cids)
+            missing += some
         if not missing:
-            await self._fill_others(offset, view, others)
+            await self._fill_others(offset, view, steps)
             return
         with self._wish(missing) as wish:
-            await self._fill_others(offset, view, others)
-            self._put_all(missing, view, await wish.wait())
+            if are_others:
+                await self._fill_others(offset, view, steps, frozenset(missing))
+            self._put_all(offset, view, missing, await wish.wait())
 
-    def _must_come(self, step: _Step) -> bool:
-        """Say whether a chunk neither is here nor comes with a boot image."""
-        if step.kind is not read_plan.StepKind.FETCH or step.piece is None:
-            return False
-        return not self.boots.may_bring(self.map.cid(step.piece.chunk_no))
+    def _has_come(self, steps: list[_Step]) -> bool:
+        """Say whether anything is here of what was to be fetched."""
+        cids = [cid for step in steps if step.cids is not None for cid in step.cids]
+        return any(map(self._chunks.has, cids)) or any(map(self.boots.in_memory.__contains__, cids))
 
-    def _wish(self, steps: list[_Step]) -> read_request.ReadRequest:
-        numbers = [step.piece.chunk_no for step in steps if step.piece is not None]
-        for chunk_no in numbers:
-            self.prefetch.waited_for(chunk_no)
+    def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
+        self.prefetch.waited_for(numbers)
         wants, guest = self._chunks.wants(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.wish(wants, guest, self._deadline_s, waiting_.noter())
 
     def _put_all(
-        self, steps: list[_Step], view: memoryview, chunks: Sequence[read_request.Fetched]
+        self,
+        offset: int,
+        view: memoryview,
+        numbers: list[int],
+        chunks: Sequence[read_request.Fetched],
     ) -> None:
-        for step, fetched in zip(steps, chunks, strict=True):
-            self._put(step, view, fetched)
+        """Fill in chunks that have come, and count them by where they came from."""
+        lengths: dict[counters.Origin, list[int]] = {}
+        for chunk_no, (data, origin) in zip(numbers, chunks, strict=True):
+            lengths.setdefault(origin, []).append(self._put(offset, view, chunk_no, data))
+        for origin, its in lengths.items():
+            self._count(origin, sum(its), chunks=len(its))
 
     def _put(
-        self, step: _Step, view: memoryview, fetched: read_request.Fetched, via: Via | None = None
-    ) -> None:
-        if step.piece is not None:
-            data, length = fetched.data, step.stop - step.start
-            if len(data) != length:
-                data = memoryview(data)[step.piece.start : step.piece.stop]
-            view[step.start : step.stop] = data
-        self._count(fetched.origin, step.stop - step.start, via)
+        self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes
+    ) -> int:
+        """Fill in what the range from ``offset`` needs of a chunk; return how many bytes."""
+        start = chunk_no * self._chunk_bytes - offset
+        if start < 0:
+            data, start = memoryview(data)[-start:], 0
+        if len(data) > len(view) - start:
+            data = memoryview(data)[: len(view) - start]
+        view[start : start + len(data)] = data
+        return len(data)
 
-    async def _fill_others(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
-        """Fill in what is here, or comes with a boot image."""
-        left: list[_Step] = []
+    async def _fill_others(
+        self,
+        offset: int,
+        view: memoryview,
+        steps: list[_Step],
+        missing: Container[int] = frozenset(),
+    ) -> None:
+        """Fill in what is here, or comes with a boot image.
+
+        :param missing: chunks that come otherwise
+        """
+        left: list[int] = []
         for step in steps:
-            if step.kind is read_plan.StepKind.FETCH and step.piece is not None:
-                fetched = await self.boots.bring(self.map.cid(step.piece.chunk_no))
+            for chunk_no, cid in step.fetches():
+                if chunk_no in missing:
+                    continue
+                fetched = await self.boots.bring(cid)
                 if fetched is None:
-                    left.append(step)
+                    left.append(chunk_no)
                 else:
-                    self._put(step, view, fetched, Via.FRAME)
+                    length = self._put(offset, view, chunk_no, fetched.data)
+                    self._count(fetched.origin, length, Via.FRAME)
+            if step.cids is not None:
                 continue
             part = view[step.start : step.stop]
             if not self._put_nowait(step, view):
@@ -323,18 +359,20 @@ class Mirror:
         if left:
             await self._fill_left(offset, view, left)
 
-    async def _fill_left(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
+    async def _fill_left(self, offset: int, view: memoryview, numbers: list[int]) -> None:
         """Fill in what no boot image brought: it may have come otherwise, while that was tried."""
-        missing: list[_Step] = []
-        here: list[_Step] = []
-        for step in steps:
-            is_here = step.piece is None or self._chunks.has(self.map.cid(step.piece.chunk_no))
-            (here if is_here else missing).append(step)
+        missing: list[int] = []
+        here: list[int] = []
+        for chunk_no in numbers:
+            is_here = self._chunks.has(self.map.cid(chunk_no))
+            (here if is_here else missing).append(chunk_no)
         with self._wish(missing) if missing else contextlib.nullcontext() as wish:
-            for step in here:
-                await self._fill(offset + step.start, view[step.start : step.stop])
+            for chunk_no in here:
+                start = max(0, chunk_no * self._chunk_bytes - offset)
+                stop = min((chunk_no + 1) * self._chunk_bytes - offset, len(view))
+                await self._fill(offset + start, view[start:stop])
             if wish is not None:
-                self._put_all(missing, view, await wish.wait())
+                self._put_all(offset, view, missing, await wish.wait())
 
     def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
         start, stop = self._ahead.read(offset, length, now_s)
@@ -347,11 +385,11 @@ class Mirror:
             for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
             if chunk_no not in waited_for
         ]
-        wants, covers = self._chunks.wants(self.map, numbers), self.boots.covers
-        self._chunks.bring_soon(
-            [want for want in wants if want.cid != ids.ZERO_CID and not covers(want.cid)]
-        )
+        covers = self.boots.covers
+        wants = [w for w in self._chunks.wants(self.map, numbers) if w.cid != ids.ZERO_CID]
+        self._chunks.bring_soon([want for want in wants if not covers(want.cid)])
 
 
 def _is_missing(steps: list[_Step]) -> bool:
-    return any([step.kind is read_plan.StepKind.FETCH for step in steps])
+    return any([step.cids is not None for step in steps])
+

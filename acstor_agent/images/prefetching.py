@@ -91,10 +91,11 @@ class Prefetching:
             if chunk_no is not None:
                 self.states.apply(chunk_no, _E.EVICTED)
 
-    def waited_for(self, chunk_no: int) -> None:
-        """Note that a guest has to wait for a chunk."""
-        if self._is_on:
-            self.prefetcher.fetched_on_demand(self._index.parent(chunk_no))
+    def waited_for(self, numbers: Iterable[int]) -> None:
+        """Note that a guest has to wait for chunks."""
+        if self._is_on and self.prefetcher.has_candidates:
+            for chunk_no in numbers:
+                self.prefetcher.fetched_on_demand(self._index.parent(chunk_no))
 
     def read(self, offset: int, length: int) -> None:
         """Note that a guest was given a range: prefetches of it have proved right.

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a read needs: which stretches are zeros, in memory, in the cache, or must be fetched.
 
-Neighbouring chunks of one kind form one step, except that each chunk to fetch
-is a step of its own: chunks arrive one by one.
+Neighbouring chunks of one kind form one step, except that each chunk in memory is a step of its
+own: its bytes are answered without a copy where a read needs no others.
 """
 
 import dataclasses
 import enum
 from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Generic
 from typing import TypeVar
 
-from acstor_common import geometry
 from acstor_common import ids
 
 SlotT = TypeVar("SlotT")
@@ -33,52 +33,65 @@ class Step(Generic[SlotT]):
     """One stretch of a read.
 
     ``start`` and ``stop`` count from the first byte of the read.  A CACHE step
-    has ``parts``: (slot, start, stop) of each chunk; a FETCH step has ``piece``;
-    a MEMORY step, one for each chunk, has ``data``: the very bytes.
+    has ``parts``: (slot, start, stop) of each chunk.  A FETCH step has the number of its first
+    chunk, ``chunk_no``, and the ``cids`` of its chunks.  A MEMORY step has ``data``: the very bytes.
     """
 
     kind: StepKind
     start: int
     stop: int
     parts: list[tuple[SlotT, int, int]] | None = None
-    piece: geometry.Piece | None = None
+    chunk_no: int = 0
+    cids: list[ids.Cid] | None = None
     data: memoryview | None = None
+
+    def fetches(self) -> Iterator[tuple[int, ids.Cid]]:
+        """Yield number and CID of each chunk that must be fetched; none of another kind of step."""
+        return enumerate(self.cids or (), self.chunk_no)
 
 
 def plan(
-    pieces: Iterable[geometry.Piece],
-    cid: Callable[[int], ids.Cid],
+    offset: int,
+    length: int,
+    chunk_bytes: int,
+    cids: Sequence[ids.Cid],
     lookup: Callable[[ids.Cid], SlotT | None],
     in_memory: Mapping[ids.Cid, memoryview],
 ) -> list[Step[SlotT]]:
     """Return the steps of a read, in order; together they cover it.
 
-    :param pieces: the read, cut into its chunks
-    :param cid: the chunk map's answer for a chunk number
+    :param offset: of the read in the image
+    :param length: of the read, which does not reach beyond the image
+    :param cids: of the chunks that the read touches
     :param lookup: the cache's answer for a CID
     :param in_memory: chunks that need no look-up, by CID; most often there are none
     """
     steps: list[Step[SlotT]] = []
     last: Step[SlotT] | None = None
-    at = 0
-    for piece in pieces:
-        chunk_no, start, stop = piece
-        begin, at = at, at + stop - start
-        this = cid(chunk_no)
-        if this == ids.ZERO_CID:
+    first = offset // chunk_bytes
+    begin, origin = 0, first * chunk_bytes - offset  # of the chunk, as the read counts
+    for chunk_no, cid in enumerate(cids, first):
+        end = min(origin + chunk_bytes, length)
+        if cid == ids.ZERO_CID:
             if last is not None and last.kind is StepKind.ZERO:
-                last.stop = at
-                continue
-            last = Step(StepKind.ZERO, begin, at)
-        elif in_memory and (data := in_memory.get(this)) is not None:
-            last = Step(StepKind.MEMORY, begin, at, data=data[start:stop])
-        elif (slot := lookup(this)) is not None:
+                last.stop = end
+            else:
+                steps.append(last := Step(StepKind.ZERO, begin, end))
+        elif in_memory and (data := in_memory.get(cid)) is not None:
+            data = data[begin - origin : end - origin]
+            steps.append(last := Step(StepKind.MEMORY, begin, end, data=data))
+        elif (slot := lookup(cid)) is not None:
+            part = slot, begin - origin, end - origin
             if last is not None and last.parts is not None:
-                last.parts.append((slot, start, stop))
-                last.stop = at
-                continue
-            last = Step(StepKind.CACHE, begin, at, [(slot, start, stop)])
+                last.parts.append(part)
+                last.stop = end
+            else:
+                steps.append(last := Step(StepKind.CACHE, begin, end, [part]))
+        elif last is not None and last.cids is not None:
+            last.cids.append(cid)
+            last.stop = end
         else:
-            last = Step(StepKind.FETCH, begin, at, piece=piece)
-        steps.append(last)
+            steps.append(last := Step(StepKind.FETCH, begin, end, chunk_no=chunk_no, cids=[cid]))
+        origin += chunk_bytes
+        begin = end
     return steps

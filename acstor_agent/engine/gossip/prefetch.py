@@ -97,6 +97,11 @@ class Prefetcher:
         if len(self._held) > HELD_LIMIT:
             self._held.popitem(last=False)
 
+    @property
+    def has_candidates(self) -> bool:
+        """Say whether there is any chunk that was advertised and is not prefetched."""
+        return bool(self._held)
+
     def fetched_on_demand(self, chunk_no: int) -> None:
         """Note that a guest had to wait for a chunk, because nobody prefetched it."""
         if chunk_no not in self._held:

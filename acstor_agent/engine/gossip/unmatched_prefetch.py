@@ -60,6 +60,11 @@ class UnmatchedPrefetcher:
         elif chunk_no not in self._next:
             _put(self._held, chunk_no)
 
+    @property
+    def has_candidates(self) -> bool:
+        """Say whether there is any chunk that was advertised and is not prefetched."""
+        return bool(self._next or self._held)
+
     def fetched_on_demand(self, chunk_no: int) -> None:
         """Note that a guest had to wait for a chunk, because nobody prefetched it."""
         if chunk_no in self._next:

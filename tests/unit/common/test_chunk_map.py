@@ -146,6 +146,12 @@ def test_chunk_outside_of_the_image_is_refused(chunk_no: int) -> None:
         chunk_map.ChunkMap.parse(build(), "m").cid(chunk_no)
 
 
+@pytest.mark.parametrize(("first", "stop"), [(-1, 1), (0, 5), (3, 2)])
+def test_chunks_outside_of_the_image_are_refused(first: int, stop: int) -> None:
+    with pytest.raises(IndexError, match=IMAGE_ID):
+        chunk_map.ChunkMap.parse(build(), "m").cids(first, stop)
+
+
 def test_mapped_file_is_read_in_place(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "m.acmap"
     path.write_bytes(build())
@@ -179,6 +185,9 @@ def test_every_map_survives_the_round_trip(
     assert len(raw) == chunk_map.sections(cut, layout.raw(size_bytes), found.tables).stop
     assert (found.geometry, found.os_hash_algo, found.os_hash_value) == (cut, *os_hash)
     assert [found.cid(chunk_no) for chunk_no in range(len(found))] == cids
+    for first in {0, 1, len(cids) // 2, len(cids)} & set(range(len(cids) + 1)):
+        assert found.cids(first, len(cids)) == cids[first:]
+        assert found.cids(0, first) == cids[:first]
 
 
 def test_any_flipped_byte_is_noticed() -> None:

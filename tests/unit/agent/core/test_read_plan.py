@@ -35,12 +35,10 @@ def plan(kinds, offset, length):
         for n, kind in enumerate(kinds)
         if kind is read_plan.StepKind.MEMORY
     }
-    return read_plan.plan(
-        CUT.pieces(offset, length),
-        lambda n: cid_of(kinds, n),
-        lambda cid: cached.get(cid),
-        in_memory,
-    )
+    length = max(0, min(length, SIZE - offset))
+    numbers = [piece.chunk_no for piece in CUT.pieces(offset, length)]
+    cids = [cid_of(kinds, n) for n in numbers]
+    return read_plan.plan(offset, length, CHUNK, cids, cached.get, in_memory)
 
 
 @given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
@@ -60,15 +58,22 @@ def test_every_chunk_is_had_in_its_own_way(kinds, offset, length):
         last = (offset + step.stop - 1) // CHUNK
         assert {kinds[n] for n in range(first, last + 1)} == {step.kind}
         if step.kind is read_plan.StepKind.FETCH:
-            assert first == last == step.piece.chunk_no
+            fetches = [(n, cid_of(kinds, n)) for n in range(first, last + 1)]
+            assert list(step.fetches()) == fetches
         if step.kind is read_plan.StepKind.CACHE:
             assert [part[0] for part in step.parts] == [f"slot {n}" for n in range(first, last + 1)]
             assert sum(stop - start for _, start, stop in step.parts) == step.stop - step.start
 
 
+@given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
+def test_bytes_in_memory_are_those_of_the_read(kinds, offset, length):
+    whole = b"".join(map(content, range(CUT.chunk_count)))
+    for step in plan(kinds, offset, length):
+        if step.kind is read_plan.StepKind.MEMORY:
+            assert bytes(step.data) == whole[offset + step.start : offset + step.stop]
+
+
 def test_neighbours_of_one_kind_form_one_step():
-    kinds = [read_plan.StepKind.ZERO] * 10 + [read_plan.StepKind.CACHE] * 11
-    assert [step.kind for step in plan(kinds, 0, SIZE)] == [
-        read_plan.StepKind.ZERO,
-        read_plan.StepKind.CACHE,
-    ]
+    of_kinds = read_plan.StepKind.ZERO, read_plan.StepKind.CACHE, read_plan.StepKind.FETCH
+    kinds = [kind for kind in of_kinds for _ in range(7)]
+    assert [step.kind for step in plan(kinds, 0, SIZE)] == list(of_kinds)
