@@ -271,6 +271,11 @@ class Ring:
             found.setdefault(self._ids[number])
         return tuple(found)
 
+    def arc(self, oid: ids.Oid) -> int:
+        """Return the number of the arc that a position lies on: one arc, the same owners."""
+        at = bisect.bisect_left(self._points, oid)
+        return at if at < len(self._points) else 0
+
     def last_alike(self, oid: ids.Oid) -> ids.Oid:
         """Return a position, from one on, up to which all have the same owners."""
         at = bisect.bisect_left(self._points, oid)

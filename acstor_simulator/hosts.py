@@ -190,14 +190,15 @@ class Host:
         self.waiting.pop(complete.token)(complete)
 
     def _store(self, store: actions.Store) -> None:
-        self.call(self._stored, store.chunks)
+        self.call(self._stored, store.runs)
 
-    def _stored(self, chunks: list[actions.Arrived]) -> None:
-        kept = [chunk for chunk in chunks if chunk.is_stored]
-        self.cache.update((chunk.want.cid, chunk.data) for chunk in kept)
+    def _stored(self, runs: list[actions.Arrived]) -> None:
+        kept = [run for run in runs if run.is_stored]
+        for run in kept:
+            self.cache.update(zip([ref.cid for ref in run.refs], run.chunks, strict=True))
         self.do(self.core.stored(self.world.now, kept))
-        if len(kept) < len(chunks):
-            others = [chunk for chunk in chunks if not chunk.is_stored]
+        if len(kept) < len(runs):
+            others = [run for run in runs if not run.is_stored]
             self.do(self.core.not_stored(self.world.now, others))
 
     # What others are told

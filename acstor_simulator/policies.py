@@ -33,9 +33,11 @@ from acstor_simulator import arrivals
 from acstor_simulator import cloud
 from acstor_simulator import rings
 
-AGENT = settings_.Settings(copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING)
+AGENT = settings_.Settings(
+    copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING, run_chunks=16
+)
 """What agents have by default."""
-PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False)
+PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunks=1)
 
 
 class Policy(NamedTuple):

@@ -260,8 +260,44 @@ class CacheFiles:
             self._refused += 1
             return False
         slot.data = data
-        self._behind.add(slot, actions)
+        self._behind.add((slot,), actions)
         return True
+
+    def store_all(
+        self,
+        chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
+        keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
+    ) -> list[bool]:
+        """Take in chunks as :meth:`store` does; return what it says of each.
+
+        Chunks of one length that are not here get places beside each other where there are any.
+        """
+        stored: list[bool] = []
+        while len(stored) < len(chunks):
+            placed = self._store_some(chunks[len(stored) :], keep_class)
+            stored += [True] * placed
+            if not placed:
+                stored.append(self.store(*chunks[len(stored)], keep_class))
+        return stored
+
+    def _store_some(
+        self,
+        chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
+        keep_class: public_cache.KeepClass,
+    ) -> int:
+        """Store the first chunks where places are free; return how many: none if one needs care."""
+        length = len(chunks[0][1])
+        is_one_length = all([len(data) == length for _, data in chunks])
+        if len(chunks) == 1 or not is_one_length or not self._mends.takes_chunks:
+            return 0
+        if not self._behind.can_take(length * len(chunks)):
+            return 0
+        slots = self._core.place_free([cid for cid, _ in chunks], length, keep_class)
+        for slot, (_, data) in zip(slots, chunks, strict=False):
+            slot.data = data
+        if slots:
+            self._behind.add(slots, ())
+        return len(slots)
 
     def promote(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
         """Raise the class of a chunk; say whether it is in the cache at all."""

@@ -75,11 +75,13 @@ class WriteBehind:
         """Say whether a chunk more is bearable, from producers that did not wait for room."""
         return self.pending_bytes + length_bytes <= 2 * self._pending_limit_bytes
 
-    def add(self, slot: cache_slot.Slot, actions: Sequence[public_cache.SlabAction]) -> None:
-        """Take a slot with a new chunk's ``data``, and what is to be done before it is written."""
-        self.pending_bytes += slot.length
+    def add(
+        self, slots: Sequence[cache_slot.Slot], actions: Sequence[public_cache.SlabAction]
+    ) -> None:
+        """Take slots with new chunks' ``data``, and what is to be done before they are written."""
+        self.pending_bytes += sum([slot.length for slot in slots])
         self._actions += actions
-        self.mark(slot)
+        self._mark(slots)
 
     def do(self, actions: Sequence[public_cache.SlabAction]) -> None:
         """Take what is to be done before anything else is written."""
@@ -89,10 +91,13 @@ class WriteBehind:
 
     def mark(self, slot: cache_slot.Slot) -> None:
         """Note that what the disk says of a slot is no longer so."""
-        if slot in self._dirty:
-            return
-        self._dirty[slot] = disk_io.stream_of_later()
-        self._core.hold(slot)
+        if slot not in self._dirty:
+            self._mark((slot,))
+
+    def _mark(self, slots: Sequence[cache_slot.Slot]) -> None:
+        self._dirty.update(dict.fromkeys(slots, disk_io.stream_of_later()))
+        for slot in slots:
+            self._core.hold(slot)
         self._work.set()
         if self._is_enough:
             self.hurry()

@@ -82,19 +82,22 @@ class CancelRead(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A chunk that came.
+    """Chunks that came together: those of a transfer.
 
-    :param giver: the host that gave it; None: the source
+    :param keys: of the chunks, in the order of ``refs``
+    :param chunks: the bytes of each
+    :param giver: the host that gave them; None: the source
     :param mode: in which that host was asked; None: the source
-    :param is_kept: it is kept for others, so it stays longer
-    :param is_own: this host wanted it itself; else it was read through for peers alone
-    :param priority: the most urgent reason why anybody waited for it
-    :param is_stored: it goes into the cache; else it is for who waits for it now alone, unless it
-        is promised to be here
+    :param is_kept: they are kept for others, so they stay longer
+    :param is_own: this host wanted them itself; else they were read through for peers alone
+    :param priority: the most urgent reason why anybody waited for them
+    :param is_stored: they go into the cache; else they are for who waits for them now alone, unless
+        they are promised to be here
     """
 
-    want: chunk_ref.ChunkRef
-    data: transfer.Bytes
+    refs: transfer.Refs
+    keys: tuple[chunk_ref.Key, ...]
+    chunks: Sequence[transfer.Bytes]
     giver: ids.HostId | None
     mode: peer_request.Mode | None
     is_kept: bool
@@ -102,14 +105,19 @@ class Arrived(NamedTuple):
     priority: priority_.Priority
     is_stored: bool = True
 
+    def pick(self, indices: Sequence[int]) -> "Arrived":
+        """Return the same of some of the chunks, by index."""
+        refs, keys = transfer.pick(self.refs, indices), transfer.pick(self.keys, indices)
+        return self._replace(refs=refs, keys=keys, chunks=transfer.pick(self.chunks, indices))
+
 
 class Store(NamedTuple):
     """Put chunks in the cache; tell of each by ``stored`` or ``not_stored``.
 
-    Until then the machine keeps it, and gives it to whoever wants it.
+    Until then the machine keeps them, and gives them to whoever wants them.
     """
 
-    chunks: list[Arrived]
+    runs: list[Arrived]
 
 
 class Complete(NamedTuple):
@@ -266,7 +274,7 @@ class Out:
         self.others: list[Action] = []
 
     def store(self, arrived: Arrived) -> None:
-        """Have a chunk put in the cache."""
+        """Have chunks put in the cache."""
         self._stores.append(arrived)
 
     def reply(self, connection: Hashable, answer: Answer) -> None:

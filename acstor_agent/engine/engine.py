@@ -280,22 +280,24 @@ class Engine:
     # The cache
 
     @_event
-    def stored(self, chunks: Iterable[actions.Arrived]) -> None:
+    def stored(self, runs: Iterable[actions.Arrived]) -> None:
         """Contents are in the cache."""
-        note, kept = self.rights.names.note, self.context.kept
-        contents: list[tuple[ids.Oid, ids.HostId | None]] = []
-        for chunk in chunks:
-            want = chunk.want
-            kept.pop(want.key, None)
-            note(want.cid, want.oid)
-            contents.append((want.oid, chunk.giver))
-        self.context.announcements.have(contents, self.context.now)
+        context, note = self.context, self.rights.names.note
+        for run in runs:
+            self._is_kept_no_more(run)
+            note(run.refs)
+            context.announcements.have([ref.oid for ref in run.refs], run.giver, context.now)
 
     @_event
-    def not_stored(self, chunks: Iterable[actions.Arrived]) -> None:
+    def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
         """The cache could not take contents."""
-        for chunk in chunks:
-            self.context.kept.pop(chunk.want.key, None)
+        for run in runs:
+            self._is_kept_no_more(run)
+
+    def _is_kept_no_more(self, run: actions.Arrived) -> None:
+        kept = self.context.kept
+        for key in run.keys:
+            kept.pop(key, None)
 
     @_event
     def gone(self, cids: Iterable[ids.Cid]) -> None:

@@ -57,6 +57,10 @@ class GenerationalCache(Generic[K, V]):
             self.pop(key)
         self._add(key, value)
 
+    def add(self, key: K, value: V) -> None:
+        """Set the value of a key that has none."""
+        self._add(key, value)
+
     def pop(self, key: K) -> V | None:
         """Forget an entry; return its value, None if there is none."""
         value = self._young.pop(key, None)

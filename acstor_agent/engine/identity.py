@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import blake3
 
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
 from acstor_common import chunk_map
 from acstor_common import ids
@@ -39,8 +40,8 @@ class Identity(abc.ABC):
         """Return the name of a chunk."""
 
     @abc.abstractmethod
-    def note(self, cid: ids.Cid, oid: ids.Oid) -> None:
-        """Note that a chunk has come here under a name."""
+    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
+        """Note that chunks have come here under their names."""
 
     @abc.abstractmethod
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
@@ -74,7 +75,7 @@ class ByContent(Identity):
         """Return the first 8 bytes of the CID."""
         return ids.oid_of(cid)
 
-    def note(self, cid: ids.Cid, oid: ids.Oid) -> None:
+    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Do nothing: the name follows from the CID."""
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
@@ -120,11 +121,12 @@ class ByPlace(Identity):
         """Return the offset, mixed with keys that are made from the image's id."""
         return _mixer(image_id).oid(offset)
 
-    def note(self, cid: ids.Cid, oid: ids.Oid) -> None:
-        """Remember the name."""
-        names = self._names.get(cid, ())
-        if oid not in names:
-            self._names[cid] = (*names, oid)[-MOST_NAMES:]
+    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
+        """Remember the names."""
+        for ref in refs:
+            names = self._names.get(ref.cid, ())
+            if ref.oid not in names:
+                self._names[ref.cid] = (*names, ref.oid)[-MOST_NAMES:]
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether it came under this name."""

@@ -4,12 +4,19 @@
 ``placement`` defines the home of a chunk; this is a fast view of it for one host.
 """
 
+from collections.abc import Hashable
+from collections.abc import Iterator
+
 from acstor_agent.engine import placement
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
 
 Mode = peer_request.Mode
+Owners = tuple[tuple[ids.HostId, ...], ...]
+
+MOST_ALIKE = 8192
+"""Arcs of the rings whose owners are remembered."""
 
 
 class RingView:
@@ -35,6 +42,9 @@ class RingView:
         self._outer = table.outer_group_of(self.here)
         self._given_up: set[ids.HostId] = set()
         self._givers: dict[ids.HostId, bool] = {}  # of hosts on the table in force
+        rings = (table, self.near, self._outer, former, self._former_near)
+        self._rings = tuple({id(ring): ring for ring in rings if ring is not None}.values())
+        self._alike: dict[Hashable, Owners] = {}
 
     def has(self, host: ids.HostId) -> bool:
         """Say whether a host is on one of them."""
@@ -70,6 +80,26 @@ class RingView:
     def owners(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
         """Return the owners, those of this host's group first."""
         return placement.owners(self.table, self.here, oid, limit)
+
+    def all_owners(self, oid: ids.Oid) -> Owners:
+        """Return all owners that the places of a chunk depend on: by each table, near and far."""
+        arcs = self._rings[0].arc(oid) if len(self._rings) == 1 else tuple(
+            [ring.arc(oid) for ring in self._rings]
+        )
+        found = self._alike.get(arcs)
+        if found is None:
+            if len(self._alike) >= MOST_ALIKE:
+                self._alike.clear()
+            found = self._alike[arcs] = tuple(self._owners_by_table(oid))
+        return found
+
+    def _owners_by_table(self, oid: ids.Oid) -> Iterator[tuple[ids.HostId, ...]]:
+        limit = placement.OWNERS_ASKED
+        yield self.owners(oid, limit)
+        if (outer := placement.outer_home(self.table, self.here, oid)) is not None:
+            yield (outer,)
+        if self.former is not None:
+            yield placement.owners(self.former, self.here, oid, limit)
 
     def is_near(self, host: ids.HostId) -> bool:
         """Say whether a host is of this host's group: chunks cross its border only by homes."""

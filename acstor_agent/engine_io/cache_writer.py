@@ -4,7 +4,6 @@
 Chunks that cannot be stored are still given to those who wait for them.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,32 +52,51 @@ class CacheWriter:
 
     def _store(self, store: actions.Store) -> None:
         """Put chunks into the cache, each kind in its own turn at the disk."""
-        kept: dict[bool, list[actions.Arrived]] = {}
-        for priority, chunks in itertools.groupby(store.chunks, lambda chunk: chunk.priority):
-            with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
-                for chunk in chunks:
-                    kept.setdefault(self._keep(chunk), []).append(chunk)
-        for is_kept, some in kept.items():
-            self._feed(self._core.stored if is_kept else self._core.not_stored, some)
+        stored: list[actions.Arrived] = []
+        refused: list[actions.Arrived] = []
+        for run in store.runs:
+            with disk_io.as_stream(STREAMS.get(run.priority, disk_io.OURS)):
+                are_kept = self._keep(run)
+            for some, is_kept in (stored, True), (refused, False):
+                at = [index for index, this in enumerate(are_kept) if this is is_kept]
+                if at:
+                    some.append(run if len(at) == len(are_kept) else run.pick(at))
+        if stored:
+            self._feed(self._core.stored, stored)
+        if refused:
+            self._feed(self._core.not_stored, refused)
         if not self._is_full and not self._cache.has_room:
             self._is_full = True
             self._nursery.start_soon(self._wait_for_room)
 
-    def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin), giver, _, is_kept, is_own, priority, is_stored = chunk
-        if is_own:
-            self._counters.fetched[want.image_id].add(origin, want.length)
-            if priority is Priority.ADVERTISED:
-                self._counters.prefetched_bytes += want.length
-        if giver is None:
-            self._counters.source_bytes += want.length
-        if not (is_stored or self._cache.is_pinned(want.cid)):
-            return False
+    def _keep(self, run: actions.Arrived) -> list[bool]:
+        """Count chunks and store them; say of each whether it is in the cache now."""
+        self._count(run)
+        cids = [ref.cid for ref in run.refs]
+        if not (run.is_stored or any(map(self._cache.is_pinned, cids))):
+            return [False] * len(cids)
+        chunks = [(cid, data) for cid, (data, _) in zip(cids, run.chunks, strict=True)]
+        if not run.is_stored:
+            chunks = [chunk for chunk in chunks if self._cache.is_pinned(chunk[0])]
         try:
-            return self._cache.store(want.cid, data, _KEEP[is_kept])
-        except Exception as error:  # as if there were no room: it is given to who waits for it
-            self._faults.note("storing a chunk", error)
-            return False
+            stored = self._cache.store_all(chunks, _KEEP[run.is_kept])
+        except Exception as error:  # as if there were no room: they are given to who waits for them
+            self._faults.note("storing chunks", error)
+            return [cid in self._cache for cid in cids]
+        if len(stored) == len(cids):
+            return stored
+        are_kept = iter(stored)
+        return [self._cache.is_pinned(cid) and next(are_kept) for cid in cids]
+
+    def _count(self, run: actions.Arrived) -> None:
+        total = sum([ref.length for ref in run.refs])
+        if run.is_own:
+            (_, origin), image_id = run.chunks[0], run.refs[0].image_id
+            self._counters.fetched[image_id].add(origin, total, len(run.refs))
+            if run.priority is Priority.ADVERTISED:
+                self._counters.prefetched_bytes += total
+        if run.giver is None:
+            self._counters.source_bytes += total
 
     async def _wait_for_room(self) -> None:
         """Let nothing be fetched ahead until the disk has caught up."""

@@ -67,6 +67,10 @@ def text_of(value: Any) -> str:
         chunks = zip(value.numbers, value.refs, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *parts))) for chunk in chunks]
         return ", ".join([f"Attempt({text})" for text in texts])
+    if isinstance(value, actions_.Arrived):
+        chunks = zip(value.refs, value.chunks, strict=True)
+        texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
+        return ", ".join([f"Arrived({text})" for text in texts])
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -93,8 +97,8 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
                     counts["given"] += sum([isinstance(one, actions_.Given) for one in answers])
                 case actions_.ReadSource(wants=wants):
                     counts["read"] += len(wants)
-                case actions_.Store(chunks=chunks):
-                    counts["stored"] += len(chunks)
+                case actions_.Store(runs=runs):
+                    counts["stored"] += sum([len(run.refs) for run in runs])
             say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")
         do(host, todo)
 

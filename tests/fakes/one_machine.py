@@ -189,7 +189,7 @@ class Machine:
                     known = [(n, what) for n, what in told if what is not None]
                     todo += self.source_gave(action.number, known) if known else []
                 elif isinstance(action, actions.Store):
-                    todo += self.stored(action.chunks)
+                    todo += self.stored(action.runs)
                 elif isinstance(action, actions.Complete):
                     done[action.token] = action
             if self.now >= end_s:

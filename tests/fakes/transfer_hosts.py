@@ -139,17 +139,18 @@ class Host(hosts.Host):
 
     def _store(self, store: actions.Store) -> None:
         world = self.world
-        world.watch.stored(self, store.chunks)
+        world.watch.stored(self, store.runs)
         after_s = world.store_s * world.rng.random() if world.store_s else 0.0
-        world.later(self, after_s, self._stored, store.chunks)
+        world.later(self, after_s, self._stored, store.runs)
 
-    def _stored(self, chunks: list[actions.Arrived]) -> None:
+    def _stored(self, runs: list[actions.Arrived]) -> None:
         world = self.world
         if world.store_s and world.rng.random() < 0.05:
-            self.do(self.core.not_stored(world.now, chunks))
+            self.do(self.core.not_stored(world.now, runs))
             return
-        self.came.update((one.want.cid, one.want.oid) for one in chunks if one.is_stored)
-        super()._stored(chunks)
+        stored = (ref for run in runs if run.is_stored for ref in run.refs)
+        self.came.update((ref.cid, ref.oid) for ref in stored)
+        super()._stored(runs)
 
     def _drop(self, drop: actions.Drop) -> None:
         assert isinstance(drop.connection, tuple)

@@ -65,15 +65,14 @@ class Watch:
         if ask.host == host.name:
             raise Broken(f"{host.name} asks itself")
 
-    def stored(self, host: Host, chunks: list[actions.Arrived]) -> None:
+    def stored(self, host: Host, runs: list[actions.Arrived]) -> None:
         """A host has chunks."""
-        for chunk in chunks:
-            if chunk.data != self.world.content_of(chunk.want.cid):
-                raise Broken(f"{host.name} stores wrong bytes")
-            origin = (
-                "source" if chunk.giver is None else "home" if chunk.mode.reads_source else "peer"
-            )
-            self.origins[origin] += 1
+        for run in runs:
+            for ref, data in zip(run.refs, run.chunks, strict=True):
+                if data != self.world.content_of(ref.cid):
+                    raise Broken(f"{host.name} stores wrong bytes")
+            origin = "source" if run.giver is None else "home" if run.mode.reads_source else "peer"
+            self.origins[origin] += len(run.refs)
 
 
 class World:

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_pins
@@ -122,6 +123,37 @@ class PublicCache:
         self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
         self._list(slot)
         return Placement(slot, actions)
+
+    def place_free(
+        self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
+    ) -> list[cache_slot.Slot]:
+        """Give the first of some chunks of one length free slots of one slab, beside each other.
+
+        :return: their slots; none where a chunk is in the cache, twice among them, or pinned
+        """
+        group = self._slabs.group(cache_slab.slot_bytes_for(length))
+        if not group.with_free or len(set(cids)) < len(cids):
+            return []
+        if any(map(self._index.__contains__, cids)) or any(map(self.pins.__contains__, cids)):
+            return []
+        if ids.ZERO_CID in cids:
+            return []
+        slab = next(iter(group.with_free))
+        numbers = slab.free[: -len(cids) - 1 : -1]
+        del slab.free[-len(numbers) :]
+        if not slab.free:
+            del group.with_free[slab]
+        slots = [
+            cache_slot.Slot(cid, length, keep_class, slab, slot_no)
+            for cid, slot_no in zip(cids, numbers, strict=False)
+        ]
+        for tick, slot in enumerate(slots, self._tick + 1):
+            slot.sequence = slot.used_at = tick
+            slab.slots[slot.slot_no] = self._index[slot.cid] = slot
+            slot.order.add(slot)
+        self._tick = slab.used_at = self._tick + len(slots)
+        self._count(slots[0], len(slots))
+        return slots
 
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
         """Make room in a larger slot if there is none of the right size: each slab may be pinned.

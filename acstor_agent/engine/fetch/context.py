@@ -54,7 +54,7 @@ class Context:
         self.settings = settings
         self.ring = view
         self.transfers: dict[chunk_ref.Key, transfer_.Transfer] = {}
-        self.kept: dict[chunk_ref.Key, actions.Arrived] = {}
+        self.kept: dict[chunk_ref.Key, transfer_.Bytes] = {}
         self.unwanted: dict[transfer_.Transfer, None] = {}
         self.out = actions.Out()
         self.timers = timers.Timers()
@@ -136,16 +136,6 @@ class Context:
             and ring.is_giver(host)
             and not self.peers.is_alone(host, self.now)
         ]
-
-    def owners(self, oid: ids.Oid) -> tuple[tuple[ids.HostId, ...], ...]:
-        """Return all owners that the places of a chunk depend on: by each table, near and far."""
-        ring, limit = self.ring, placement.OWNERS_ASKED
-        found = [ring.owners(oid, limit)]
-        if (outer := placement.outer_home(ring.table, ring.here, oid)) is not None:
-            found.append((outer,))
-        if ring.former is not None:
-            found.append(placement.owners(ring.former, ring.here, oid, limit))
-        return tuple(found)
 
     def single(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
         """Return the transfer of one chunk and no others, if the chunk is under way."""

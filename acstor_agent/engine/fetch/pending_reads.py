@@ -102,7 +102,7 @@ class PendingReads:
         while index < len(batch):
             want = batch[index]
             if context.kept and (kept := context.kept.get(want.key)) is not None:
-                waiter.got[index] = kept.data
+                waiter.got[index] = kept
                 waiter.left -= 1
                 index += 1
                 continue
@@ -132,8 +132,9 @@ class PendingReads:
         first = batch[index]
         if limit - index <= 1:
             return (first,)
-        transfers, kept, owners = self._context.transfers, self._context.kept, self._context.owners
-        holders = self._context.locations.keys
+        context = self._context
+        transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
+        holders = context.locations.keys
         transfer, seen = transfers.get(first.key), {first.key}
         owned_by, held_by = owners(first.oid), holders(first.oid)
         for at in range(index + 1, limit):
@@ -248,14 +249,11 @@ class PendingReads:
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        may_store = not context.settings.homes_keep or priority.is_for_this_host
-        home, here = context.ring.home, context.ring.here
-        for key, ref, data in zip(transfer.keys, refs, chunks, strict=True):
-            is_kept = is_for_others or home(ref.oid) == here
-            is_stored = is_kept or may_store
-            arrived = actions.Arrived(ref, data, giver, mode, is_kept, is_own, priority, is_stored)
-            context.out.store(arrived)
-            context.kept[key] = arrived
+        is_kept = is_for_others or context.ring.is_home(refs[0].oid)  # all have the same home
+        is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
+        how = is_kept, is_own, priority, is_stored
+        context.out.store(actions.Arrived(refs, transfer.keys, chunks, giver, mode, *how))
+        context.kept.update(zip(transfer.keys, chunks, strict=True))
         self._give(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
             self.retries.came()

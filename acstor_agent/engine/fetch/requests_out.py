@@ -145,34 +145,38 @@ class RequestsOut:
         peer = self._book.get(host)
         if peer is None:
             return []
-        left: dict[int, T] = {}
+        left = dict(reversed(list(answers)))  # the first answer counts
         taken: list[tuple[Attempt, list[T]]] = []
-        for number, answer in answers:
+        while left:
+            number, answer = left.popitem()
             attempt = peer.asks.get(number)
             if attempt is None or attempt.sent_s is None:
                 continue
-            if len(attempt.numbers) > 1:
-                left.setdefault(number, answer)
-                continue
+            if len(attempt.numbers) == 1:
+                what = [answer]
+            else:
+                left[number] = answer
+                attempt, what = self._answered(attempt, left, fate)
             self._over(peer, attempt)
             peer.under_bytes -= attempt.length
-            taken.append((attempt, [answer]))
-        for number in list(left):
-            if number not in left:
-                continue
-            attempt, what = peer.asks[number], fate(left[number])
-            some = [
-                at for at, n in enumerate(attempt.numbers) if n in left and fate(left[n]) == what
-            ]
-            if len(some) < len(attempt.numbers):
-                attempt = self.split(attempt, some)
-            self._over(peer, attempt)
-            peer.under_bytes -= attempt.length
-            taken.append((attempt, [left.pop(n) for n in attempt.numbers]))
+            taken.append((attempt, what))
         if taken:
             peer.heard_s = now
             self._send_more(peer, now)
         return taken
+
+    def _answered(
+        self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
+    ) -> tuple[Attempt, list[T]]:
+        """Return what is answered of an attempt with one fate, split off, and its answers.
+
+        :param left: all answers that are left; these are taken out
+        """
+        what = fate(left[next(n for n in attempt.numbers if n in left)])
+        some = [at for at, n in enumerate(attempt.numbers) if n in left and fate(left[n]) == what]
+        if len(some) < len(attempt.numbers):
+            attempt = self.split(attempt, some)
+        return attempt, [left.pop(number) for number in attempt.numbers]
 
     def _over(self, peer: peer_state.Peer, attempt: Attempt) -> None:
         attempt.end()

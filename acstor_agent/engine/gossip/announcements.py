@@ -153,26 +153,26 @@ class Announcements:
         if host in self._neighbours:
             self._tell_last([host], now)
 
-    def have(self, contents: Iterable[tuple[ids.Oid, ids.HostId | None]], now: float) -> None:
+    def have(self, oids: Sequence[ids.Oid], giver: ids.HostId | None, now: float) -> None:
         """Tell of contents that are here now.
 
-        :param contents: each with who gave it; None for the source
+        :param giver: who gave them; None for the source
         """
         if self._topology is None:
             return
-        knowing: dict[tuple[ids.HostId | None, bytes], _Untold] = {}  # the same for most of them
-        for oid, giver in contents:
-            if oid in self._told:
+        told, keys_of, before, untold = self._told, self._holders.keys, None, ()
+        for oid in oids:
+            if oid in told:
                 continue
-            untold = self._gone.pop(oid, None)  # they have not heard yet that it was gone
-            if untold is None:
-                who = giver, self._holders.keys(oid)
-                untold = knowing.get(who)
-                if untold is None:
-                    untold = knowing[who] = self._neighbours_among(*who)
-                if self._neighbours:
-                    self._put(self._here, oid, untold, now)
-            self._told.put(oid, untold)
+            if self._gone and (former := self._gone.pop(oid, None)) is not None:
+                told.put(oid, former)  # they have not heard yet that it was gone
+                continue
+            keys = keys_of(oid)
+            if keys != before:  # the same for most of them
+                before, untold = keys, self._neighbours_among(giver, keys)
+            if self._neighbours:
+                self._put(self._here, oid, untold, now)
+            told.add(oid, untold)
 
     def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
         hosts = (giver, *self._holders.named(keys))

@@ -171,7 +171,7 @@ class PeerRequests:
         """Let a peer wait for what is not in the cache, as far as it may."""
         context, receiver, mode = self._context, asker.link.receiver, asker.mode
         if (kept := context.kept.get(asker.want.key)) is not None:
-            asker.data = kept.data
+            asker.data = kept
             self._give(asker)
             return
         transfer = context.single(asker.want.key)

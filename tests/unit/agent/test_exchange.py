@@ -900,7 +900,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     assert stored == {want.cid: stream for want, stream in wanted.items()}
 
 
-@pytest.mark.expect_log("storing a chunk")
+@pytest.mark.expect_log("storing chunks")
 async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
     cloud, autojump_clock
 ):

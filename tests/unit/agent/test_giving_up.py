@@ -119,7 +119,7 @@ def hung_disk(cloud):
     for number in range(40):
         data = exchange_cloud.bytes_of(number)
         cache.store(ids.cid_of(data), data)
-        cloud.names[HERE].note(ids.cid_of(data), cloud.want(number).oid)
+        cloud.names[HERE].note([cloud.want(number)])
     cache.read_chunks_nowait = lambda cids: [None] * len(cids)
     cache.read_chunk = disk
     return disk
@@ -213,7 +213,7 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
 async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
     peer = Peer(cloud)
     cloud.caches[HERE].store(ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0))
-    cloud.names[HERE].note(ids.cid_of(exchange_cloud.bytes_of(0)), cloud.want(0).oid)
+    cloud.names[HERE].note([cloud.want(0)])
     peer.connection = Looked(peer.connection)
     peer.connection.is_there = None
     await peer.ask(requests([0]))

@@ -29,7 +29,9 @@ def host(number):
 
 
 def arrived(number, giver=None):
-    return actions.Arrived(chunk(number), b"", giver, None, False, True, Priority.GUEST)
+    one = chunk(number)
+    how = None, False, True, Priority.GUEST
+    return actions.Arrived((one,), (one.key,), (b"",), giver, *how)
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     told = machine.core.context.announcements._told
     for first in range(0, 2 * announcements.TOLD_OIDS, 512):
         oids = [ids.Oid(n + 1) for n in range(first, first + 512)]
-        machine.core.context.announcements.have([(oid, None) for oid in oids], machine.now)
+        machine.core.context.announcements.have(oids, None, machine.now)
         assert len(told) <= announcements.TOLD_OIDS
     assert ids.Oid(1) not in told and ids.Oid(2 * announcements.TOLD_OIDS) in told
 

@@ -44,7 +44,7 @@ def test_one_chunk_that_is_not_given_goes_on_alone(machine, why, order):
     numbers, attempts = ask_batch(machine)
     odd = attempts.pop(3)
     give(machine, attempts[::order])
-    assert len(machine.got(actions.Store)[0].chunks) == 7 and not machine.completes()
+    assert len(machine.got(actions.Store)[0].runs) == 7 and not machine.completes()
     machine.refused(H2, [(odd.number, why)])
     assert list(machine.asks().values()) == [[(numbers[3], Mode.HOME)]]
     assert "h2" not in machine.asks()
@@ -125,7 +125,7 @@ def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(
     asked = {n for asked in machine.asks().values() for n, _ in asked}
     assert asked and all(host == homes[n] for host, ns in machine.asks().items() for n, _ in ns)
     give(machine, attempts[3:])
-    assert len(machine.got(actions.Store)[0].chunks) == 5
+    assert len(machine.got(actions.Store)[0].runs) == 5
 
 
 def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
@@ -133,7 +133,7 @@ def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
     hosts = tuple(host for host in machine.table.hosts if host.host != "h2")
     machine.table_changed(type(machine.table)(2, hosts), None)
     give(machine, attempts[:4])
-    assert len(machine.got(actions.Store)[0].chunks) == 4
+    assert len(machine.got(actions.Store)[0].runs) == 4
     machine.lost(H2, None)
     asked = {n for ns in machine.asks().values() for n, _ in ns}
     reads = {

@@ -84,7 +84,7 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     assert read.wants == [chunk(number)]
     machine.source_gave(read.number, [(0, b"bytes")])
     (store,) = machine.got(actions.Store)
-    assert store.chunks[0].is_kept and store.chunks[0].giver is None and store.chunks[0].is_own
+    assert store.runs[0].is_kept and store.runs[0].giver is None and store.runs[0].is_own
     assert machine.completes()[0].chunks == [b"bytes"]
 
 
@@ -107,7 +107,7 @@ def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, i
     else:
         give(machine, machine.attempt(), number)
     (store,), (done,) = machine.got(actions.Store), machine.completes()
-    assert store.chunks[0].is_stored == is_stored
+    assert store.runs[0].is_stored == is_stored
     assert done.chunks == [data_of(number)]
 
 
@@ -118,7 +118,7 @@ def test_where_homes_keep_who_reads_for_others_keeps_it():
     read = next(iter(machine.got(actions.ReadSource)))
     machine.source_gave(read.number, [(0, data_of(number))])
     (store,) = machine.got(actions.Store)
-    assert store.chunks[0].is_stored
+    assert store.runs[0].is_stored
 
 
 def test_what_is_wanted_of_an_image_at_once_is_one_read(machine):
@@ -527,7 +527,7 @@ def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
     machine.peer_asked("a link", H3, both)  # by its table this host is their home
     (read,) = machine.got(actions.ReadSource)
     machine.source_gave(read.number, [(i, data_of(n)) for i, n in enumerate(numbers[::most])])
-    assert len(machine.got(actions.Store)[0].chunks) == 2
+    assert len(machine.got(actions.Store)[0].runs) == 2
     assert not machine.got(actions.Ask)
     (cancel,) = machine.got(actions.Cancel)
     assert len(cancel.numbers) == 1

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import identity
 from acstor_common import chunk_map
 from acstor_common import ids
@@ -12,6 +13,10 @@ from tests.fakes import one_host
 
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99")
 CID, NEXT = ids.cid_of(b"one"), ids.cid_of(b"two")
+
+
+def named(name):
+    return chunk_ref.ChunkRef(CID, ids.Oid(name), OTHER, 0, 3)
 
 
 @pytest.fixture
@@ -29,14 +34,14 @@ def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place
 
 def test_by_content_everything_in_the_cache_may_be_given():
     content = identity.ByContent()
-    content.note(CID, ids.Oid(1))
+    content.note([named(1)])
     assert content.may_give(CID, ids.Oid(2))
     assert content.gone(CID) == (ids.oid_of(CID),)
 
 
 def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
     for name in (1, 2, 2):
-        by_place.note(CID, ids.Oid(name))
+        by_place.note([named(name)])
     assert by_place.may_give(CID, ids.Oid(1)) and by_place.may_give(CID, ids.Oid(2))
     assert not by_place.may_give(CID, ids.Oid(3)) and not by_place.may_give(NEXT, ids.Oid(1))
     assert by_place.gone(CID) == (1, 2) and by_place.gone(CID) == ()
@@ -72,7 +77,7 @@ def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
 def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
     by_oid = identity.ByOid()
     assert by_oid.oid(OTHER, 65536, CID) == by_place.oid(OTHER, 65536, CID) != ids.oid_of(CID)
-    by_oid.note(CID, ids.Oid(1))
+    by_oid.note([named(1)])
     assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.gone(CID) == (1,)
     by_oid.found([CID])
     assert not by_oid.is_of_before(CID) and by_oid.may_give(CID, ids.Oid(1))
@@ -80,6 +85,6 @@ def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_pla
 
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
     for name in range(1, 10 * identity.MOST_NAMES):
-        by_place.note(CID, ids.Oid(name))
+        by_place.note([named(name)])
     names = by_place.names(CID)
     assert names == tuple(range(9 * identity.MOST_NAMES, 10 * identity.MOST_NAMES))

@@ -75,9 +75,9 @@ class Machine(stateful.RuleBasedStateMachine):
                     self.reads[number] = dict(enumerate(action.wants))
                 case actions.CancelRead(number):
                     del self.reads[number]
-                case actions.Store(chunks):
-                    self.machine.cache.update(chunk.want.cid for chunk in chunks)
-                    self.do(self.machine.stored(chunks))
+                case actions.Store(runs):
+                    self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
+                    self.do(self.machine.stored(runs))
                 case actions.Complete(token, chunks, why):
                     batch = self.waiting.pop(token)
                     right = [one_machine.data_of(n) for n in batch]

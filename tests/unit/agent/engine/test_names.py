@@ -140,7 +140,7 @@ def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
     asked = machine.attempt()
     machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
     assert machine.completes() and machine.got(actions.CancelRead)
-    machine.stored(machine.got(actions.Store)[0].chunks)
+    machine.stored(machine.got(actions.Store)[0].runs)
     machine.gone([chunk(number).cid])
     machine.wanted([chunk(number, MINE)], P.GUEST, "mine")
     (read,) = machine.got(actions.ReadSource)

@@ -76,7 +76,8 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
     assert machine.answers()[0].failure is Failure.MISSING
-    names.note(chunk(1).cid, names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid))
+    oid = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
+    names.note([chunk(1)._replace(oid=oid)])
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
     assert machine.answers()[0].want.cid == chunk(1).cid
 
@@ -279,7 +280,7 @@ def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
     machine.peer_cancelled("h2", [5, 6])
     machine.source_gave(read.number, [(0, data_of(number))])
     (store,) = machine.got(actions.Store)
-    assert not machine.answers() and not store.chunks[0].is_own
+    assert not machine.answers() and not store.runs[0].is_own
     assert not len(machine.core.requests) and not len(machine.core)
 
 

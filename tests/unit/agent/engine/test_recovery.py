@@ -99,9 +99,9 @@ class Scene:
                 self.reads[number] = dict(enumerate(action.wants))
             case actions.CancelRead(number):
                 self.reads.pop(number, None)
-            case actions.Store(chunks):
-                self.machine.cache.update(one.want.cid for one in chunks)
-                self.feed("stored", chunks)
+            case actions.Store(runs):
+                self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
+                self.feed("stored", runs)
             case actions.Complete(token):
                 self.answered.append(token)
                 self.waiting.discard(token)

@@ -87,7 +87,7 @@ def test_chunks_of_one_home_are_one_transfer_and_one_attempt(machine):
     give(machine, attempt, numbers, [7, 0, 1, 2, 3, 4, 5, 6])
     [store], [done] = machine.got(actions.Store), machine.completes()
     assert done.chunks == [data_of(n) for n in numbers]
-    assert [one.want for one in store.chunks] == [*attempt.refs]
+    assert [run.refs for run in store.runs] == [attempt.refs]
     assert not len(machine.core) and not machine.core.context.peers.of(H2).under_bytes
 
 
@@ -311,8 +311,8 @@ class Player:
             assert one.token not in self.done
             self.done[one.token] = one
         for store in self.machine.got(actions.Store):
-            self.machine.cache.update(one.want.cid for one in store.chunks)
-            self.machine.core.stored(self.machine.now, store.chunks)
+            self.machine.cache.update(ref.cid for run in store.runs for ref in run.refs)
+            self.machine.core.stored(self.machine.now, store.runs)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -237,12 +237,13 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
     names = identity.ByPlace()
     machine = one_machine.Machine(names=names)
     right = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
-    names.note(chunk(1).cid, right)
+    names.note([chunk(1)._replace(oid=right)])
     machine.cache.add(chunk(1).cid)
     machine.core.requests.uploads.places.count = 0
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
     machine.gone([chunk(1).cid])
-    names.note(chunk(1).cid, names.oid(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid))
+    other = names.oid(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
+    names.note([chunk(1)._replace(oid=other)])
     machine.core.requests.uploads.places.count = 64
     machine.ask_me("h3")
     machine.delivered(["h3"])

@@ -220,7 +220,7 @@ def test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far(machine):
     data = Data()
     held = weakref.ref(data)
     machine.chunks_arrived(H2, [(machine.attempt(0).number, data)])
-    machine.stored(machine.got(actions.Store)[0].chunks)
+    machine.stored(machine.got(actions.Store)[0].runs)
     machine.cancelled("a guest")
     machine.last = []
     del data
@@ -253,7 +253,7 @@ def test_what_came_is_given_until_the_cache_has_it_and_is_not_fetched_again(mach
     assert machine.completes()[0].chunks == [b"bytes"] and not machine.got(actions.ReadSource)
     machine.ask_me("h2", machine.request(number, "h2"))
     assert machine.answers()[0].data == b"bytes"
-    machine.not_stored(store.chunks)
+    machine.not_stored(store.runs)
     machine.wanted([chunk(number)], P.GUEST, 3)
     assert machine.got(actions.ReadSource)
 
@@ -265,7 +265,7 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
         machine.wanted([chunk(n) for n in range(first, first + 64)], P.GUEST, first)
         (read,) = machine.got(actions.ReadSource)
         machine.source_gave(read.number, [(n, b"") for n in range(64)])
-        chunks += machine.got(actions.Store)[0].chunks
+        chunks += machine.got(actions.Store)[0].runs
     machine.wanted([chunk(5000)], P.WHOLE, "ahead")
     assert not machine.last
     machine.stored(chunks[:1])
@@ -389,7 +389,7 @@ def test_home_that_is_overtaken_twice_is_left_alone(machine):
             machine.wait(0.25)
         machine.source_gave(machine.got(actions.ReadSource)[0].number, [(0, b"")])
         alone += machine.got(actions.LeftAlone)
-        machine.stored(machine.got(actions.Store)[0].chunks)
+        machine.stored(machine.got(actions.Store)[0].runs)
         machine.ask_me("h4", machine.request(number, "h4", request_id=request_id))
     assert [action.host for action in alone] == [H2]
 
