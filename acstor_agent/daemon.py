@@ -133,7 +133,11 @@ class Agent:
             self._ring.current(),
             cache=cache,
             rights=authorization.Authorization(
-                self._host, self._naming, self._named, attached=self._images.attached_now
+                self._host,
+                self._naming,
+                self._named,
+                attached=self._images.attached_now,
+                named_run=self._naming.run,
             ),
             rng=random.Random(),
             settings=settings.exchange(own, has_others=self._member.has_others),

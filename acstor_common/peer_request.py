@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents ask each other for: chunks, many in one message, and its bytes.
 
-A Get names up to MAX_BATCH chunks of one image; each of them has a number of its own, is
-answered for itself (with its bytes, a refusal or a referral), as soon as that can be done and in
-any order, and can be cancelled for itself.
+A Get names up to MAX_BATCH chunks of one image.  Chunks that lie side by side are one request, with
+one proof.  Each chunk has a number of its own, is answered for itself (with its bytes, a refusal or
+a referral), as soon as that can be done and in any order, and can be cancelled for itself.
 
 A fault is a ValueError or struct.error here.
 """
@@ -25,9 +25,10 @@ MAX_BATCH = 64
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 PROOF_BYTES = 16
 MAX_OFFSET = (1 << 63) - 1
+MAX_NUMBER = (1 << 32) - 1
 
 _HEAD = struct.Struct(">16sIBB")  # image, timeout, mode, priority; then the chunks
-_CHUNK = struct.Struct(">IQI16s")  # request, offset, length, proof
+_RUN = struct.Struct(">IQII16s")  # request, offset, length, length of a chunk, proof
 _REQUEST = struct.Struct(">I")
 
 _IMAGES = 1024
@@ -35,8 +36,8 @@ _IMAGES = 1024
 _image_bytes = functools.lru_cache(_IMAGES)(ids.image_id_bytes)
 _image_id = functools.lru_cache(_IMAGES)(ids.image_id_from_bytes)
 
-MIN_GET_BYTES = _HEAD.size + _CHUNK.size
-MAX_GET_BYTES = _HEAD.size + MAX_BATCH * _CHUNK.size
+MIN_GET_BYTES = _HEAD.size + _RUN.size
+MAX_GET_BYTES = _HEAD.size + MAX_BATCH * _RUN.size
 MIN_NUMBERS_BYTES = _REQUEST.size
 MAX_NUMBERS_BYTES = MAX_BATCH * _REQUEST.size
 
@@ -127,11 +128,15 @@ _PLAIN = (
 
 
 class Request(NamedTuple):
-    """Asks for ``length`` bytes of an image from ``offset`` on: one whole chunk.
+    """Asks for ``length`` bytes of an image from ``offset`` on: a whole chunk, or a run of them.
 
-    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunk's
-        CID; see :func:`proof_of`
-    :param timeout_ms: how long the sender waits for the answer
+    :param request_id: number of the first chunk; each chunk has the number behind that of the one
+        before
+    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunks'
+        CIDs; see :func:`proof_of`
+    :param timeout_ms: how long the sender waits for the answers
+    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
+        is one chunk
     """
 
     request_id: int
@@ -142,13 +147,45 @@ class Request(NamedTuple):
     mode: Mode
     priority: Priority
     timeout_ms: int
+    chunk_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many chunks it asks for."""
+        return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self.request_id, self.request_id + self.count)
+
+    @property
+    def offsets(self) -> range:
+        """Where the chunks begin in the image."""
+        return range(self.offset, self.offset + self.length, self.chunk_bytes or self.length)
+
+    def length_of(self, number: int) -> int:
+        """Return the length of the chunk that has a number."""
+        if not self.chunk_bytes:
+            return self.length
+        before = (number - self.request_id) * self.chunk_bytes
+        return min(self.chunk_bytes, self.length - before)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """The lengths of the chunks, by number."""
+        if not self.chunk_bytes:
+            return {self.request_id: self.length}
+        found = dict.fromkeys(self.numbers, self.chunk_bytes)
+        found[self.numbers[-1]] = self.length - (len(found) - 1) * self.chunk_bytes
+        return found
 
 
 class Get(NamedTuple):
     """Asks for chunks of one image.
 
-    :param requests: 1 to MAX_BATCH of them, no number and no chunk twice, in one mode, of one
-        priority, with one timeout
+    :param requests: for 1 to MAX_BATCH chunks in all, no number and no chunk twice, in one mode, of
+        one priority, with one timeout
     """
 
     requests: tuple[Request, ...]
@@ -180,35 +217,37 @@ def batches(requests: Iterable[Request]) -> Iterator[Get]:
     >>> [[request.request_id for request in get.requests] for get in batches(asked)]
     [[1, 2], [3]]
     """
-    kinds: dict[tuple[object, ...], dict[int, Request]] = {}
+    kinds: dict[tuple[object, ...], tuple[list[Request], set[int]]] = {}
     for request in requests:
-        _, image_id, offset, _, _, mode, priority, timeout_ms = request
-        kind = image_id, mode, priority, timeout_ms
-        batch = kinds.get(kind)
-        if batch is not None and (offset in batch or len(batch) == MAX_BATCH):
-            yield Get(tuple(batch.values()))
-            batch = None
-        if batch is None:
-            batch = kinds[kind] = {}
-        batch[offset] = request
-    for batch in kinds.values():
-        yield Get(tuple(batch.values()))
+        kind = request.image_id, request.mode, request.priority, request.timeout_ms
+        batch, offsets = kinds.setdefault(kind, ([], set()))
+        its = request.offsets
+        if batch and (len(offsets) + len(its) > MAX_BATCH or not offsets.isdisjoint(its)):
+            yield Get(tuple(batch))
+            batch, offsets = kinds[kind] = [], set()
+        batch.append(request)
+        offsets.update(its)
+    for batch, _ in kinds.values():
+        yield Get(tuple(batch))
 
 
-_PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that a CID is known"
+_PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
 
 
-def proof_of(cid: ids.Cid, asker: ids.HostId, asked: ids.HostId) -> bytes:
-    """Return what shows ``asked`` that ``asker`` knows the CID of the chunk that it asks for.
+def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
+    """Return what shows ``asked`` that ``asker`` knows the CIDs of the chunks that it asks for.
 
-    BLAKE3 in its key derivation mode.  The CID cannot be found from it, and no other host takes it:
-    who is asked learns nothing that he could ask others with.
+    BLAKE3 in its key derivation mode.  The CIDs cannot be found from it, and no other host takes
+    it: who is asked learns nothing that he could ask others with.
+
+    :param cids: those of all chunks of a request, one behind the other
 
     >>> cid = ids.Cid(bytes(range(32)))
     >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
     'fddc43e45a4b9ee03d6d49519c8f67ae'
     """
-    material = b"%b%b\0%b" % (cid, asker.encode("ascii"), asked.encode("ascii"))
+    names = asker.encode("ascii"), asked.encode("ascii")
+    material = b"%b%b%b\0%b" % (len(cids).to_bytes(4, "big"), cids, *names)
     return blake3.blake3(material, derive_key_context=_PROOF_CONTEXT).digest(length=PROOF_BYTES)
 
 
@@ -218,23 +257,24 @@ def encode_get(get: Get) -> bytes:
     first = get.requests[0]
     shared = first.image_id, first.timeout_ms, first.mode, first.priority
     body = [_HEAD.pack(_image_bytes(first.image_id), *shared[1:])]
-    for request_id, image_id, offset, length, proof, mode, priority, timeout_ms in get.requests:
+    for request in get.requests:
+        request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size = request
         if (image_id, timeout_ms, mode, priority) != shared:
             raise ValueError("a Get of several kinds")
-        body.append(_CHUNK.pack(request_id, offset, length, proof))
+        body.append(_RUN.pack(request_id, offset, length, size, proof))
     return b"".join(body)
 
 
 def decode_get(body: bytes) -> Get:
     """Return the Get whose body this is."""
     image, timeout_ms, mode_code, priority_code = _HEAD.unpack_from(body)
-    if rest := (len(body) - _HEAD.size) % _CHUNK.size:
-        raise ValueError(f"{rest} bytes of a chunk in a Get")
+    if rest := (len(body) - _HEAD.size) % _RUN.size:
+        raise ValueError(f"{rest} bytes of a request in a Get")
     image_id, mode, priority = _image_id(image), Mode(mode_code), Priority(priority_code)
     requests = tuple(
         [
-            Request(request_id, image_id, offset, length, proof, mode, priority, timeout_ms)
-            for request_id, offset, length, proof in _CHUNK.iter_unpack(body[_HEAD.size :])
+            Request(request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size)
+            for request_id, offset, length, size, proof in _RUN.iter_unpack(body[_HEAD.size :])
         ]
     )
     _check(requests)
@@ -242,22 +282,38 @@ def decode_get(body: bytes) -> Get:
 
 
 def _check(requests: tuple[Request, ...]) -> None:
-    count = len(requests)
-    if not 1 <= count <= MAX_BATCH:
-        raise ValueError(f"a Get of {count} chunks")
+    if not 1 <= len(requests) <= MAX_BATCH:
+        raise ValueError(f"a Get of {len(requests)} requests")
     if requests[0].timeout_ms < 1:
         raise ValueError("a Get without time")
-    for _, _, offset, length, proof, _, _, _ in requests:
-        if not 1 <= length <= MAX_DATA_BYTES:
-            raise ValueError(f"a Get of {length} bytes")
-        if not 0 <= offset <= MAX_OFFSET - length:
-            raise ValueError(f"a Get at offset {offset}")
-        if len(proof) != PROOF_BYTES:
-            raise ValueError(f"a proof of {len(proof)} bytes")
-    if len({request[0] for request in requests}) < count:
+    chunks = 0
+    for request in requests:
+        _check_run(request)
+        chunks += request.count
+    if chunks > MAX_BATCH:
+        raise ValueError(f"a Get of {chunks} chunks")
+    if len(requests) == 1:
+        return
+    if len({number for request in requests for number in request.numbers}) < chunks:
         raise ValueError("a number twice in a Get")
-    if len({request[2] for request in requests}) < count:
+    if len({offset for request in requests for offset in request.offsets}) < chunks:
         raise ValueError("a chunk twice in a Get")
+
+
+def _check_run(request: Request) -> None:
+    """Look whether a request can be one of a chunk, or of a run.
+
+    Counts nothing that it does not know to be small: the numbers are the sender's.
+    """
+    request_id, _, offset, length, proof, _, _, _, size = request
+    if not 1 <= (size or length) <= MAX_DATA_BYTES or (size and not 1 < request.count <= MAX_BATCH):
+        raise ValueError(f"a Get of {length} bytes, {size} in a chunk")
+    if not 0 <= offset <= MAX_OFFSET - length:
+        raise ValueError(f"a Get at offset {offset}")
+    if not 0 <= request_id <= MAX_NUMBER - request.count + 1:
+        raise ValueError(f"a Get of number {request_id}")
+    if len(proof) != PROOF_BYTES:
+        raise ValueError(f"a proof of {len(proof)} bytes")
 
 
 def encode_numbers(message: Cancel | Hurry) -> bytes:

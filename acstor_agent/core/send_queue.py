@@ -10,7 +10,6 @@ content the later one is true.
 
 import collections
 import enum
-import itertools
 from collections.abc import Iterable
 
 from acstor_common import peer_wire
@@ -41,11 +40,12 @@ class SendQueue:
     True
     """
 
-    __slots__ = ("_first_in_a_row", "_last_lower", "_later", "_news", "_wanted")
+    __slots__ = ("_first_in_a_row", "_last_lower", "_later", "_left", "_news", "_wanted")
 
     def __init__(self) -> None:
         self._wanted: dict[int, peer_wire.Request] = {}
         self._later: dict[int, peer_wire.Request] = {}
+        self._left: dict[int, peer_wire.Request] = {}  # by the chunks that are still wanted
         self._news: collections.deque[peer_wire.News] = collections.deque()
         self._first_in_a_row = 0
         self._last_lower = Kind.LATER
@@ -54,7 +54,7 @@ class SendQueue:
         return bool(self._wanted or self._news or self._later)
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._wanted or request_id in self._later
+        return request_id in self._left
 
     @property
     def news(self) -> int:
@@ -66,6 +66,7 @@ class SendQueue:
         for request in requests:
             is_later = request.priority is peer_wire.Priority.LATER
             (self._later if is_later else self._wanted)[request.request_id] = request
+            self._left.update(dict.fromkeys(request.numbers, request))
 
     def tell(self, news: peer_wire.News) -> None:
         """Let news wait for their turn."""
@@ -73,19 +74,27 @@ class SendQueue:
 
     def hurry(self, request_id: int) -> None:
         """Let a request, if it still waits, go with those that guests wait for."""
-        if (request := self._later.pop(request_id, None)) is not None:
-            self._wanted[request_id] = request
+        request = self._left.get(request_id)
+        if request is not None and self._later.pop(request.request_id, None) is not None:
+            self._wanted[request.request_id] = request
 
     def drop(self, request_id: int) -> bool:
-        """Let a request wait no more; say whether it did."""
-        some = self._later if request_id in self._later else self._wanted
-        return some.pop(request_id, None) is not None
+        """Note that a chunk is not wanted any more; say whether it will not be asked for.
+
+        It will if other chunks of its request are wanted: the proof is for all of them.
+        """
+        request = self._left.pop(request_id, None)
+        if request is None or any([number in self._left for number in request.numbers]):
+            return False
+        some = self._later if request.request_id in self._later else self._wanted
+        return some.pop(request.request_id, None) is not None
 
     def clear(self) -> None:
         """Let nothing wait any more."""
         self._wanted.clear()
         self._news.clear()
         self._later.clear()
+        self._left.clear()
 
     def take(self) -> Turn | None:
         """Return what is next: requests, one piece of news, or None if nothing waits."""
@@ -106,4 +115,18 @@ class SendQueue:
         if kind is Kind.NEWS:
             return self._news.popleft()
         some = self._wanted if kind is Kind.WANTED else self._later
-        return [some.pop(number) for number in [*itertools.islice(some, peer_wire.MAX_BATCH)]]
+        return self._take_requests(some)
+
+    def _take_requests(self, some: dict[int, peer_wire.Request]) -> list[peer_wire.Request]:
+        turn: list[peer_wire.Request] = []
+        chunks = 0
+        for request in some.values():
+            chunks += request.count
+            if turn and chunks > peer_wire.MAX_BATCH:
+                break
+            turn.append(request)
+        for request in turn:
+            del some[request.request_id]
+            for number in request.numbers:
+                self._left.pop(number, None)
+        return turn

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """References to chunks: by content, to check the bytes, and by place, to find them."""
 
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import priority as priority_
@@ -35,12 +37,56 @@ class ChunkRef(NamedTuple):
         return ids.Content(self.cid, self.keys)
 
 
+class Run(NamedTuple):
+    """Chunks of one image that lie side by side, with numbers that follow each other.
+
+    :param number: of the first chunk
+    :param cids: of the chunks
+    :param length: bytes of all chunks
+    :param chunk_bytes: the length of each but the last, which may be shorter; 0: it is one chunk
+    """
+
+    number: int
+    cids: list[ids.Cid]
+    image_id: ids.ImageId
+    offset: int
+    length: int
+    chunk_bytes: int
+
+
+def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
+    """Cut chunks of one image into as few runs as may be.
+
+    >>> one = ChunkRef(ids.Cid(bytes(32)), ids.Oid(0), ids.ImageId("i"), 0, 8)
+    >>> refs = [one._replace(offset=at, length=length) for at, length in ((0, 8), (8, 5), (24, 8))]
+    >>> [(run.number, run.offset, run.length, run.chunk_bytes) for run in runs((4, 5, 6), refs)]
+    [(4, 0, 13, 8), (6, 24, 8, 0)]
+    """
+    begin, count = 0, len(refs)
+    while begin < count:
+        first = refs[begin]
+        at, size, end = begin + 1, first.length, first.offset + first.length
+        while at < count and refs[at].offset == end and numbers[at] == numbers[at - 1] + 1:
+            if refs[at - 1].length != size or refs[at].length > size:
+                break
+            end += refs[at].length
+            at += 1
+        cids = [ref.cid for ref in refs[begin:at]]
+        chunk_bytes = size if at > begin + 1 else 0
+        yield Run(
+            numbers[begin], cids, first.image_id, first.offset, end - first.offset, chunk_bytes
+        )
+        begin = at
+
+
 class Request(NamedTuple):
     """What a peer asks for: nothing of it is believed before ``authorization`` has authorized it.
 
-    :param number: of the request on its connection
-    :param proof: that the peer knows the CID (``peer_request.proof_of``)
+    :param number: of the first chunk on the connection; the others have the numbers that follow
+    :param length: bytes of all chunks
+    :param proof: that the peer knows the CIDs (``peer_request.proof_of``)
     :param timeout_s: so long the peer waits
+    :param chunk_bytes: of a run: the length of each chunk but the last; 0: it is one chunk
     """
 
     number: int
@@ -51,3 +97,20 @@ class Request(NamedTuple):
     mode: peer_request.Mode
     priority: priority_.Priority
     timeout_s: float
+    chunk_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many chunks it asks for."""
+        return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self.number, self.number + self.count)
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield offset and length of each chunk."""
+        size, end = self.chunk_bytes or self.length, self.offset + self.length
+        for offset in range(self.offset, end, size):
+            yield offset, min(size, end - offset)

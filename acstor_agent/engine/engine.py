@@ -337,7 +337,9 @@ class Engine:
 
     @_event
     def looked_up(
-        self, connection: Hashable, found: Iterable[tuple[int, ids.Content | Failure]]
+        self,
+        connection: Hashable,
+        found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
     ) -> None:
         """What the image names where a request looks, ZERO_CID: nothing; or why nobody can say."""
         self.requests.looked_up(connection, found)

@@ -53,6 +53,8 @@ class RequesterLink:
 class PendingRequest:
     """A request that waits: for what its image names, for a content, or for its turn.
 
+        One for each chunk of a request.
+
     :ivar want: None until it was authorized
     :ivar data: what came; None while nothing did, or where the cache has it
     """
@@ -62,9 +64,11 @@ class PendingRequest:
         *("number", "priority", "request", "want"),
     )
 
-    def __init__(self, link: RequesterLink, request: chunk_ref.Request, deadline_s: float) -> None:
+    def __init__(
+        self, link: RequesterLink, request: chunk_ref.Request, number: int, deadline_s: float
+    ) -> None:
         self.link, self.host = link, link.receiver.host
-        self.request, self.number = request, request.number
+        self.request, self.number = request, number
         self.mode, self.priority = request.mode, request.priority
         self.deadline_s = deadline_s
         self.want: Any = None

@@ -13,6 +13,7 @@ queued or on their way; what is beyond is *parked* without its bytes.
 
 import collections
 from collections.abc import Collection
+from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import fair_queue
@@ -74,11 +75,11 @@ class UploadScheduler:
         """Say that who can had better ask somebody else."""
         return self._turns.length >= BUSY_QUEUE
 
-    def has_place(self, receiver: Requester) -> bool:
-        """Say whether an answer may leave at once."""
-        if self._turns.length or self.used >= self.places.count or self._is_full(receiver):
+    def has_place(self, receiver: Requester, answers: int = 1) -> bool:
+        """Say whether so many answers may leave at once."""
+        if self._turns.length or self.used + answers > self.places.count:
             return False
-        return receiver.undelivered < UNDELIVERED_BYTES
+        return not self._is_full(receiver) and receiver.undelivered < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
         """Say whether a receiver has as many places as are not left to others."""
@@ -127,17 +128,17 @@ class UploadScheduler:
                 return
             self._put(asker)
 
-    def sent(self, asker: PendingRequest, now: float) -> None:
-        """Note that an answer is on its way."""
-        link, cost = asker.link, _cost(asker)
+    def sent(self, askers: Sequence[PendingRequest], now: float) -> None:
+        """Note that answers to requests of one connection are on their way."""
+        link, cost = askers[0].link, sum(map(_cost, askers))
         link.undelivered += cost
         link.receiver.undelivered += cost
         if not link.is_slow:
-            link.places += 1
-            link.receiver.places += 1
+            link.places += len(askers)
+            link.receiver.places += len(askers)
             if self._is_full(link.receiver):
                 self._full = link.receiver
-            self.used += 1
+            self.used += len(askers)
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
                 self._unwatched[link] = None

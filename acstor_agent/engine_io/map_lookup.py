@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 import trio
 
@@ -42,7 +43,7 @@ class _Look:
 
     def __init__(self, image_id: ids.ImageId) -> None:
         self.image_id = image_id
-        self.requests: dict[int, chunk_ref.Request] = {}
+        self.requests: dict[int, chunk_ref.Request] = {}  # by the chunks that wait
         self.scope = trio.CancelScope()
 
 
@@ -81,8 +82,8 @@ class MapLookup:
             if look is None:
                 look = looks.of_image[request.image_id] = _Look(request.image_id)
                 self._nursery.start_soon(self._look, look_up.connection, look_up.host, look)
-            look.requests[request.number] = request
-            looks.of_number[request.number] = look
+            look.requests.update(dict.fromkeys(request.numbers, request))
+            looks.of_number.update(dict.fromkeys(request.numbers, look))
 
     def forget(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Note that requests of a connection do not wait any more."""
@@ -114,22 +115,29 @@ class MapLookup:
             while look.requests:
                 request = next(iter(look.requests.values()))
                 found = await self._found(host, request)
-                if look.requests.get(request.number) is request:  # it waits still
-                    del look.requests[request.number]
-                    self._looks[connection].of_number.pop(request.number, None)
-                    self._feed(self._core.looked_up, connection, [(request.number, found)])
+                waiting = [n for n in request.numbers if look.requests.get(n) is request]
+                for number in waiting:
+                    del look.requests[number]
+                    self._looks[connection].of_number.pop(number, None)
+                if waiting:
+                    self._feed(self._core.looked_up, connection, [(request, found)])
             self._leave(connection, look)
 
-    async def _found(self, host: ids.HostId, request: chunk_ref.Request) -> ids.Content | Failure:
-        """Return what lies there, or why nobody can say."""
+    async def _found(
+        self, host: ids.HostId, request: chunk_ref.Request
+    ) -> Sequence[ids.Content] | Failure:
+        """Return what lies there, or why nobody can say; nothing: the image has no such chunks."""
         try:
             with disk_io.as_stream(stream_of(host, request.priority)):
-                return await self._learn(host, request.image_id, request.offset, request.length)
+                return [
+                    await self._learn(host, request.image_id, offset, length)
+                    for offset, length in request.places()
+                ]
         except errors.ChunkNotShared:
             return Failure.MISSING  # no fault of whoever asks: not counted as one
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
-            return ids.Content(ids.ZERO_CID) if why is Failure.MISSING else why
+            return () if why is Failure.MISSING else why
         except Exception as error:
             self._faults.note("a look at an image", error)
             return Failure.UNREACHABLE

@@ -114,15 +114,18 @@ class PeerClient:
         now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
         others: list[peer_wire.Request] = []
-        for number, ref, attempt in ask.chunks():
-            priority = PRIORITIES[attempt.priority]
-            self._asked[number] = ref, attempt.mode, now if priority is _URGENT else None
-            cid, _, image_id, offset, length, _ = ref
-            proof = peer_wire.proof_of(cid, self._here, host)
-            mode = attempt.mode if self._may_refer else attempt.mode.plain
-            place = image_id, offset, length
-            request = peer_wire.Request(number, *place, proof, mode, priority, timeout_ms)
-            (urgent if priority is _URGENT else others).append(request)
+        for attempt in ask.attempts:
+            priority, mode = PRIORITIES[attempt.priority], attempt.mode
+            since_s = now if priority is _URGENT else None
+            asked = [(ref, mode, since_s) for ref in attempt.refs]
+            self._asked.update(zip(attempt.numbers, asked, strict=True))
+            some = urgent if priority is _URGENT else others
+            mode = mode if self._may_refer else mode.plain
+            for run in chunk_ref.runs(attempt.numbers, attempt.refs):
+                proof = peer_wire.proof_of(b"".join(run.cids), self._here, host)
+                place = run.image_id, run.offset, run.length
+                how = proof, mode, priority, timeout_ms, run.chunk_bytes
+                some.append(peer_wire.Request(run.number, *place, *how))
         for some in (urgent, others):
             if some:
                 self._net.ask(host, address, some, hear)

@@ -86,9 +86,9 @@ class PeerServer:
         asked = [
             chunk_ref.Request(
                 *(number, image_id, offset, length, proof, mode),
-                *(PRIORITIES[priority], timeout_ms / 1000 - waited_s),
+                *(PRIORITIES[priority], timeout_ms / 1000 - waited_s, size),
             )
-            for number, image_id, offset, length, proof, mode, priority, timeout_ms in requests
+            for number, image_id, offset, length, proof, mode, priority, timeout_ms, size in requests
         ]
         self._ask(connection, asked)
 
@@ -96,10 +96,11 @@ class PeerServer:
         """Tell the core; where it fails at one request, that one ends, and no other."""
         if not self._feed(self._core.peer_asked, connection, connection.host, asked):
             return
-        self._feed(self._core.peer_cancelled, connection, [one.number for one in asked])
+        numbers = [number for one in asked for number in one.numbers]
+        self._feed(self._core.peer_cancelled, connection, numbers)
         if len(asked) == 1:
             code = peer_wire.RefuseCode.UNREACHABLE
-            self._send(connection, [peer_wire.Refuse(asked[0].number, code)])
+            self._send(connection, [peer_wire.Refuse(number, code) for number in numbers])
             return
         for one in asked:  # what is answered already is not answered again
             self._ask(connection, [one])

@@ -160,6 +160,22 @@ class Mirror:
         chunk_no = self.map.geometry.chunk_at(offset, length)
         return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content(chunk_no)
 
+    def contents(self, request: chunk_ref.Request) -> list[ids.Content]:
+        """Return the contents of the chunks that a peer asks for, as :meth:`named` knows them.
+
+        None of them: the image has no such chunks.
+        """
+        size, keys = request.chunk_bytes, self.map.scope_keys
+        first, start = divmod(request.offset, self._chunk_bytes)
+        if size != self._chunk_bytes:
+            places = request.places()
+            named = [self.named(offset, length) for offset, length in places]
+            return [content for content in named if content is not None]
+        end = request.offset + request.length
+        if start or end > self.size_bytes or (end % size and end != self.size_bytes):
+            return []
+        return [ids.Content(cid, keys) for cid in self.map.cids(first, -(-end // size))]
+
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None
     ) -> read_request.Bytes:

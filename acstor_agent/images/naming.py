@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 from acstor_agent.core.images import shares
+from acstor_agent.engine import chunk_ref
 from acstor_agent.images import mirrors
 from acstor_agent.images import unattached
 from acstor_agent.sources import layout
@@ -38,6 +39,20 @@ class Naming:
         found = self._images.named(image_id, offset, length)
         if found is None and self.others.is_known(image_id, offset):
             return self.others.content_at(image_id, offset, length)
+        return found
+
+    def run(self, request: chunk_ref.Request) -> list[ids.Content] | None:
+        """Return what lies where a peer asks for chunks; None if it must be looked up.
+
+        No contents: the image has no such chunks.
+        """
+        if (image := self._images.get_nowait(request.image_id)) is not None:
+            return image.contents(request)
+        found: list[ids.Content] = []
+        for offset, length in request.places():
+            if (content := self(request.image_id, offset, length)) is None:
+                return None
+            found.append(content)
         return found
 
     def layout_of(self, image_id: ids.ImageId) -> layout.Layout | None:

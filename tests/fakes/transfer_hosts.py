@@ -171,8 +171,8 @@ class Host(hosts.Host):
         world.look_ups += len(requests)
         found = [
             (
-                request.number,
-                world.named(request.image_id, request.offset, request.length)
+                request,
+                [world.named(request.image_id, request.offset, request.length)]
                 if not world.source.way and request.image_id not in world.source.gone
                 else Failure.UNREACHABLE,
             )

@@ -39,10 +39,11 @@ class ReadOverlap:
         self.share = 0.0
         self._seen = 0
 
-    def note(self, is_shared: bool) -> None:
-        """Note of one chunk whether anybody else reads it."""
-        self._seen += 1
-        self.share += max(WEIGHT, 1 / self._seen) * (is_shared - self.share)
+    def note(self, is_shared: bool, chunks: int = 1) -> None:
+        """Note of chunks whether anybody else reads them."""
+        for _ in range(chunks):
+            self._seen += 1
+            self.share += max(WEIGHT, 1 / self._seen) * (is_shared - self.share)
 
     @property
     def is_little(self) -> bool:

@@ -7,7 +7,9 @@ No cache look-up, read or answer happens before authorization.
 """
 
 import hmac
+from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Protocol
 
 from acstor_agent.engine import chunk_ref
@@ -24,12 +26,16 @@ class Named(Protocol):
         """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
 
 
+NamedRun = Callable[[chunk_ref.Request], Sequence[ids.Content] | None]
+
+
 class Authorization:
     """Who may have what.
 
     :param named: says what images name that are attached here or known from the source
     :param names: what hosts mean by the same chunk
     :param attached: the images that are attached here, at any moment: it is looked at again
+    :param named_run: says the same of all chunks of a request, where one look is enough
     :ivar refused: requests that were not authorized
     """
 
@@ -39,10 +45,11 @@ class Authorization:
         named: Named,
         names: identity.Identity,
         attached: Collection[ids.ImageId] = (),
+        named_run: NamedRun | None = None,
     ) -> None:
         self.names = names
         self.refused = 0
-        self._here, self._named = here, named
+        self._here, self._named, self._named_run = here, named, named_run or self._each_named
         self._attached, self._attached_first = attached, frozenset(attached)
 
     @property
@@ -50,26 +57,36 @@ class Authorization:
         """Return how many images are attached."""
         return len(self._attached)
 
+    def _each_named(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+        named = [self._named(request.image_id, *place) for place in request.places()]
+        found = [content for content in named if content is not None]
+        return found if len(found) == len(named) else None
+
     def authorize(
-        self, host: ids.HostId, request: chunk_ref.Request, content: ids.Content | None = None
-    ) -> chunk_ref.ChunkRef | str | None:
+        self,
+        host: ids.HostId,
+        request: chunk_ref.Request,
+        contents: Sequence[ids.Content] | None = None,
+    ) -> list[chunk_ref.ChunkRef] | str | None:
         """Return what a request asks for; None if that must be looked up; else why it may not.
 
-        :param content: what was found to lie there; None: nobody looked
+        :param contents: what was found to lie there; None: nobody looked
         """
-        image_id, offset = request.image_id, request.offset
-        content = content or self._named(image_id, offset, request.length)
-        if content is None:
+        if contents is None and (contents := self._named_run(request)) is None:
             return None
-        if content.cid == ids.ZERO_CID:
-            self.refused += 1
+        cids = [content.cid for content in contents]
+        if len(cids) != request.count or ids.ZERO_CID in cids:
+            self.refused += len(request.numbers)
             return "there is no chunk exactly there"
-        proof = peer_request.proof_of(content.cid, host, self._here)
+        proof = peer_request.proof_of(b"".join(cids), host, self._here)
         if not hmac.compare_digest(proof, request.proof):
-            self.refused += 1
-            return "it does not prove that it knows the CID"
-        oid = self.names.oid(image_id, offset, content.cid)
-        return chunk_ref.ChunkRef(content.cid, oid, image_id, offset, request.length, content.keys)
+            self.refused += len(request.numbers)
+            return "it does not prove that it knows the CIDs"
+        oid, image_id = self.names.oid, request.image_id
+        return [
+            chunk_ref.ChunkRef(cid, oid(image_id, offset, cid), image_id, offset, length, keys)
+            for (cid, keys), (offset, length) in zip(contents, request.places(), strict=True)
+        ]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

@@ -10,6 +10,7 @@ import collections
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
@@ -75,22 +76,27 @@ class PeerRequests:
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """Take requests of a peer, which are not authorized yet."""
-        context, link, unknown = self._context, self._link(connection, host), []
+        context, link = self._context, self._link(connection, host)
+        unknown: list[chunk_ref.Request] = []
         for request in requests:
-            asker = PendingRequest(link, request, context.now + min(request.timeout_s, LONGEST_S))
-            if request.number in link.askers:
+            deadline_s = context.now + min(request.timeout_s, LONGEST_S)
+            askers = [PendingRequest(link, request, n, deadline_s) for n in request.numbers]
+            if not link.askers.keys().isdisjoint(request.numbers):
                 why = f"request {request.number} twice"
                 context.out.others.append(actions.Drop(connection, why))
                 break
-            if link.receiver.requests >= REQUESTS_OF_A_PEER:
-                self._refuse(asker, Failure.BUSY)
+            if link.receiver.requests + len(askers) > REQUESTS_OF_A_PEER:
+                self._refuse_all(askers, Failure.BUSY)
                 continue
-            self._begin(asker)
-            want = self._rights.authorize(host, request)
-            if want is None:
+            wants = self._rights.authorize(host, request)
+            if not isinstance(wants, list):
+                self._begin(askers)
+            if wants is None:
                 unknown.append(request)
+            elif isinstance(wants, str):
+                self._refuse_all(askers, Failure.MISSING, wants)
             else:
-                self._authorized(asker, want)
+                self._authorized(askers, wants)
         if unknown:
             context.out.others.append(actions.LookUp(connection, host, unknown))
 
@@ -106,25 +112,35 @@ class PeerRequests:
             link.alive_s = self._context.now
         return link
 
-    def _begin(self, asker: PendingRequest) -> None:
-        asker.link.askers[asker.number] = asker
-        asker.link.receiver.requests += 1
+    def _begin(self, askers: Sequence[PendingRequest]) -> None:
+        """Let chunks that were asked for on one connection wait."""
+        link = askers[0].link
+        link.askers.update([(asker.number, asker) for asker in askers])
+        link.receiver.requests += len(askers)
         if not self._is_looked_at:
             self._look_later()
 
     def looked_up(
-        self, connection: Hashable, found: Iterable[tuple[int, ids.Content | Failure]]
+        self,
+        connection: Hashable,
+        found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
     ) -> None:
-        """Go on with requests, by their numbers, of which nobody knew what they are for."""
-        contents = dict(found)
-        for asker in self._waiting(connection, contents):
-            content = contents[asker.number]
-            if asker.want is not None:
-                continue  # nobody had to look
-            if isinstance(content, Failure):
-                self._refuse(asker, content, self._rights.not_looked_up(content))
-            elif (want := self._rights.authorize(asker.host, asker.request, content)) is not None:
-                self._authorized(asker, want)
+        """Go on with requests of which nobody knew what they are for."""
+        for request, contents in found:
+            waiting = list(self._waiting(connection, request.numbers))
+            askers = [a for a in waiting if a.request is request and a.want is None]
+            if not askers:
+                continue  # nobody waits, or nobody had to look
+            if isinstance(contents, Failure):
+                self._refuse_all(askers, contents, self._rights.not_looked_up(contents))
+                continue
+            wants = self._rights.authorize(askers[0].host, request, contents)
+            assert wants is not None
+            if isinstance(wants, str):
+                self._refuse_all(askers, Failure.MISSING, wants)
+                continue
+            for asker in askers:
+                self._go_on(asker, wants[asker.number - request.number])
 
     def holds(self, asker: PendingRequest) -> bool:
         """Say whether a request waits still, on a connection that there is."""
@@ -139,10 +155,49 @@ class PeerRequests:
             if (asker := link.askers.get(number)) is not None:
                 yield asker
 
-    def _authorized(self, asker: PendingRequest, want: chunk_ref.ChunkRef | str) -> None:
-        if isinstance(want, str):
-            self._refuse(asker, Failure.MISSING, want)
+    def _authorized(
+        self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]
+    ) -> None:
+        """Give the chunks of a request that nobody waits for yet, or let each go on by itself."""
+        if len(askers) > 1 and self._may_give_all(askers[0], wants):
+            self._give_all(askers, wants)
             return
+        self._begin(askers)
+        for asker, want in zip(askers, wants, strict=True):
+            self._go_on(asker, want)
+
+    def _may_give_all(
+        self, asker: PendingRequest, wants: Sequence[chunk_ref.ChunkRef]
+    ) -> bool:
+        """Say whether chunks are here and may leave at once, without a word about other hosts."""
+        context, uploads, receiver = self._context, self.uploads, asker.link.receiver
+        if context.settings.learns_ring or not uploads.has_place(receiver, len(wants)):
+            return False
+        cids = [want.cid for want in wants]
+        if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
+            return False
+        return all([self._rights.may_give(want, asker.mode) for want in wants])
+
+    def _give_all(
+        self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]
+    ) -> None:
+        context, first = self._context, askers[0]
+        if first.priority is not LATER:
+            context.overlap.note(True, len(wants))
+        if first.mode is not RELAYED and self._is_named(first.host):
+            oids = [want.oid for want in wants]
+            known = self.referrals.gave_all(oids, first.host, first.priority)
+            self._note_copies(first.host, oids, known)
+        self.given += len(wants)
+        for asker, want in zip(askers, wants, strict=True):
+            asker.want = want
+            context.out.reply(
+                first.link.connection, actions.Given(asker.number, want, None, asker.priority)
+            )
+        first.link.given.update([(asker.number, asker) for asker in askers])
+        self.uploads.sent(askers, context.now)
+
+    def _go_on(self, asker: PendingRequest, want: chunk_ref.ChunkRef) -> None:
         asker.want = want
         if asker.priority is not LATER:
             self._context.overlap.note(self._is_shared(want))
@@ -232,7 +287,7 @@ class PeerRequests:
         link = self._links.get(connection)
         asker = link.given.pop(number, None) if link is not None else None
         if asker is not None and number not in asker.link.askers:
-            self._begin(asker)
+            self._begin([asker])
             self._bring(asker)
 
     # Answers
@@ -243,8 +298,9 @@ class PeerRequests:
             self._refuse(asker, Failure.BUSY)
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
-            self.referrals.gave(asker.want.oid, asker.host, asker.priority)
-            self._note_copy(asker)
+            oids = (asker.want.oid,)
+            known = self.referrals.gave_all(oids, asker.host, asker.priority)
+            self._note_copies(asker.host, oids, known)
         if self.uploads.has_place(asker.link.receiver):
             self._answer(asker)
         else:
@@ -269,26 +325,34 @@ class PeerRequests:
         """Name hosts that can give a content sooner than this one, if there are any."""
         hosts = self._in_step.refer(asker, self._is_named)
         if hosts:
-            self._note_copy(asker)
+            oids = (asker.want.oid,)
+            self._note_copies(asker.host, oids, oids)
             self.referred += 1
             self._end(asker, actions.Referred(asker.number, hosts))
         return bool(hosts)
 
-    def _note_copy(self, asker: PendingRequest) -> None:
-        """Tell the holder that asked longest ago to let go, where there are too many."""
-        news, oid, limit = (
-            self._context.announcements,
-            asker.want.oid,
-            self._context.settings.copies_limit,
-        )
-        if limit and self._context.ring.is_home(oid):
-            news.unhint(asker.host, oid)
-            if (host := self.referrals.take_surplus(oid, limit)) is not None:
-                news.hint(host, oid)
+    def _note_copies(
+        self, host: ids.HostId, oids: Sequence[ids.Oid], known: Iterable[ids.Oid]
+    ) -> None:
+        """Tell the holders that asked longest ago to let go, where there are too many.
+
+        :param oids: what a host is given
+        :param known: of these, what others were given before
+        """
+        context, limit = self._context, self._context.settings.copies_limit
+        if not limit:
+            return
+        news, is_home = context.announcements, context.ring.is_home
+        if host in news.hints:
+            for oid in filter(is_home, oids):
+                news.unhint(host, oid)
+        for oid in filter(is_home, known):
+            if (holder := self.referrals.take_surplus(oid, limit)) is not None:
+                news.hint(holder, oid)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
-        self.uploads.sent(asker, self._context.now)
+        self.uploads.sent((asker,), self._context.now)
         if asker.data is None:
             asker.link.given[asker.number] = asker
         self._end(asker, actions.Given(asker.number, asker.want, asker.data, asker.priority))
@@ -317,6 +381,12 @@ class PeerRequests:
     def _refuse(self, asker: PendingRequest, failure: Failure, why: str = "") -> None:
         request = asker.request if why else None
         self._end(asker, actions.Refused(asker.number, failure, why, request))
+
+    def _refuse_all(
+        self, askers: Sequence[PendingRequest], failure: Failure, why: str = ""
+    ) -> None:
+        for asker in askers:
+            self._refuse(asker, failure, why)
 
     def _end(self, asker: PendingRequest, answer: actions.Answer | None = None) -> None:
         """Note that a request is answered, or needs no answer."""

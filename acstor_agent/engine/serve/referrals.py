@@ -16,6 +16,7 @@ and number of children.  One requester takes 119 bytes, each further one 4
 import collections
 import heapq
 import struct
+from collections.abc import Iterable
 
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
@@ -79,6 +80,23 @@ class Referrals:
     def __len__(self) -> int:
         """Return of how many contents it is known who was given them."""
         return len(self._known)
+
+    def gave_all(
+        self, oids: Iterable[ids.Oid], host: ids.HostId, priority: priority_.Priority
+    ) -> list[ids.Oid]:
+        """Note that a host is given contents; return those that others were given before.
+
+        :param priority: as of :meth:`gave`
+        """
+        only = _NOBODY + self._keys.of(host) + bytes((0, priority << _BELOW_BITS))
+        known: list[ids.Oid] = []
+        for oid in oids:
+            if oid in self._known:
+                known.append(oid)
+                self.gave(oid, host, priority)
+            else:
+                self._known.add(oid, only)
+        return known
 
     def gave(
         self, oid: ids.Oid, host: ids.HostId, priority: priority_.Priority, depth: int = 0

@@ -129,16 +129,17 @@ class Answering(base.Connection):
         budgets, sharer = self._budgets, self._sharer
         match part:
             case peer_wire.Get(requests):
-                count = len(requests)
+                count = sum([one.count for one in requests])
                 total = sum([one.length for one in requests]) + count * ANSWER_BYTES
                 return (
                     budgets.requests.may_take_in_parts(sharer, count)
                     and budgets.bytes.may_take_in_parts(sharer, total)
                 ) or self._is_over(requests[0])
             case peer_wire.Request():
-                total = part.length + ANSWER_BYTES
+                count, total = part.count, part.length + part.count * ANSWER_BYTES
                 return (
-                    budgets.requests.may_take(sharer, 1) and budgets.bytes.may_take(sharer, total)
+                    budgets.requests.may_take(sharer, count)
+                    and budgets.bytes.may_take(sharer, total)
                 ) or self._is_over(part)
             case peer_wire.Cancel():
                 return True
@@ -208,7 +209,9 @@ class Answering(base.Connection):
 
     def _take(self, requests: Sequence[peer_wire.Request]) -> None:
         """Take requests of one message, for which there is room."""
-        asked = {one.request_id: one.length for one in requests}
+        asked: dict[int, int] = {}
+        for request in requests:
+            asked.update(request.lengths)
         if twice := self._open.keys() & asked.keys():
             raise errors.RemoteProtocolError(self.peer, f"request id {min(twice)} twice")
         if self._is_over(requests[0]):
@@ -267,8 +270,12 @@ def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]
         if isinstance(message, peer_wire.Cancel):
             cancelled.update(message.request_ids)
         elif isinstance(message, peer_wire.Get):
-            kept = tuple(one for one in message.requests if one.request_id not in cancelled)
-            cancelled.difference_update(one.request_id for one in message.requests)
+            kept = tuple([one for one in message.requests if not cancelled.issuperset(one.numbers)])
+            of_runs = {number for one in kept for number in one.numbers} & cancelled
+            if of_runs:  # of a part of a run, which is cancelled when the run is known
+                left.append(peer_wire.Cancel(tuple(of_runs)))
+            for one in message.requests:
+                cancelled.difference_update(one.numbers)
             if kept:
                 left.append(peer_wire.Get(kept))
         else:

@@ -111,7 +111,7 @@ class Asking(base.Connection):
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
         for request in requests:
-            self._waiting[request.request_id] = request, hear
+            self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
         if self._is_writing:
             self._soon.ask(requests)
             return
@@ -137,7 +137,13 @@ class Asking(base.Connection):
         if not (self._soon or self._hurried):
             return
         while self.outbox_bytes < NEXT_BYTES and (some := self._soon.take()) is not None:
-            self.post(*(peer_wire.batches(some) if isinstance(some, list) else (some,)))
+            if not isinstance(some, list):
+                self.post(some)
+                continue
+            self.post(*peer_wire.batches(some))
+            numbers = [number for request in some for number in request.numbers]
+            gone = [number for number in numbers if number not in self._waiting]
+            self.post(*map(peer_wire.Cancel, _in_messages(gone)))
         hurried = [one for one in self._hurried if one in self._waiting]
         self._hurried = dict.fromkeys(one for one in hurried if one in self._soon)
         sent = [one for one in hurried if one not in self._soon]
@@ -148,9 +154,13 @@ class Asking(base.Connection):
         sent: list[int] = []
         for request_id in request_ids:
             waiting = self._waiting.pop(request_id, None)
-            if waiting is not None and not self._soon.drop(request_id):
+            if waiting is None:
+                continue
+            is_sent = request_id not in self._soon
+            if is_sent:
                 sent.append(request_id)
-                self._given_up[request_id] = waiting[0].length
+            if is_sent or not self._soon.drop(request_id):
+                self._given_up[request_id] = waiting[0].length_of(request_id)
         while len(self._given_up) > GIVEN_UP:
             self._given_up.popitem(last=False)
         self.post(*map(peer_wire.Cancel, _in_messages(sent)))
@@ -197,7 +207,7 @@ class Asking(base.Connection):
         for request_id, length in chunks:
             waiting = self._waiting.get(request_id)
             if waiting is not None and request_id not in self._soon:
-                asked_bytes: int | None = waiting[0].length
+                asked_bytes: int | None = waiting[0].length_of(request_id)
             else:
                 asked_bytes, are_awaited = self._given_up.get(request_id), False
             if asked_bytes is None:
@@ -238,7 +248,8 @@ class Asking(base.Connection):
             waiting, self._waiting = self._waiting, {}
             self._soon.clear()
             self._heard += [
-                (hear, lost(request, self.peer, self.failure)) for request, hear in waiting.values()
+                (hear, lost(number, request, self.peer, self.failure))
+                for number, (request, hear) in waiting.items()
             ]
             self._settle()
 
@@ -254,21 +265,24 @@ def check_numbers(requests: Sequence[peer_wire.Request], is_used: Callable[[int]
 
     :raises errors.LocalProtocolError: they cannot
     """
-    numbers = [request.request_id for request in requests]
+    numbers = [number for request in requests for number in request.numbers]
     used = [number for number in numbers if is_used(number)]
     if used or len(set(numbers)) < len(numbers):
         raise errors.LocalProtocolError(f"request id {(used or numbers)[0]} is still in use")
 
 
-def lost(request: peer_wire.Request, peer: str, failure: errors.AcstorError | None) -> Lost:
-    """Return what becomes of a request to ``peer`` if there is no connection, or no more.
+def lost(
+    number: int, request: peer_wire.Request, peer: str, failure: errors.AcstorError | None
+) -> Lost:
+    """Return what becomes of a chunk that ``peer`` was asked for if there is no connection.
 
+    :param number: of the chunk
     :param failure: why
     """
     if isinstance(failure, errors.RemoteProtocolError):
-        return Lost(request.request_id, errors.RemoteProtocolError(peer, failure.why))
+        return Lost(number, errors.RemoteProtocolError(peer, failure.why))
     why = str(failure or "connection closed")
-    return Lost(request.request_id, errors.SourceUnreachable(base.describe(request), peer, why))
+    return Lost(number, errors.SourceUnreachable(base.describe(request), peer, why))
 
 
 def give_out(heard: Iterable[tuple[Hear, Answer]]) -> None:

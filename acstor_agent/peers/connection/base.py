@@ -307,7 +307,9 @@ class Connection(abc.ABC):
                                 continue
                             self._uncork()
                             await self._wait_for_room(part)
-                        handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
+                        handled += 1
+                        if isinstance(part, peer_wire.Get):
+                            handled += sum([one.count for one in part.requests]) - 1
                         self._is_corked = True
                         self._handle(part)
                 finally:

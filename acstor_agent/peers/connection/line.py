@@ -79,7 +79,8 @@ class Line:
             self.connection.ask(requests, hear)
             return
         asking.check_numbers(requests, self._is_used)
-        self._requests.update({one.request_id: (one, hear) for one in requests})
+        for one in requests:
+            self._requests.update(dict.fromkeys(one.numbers, (one, hear)))
         if self.is_decided.is_set():
             next_turn(self.end)
 
@@ -103,12 +104,14 @@ class Line:
         self.is_decided.set()
         for news in self._news:
             connection.tell(news)
-        asked: dict[asking.Hear, list[peer_wire.Request]] = {}
+        asked: dict[asking.Hear, dict[peer_wire.Request, None]] = {}
         for request, hear in self._requests.values():
-            asked.setdefault(hear, []).append(request)
-        self._requests = {}
+            asked.setdefault(hear, {})[request] = None
+        wanted, self._requests = self._requests, {}
         for hear, requests in asked.items():
-            connection.ask(requests, hear)
+            connection.ask([*requests], hear)
+            numbers = [number for request in requests for number in request.numbers]
+            connection.cancel([number for number in numbers if number not in wanted])
         connection.hurry(self._hurried)
         self._hurried = set()
 
@@ -117,7 +120,10 @@ class Line:
         self.is_decided.set()
         failure = self.failure or (self.connection.failure if self.connection else None)
         waiting, self._requests = self._requests, {}
-        heard = [(hear, asking.lost(one, self.peer, failure)) for one, hear in waiting.values()]
+        heard = [
+            (hear, asking.lost(number, one, self.peer, failure))
+            for number, (one, hear) in waiting.items()
+        ]
         try:
             asking.give_out(heard)
         except Exception as error:  # a bug of who waits

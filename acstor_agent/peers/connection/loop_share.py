@@ -93,10 +93,11 @@ def small_messages(
         return len(small)
     free, seen = 0, set[int]()
     asked = {
-        one.request_id
+        number
         for message in messages
         if isinstance(message, peer_wire.Get)
         for one in message.requests
+        for number in one.numbers
     }
     for message in named:
         new = [number for number in message.request_ids if number not in seen]

@@ -289,7 +289,8 @@ async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):
     await peer.ask(second)
     may.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert seen == [(7, cloud.contents[IMAGE, 8 * CHUNK])]
+    found = [(request.offset, contents) for request, contents in seen]
+    assert found == [(8 * CHUNK, [cloud.contents[IMAGE, 8 * CHUNK]])]
 
 
 @pytest.mark.expect_log("a look at an image")

@@ -100,7 +100,7 @@ class Host:
         found = self.rights.authorize(host, get)
         if isinstance(found, str):
             raise errors.ChunkMissing("a chunk", HERE, found)
-        return found
+        return found if found is None else found[0]
 
 
 @pytest.fixture

@@ -725,9 +725,9 @@ async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
 @pytest.mark.parametrize(
     "message",
     [
-        batch([*range(1, 64)])[:-32] + batch([1])[-32:],
+        batch([*range(1, 64)])[:-36] + batch([1])[-36:],
         batch([1, 2]) + batch([3, 2]),
-        batch([1, 2])[:-24] + batch([1])[-24:],
+        batch([1, 2])[:-28] + batch([1])[-28:],
         batch([1]) + batch(range(2, 3), priority=peer_wire.Priority.LATER),
     ],
     ids=["number twice in it", "number that is open", "chunk twice in it", "priority"],

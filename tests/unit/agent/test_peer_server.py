@@ -60,7 +60,7 @@ async def test_refused_request_is_told_with_what_it_was_for_once_in_a_while(
     answers = await asker.hear()
     assert {answer.code for answer in answers.values()} == {peer_wire.RefuseCode.MISSING}
     what = f"h2 asked for {CHUNK} bytes of image {IMAGE} at"
-    why = "refused, it does not prove that it knows the CID"
+    why = "refused, it does not prove that it knows the CIDs"
     assert lines(caplog) == [f"{what} {3 * CHUNK}: {why} (and 0 like it)"]
     await trio.sleep(peer_server.WARN_EVERY_S)
     asker.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))

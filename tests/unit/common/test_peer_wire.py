@@ -28,6 +28,8 @@ GET = peer_wire.Get((REQUEST,))
 BATCH = peer_wire.Get(
     tuple(REQUEST._replace(request_id=n, offset=n << 16, mode=MODE.HELD) for n in (7, 1, 9))
 )
+RUN = REQUEST._replace(length=3 * 65536 + 5, chunk_bytes=65536)
+RUNS = peer_wire.Get((RUN, RUN._replace(request_id=1, offset=0, length=65537)))
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
@@ -49,6 +51,7 @@ SAID = {
         GET,
         peer_wire.Get((REQUEST._replace(mode=MODE.RELAYED, priority=PRIORITY.SOON),)),
         BATCH,
+        RUNS,
         peer_wire.Cancel((3,)),
         peer_wire.Cancel((9, 1)),
         PING(1 << 63),
@@ -83,6 +86,12 @@ def get_messages(draw) -> peer_wire.Get:
         "priority": draw(st.sampled_from([PRIORITY.SOON, PRIORITY.LATER])),
         "timeout_ms": draw(st.integers(1, 2**32 - 1)),
     }
+    if draw(st.booleans()):
+        size, count = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(st.integers(2, 64))
+        length = (count - 1) * size + draw(st.integers(1, size))
+        place = draw(st.integers(0, 2**32 - count)), shared["image_id"], draw(st.integers(0, 2**50))
+        how = shared["mode"], shared["priority"], shared["timeout_ms"], size
+        return peer_wire.Get((peer_wire.Request(*place, length, draw(proofs), *how),))
     step = draw(st.integers(1, 2**50))
     length, proof = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(proofs)
     return peer_wire.Get(
@@ -472,10 +481,10 @@ BAD_STREAMS = {
     "oversized Chunk of two": stream(HELLO) + frame(3, chunk_body([(1, 2**20), (2, 1)])),
     "unknown": stream(HELLO) + frame(99, b""),
     "oversized unknown": stream(HELLO) + b"AC\x03\x63" + b"\xff" * 4,
-    "Get of nothing": stream(HELLO) + stream(GET)[:30].replace(b"\x36", b"\x16", 1),
-    "short Get": stream(HELLO) + frame(2, bytes(53)),
+    "Get of nothing": stream(HELLO) + stream(GET)[:30].replace(b"\x3a", b"\x16", 1),
+    "short Get": stream(HELLO) + frame(2, bytes(57)),
     "long Get": stream(HELLO) + frame(2, stream(GET)[8:] + b"x"),
-    "Get of 65 chunks": stream(HELLO) + frame(2, bytes(22 + 65 * 32)),
+    "Get of 65 chunks": stream(HELLO) + frame(2, bytes(22 + 65 * 36)),
     "Get that is urgent where nobody waits": stream(HELLO, urgent(GET)),
     "Get that is not where guests wait": stream(DEMAND_HELLO, GET),
     "short Cancel": stream(HELLO) + frame(5, bytes(3)),
@@ -544,14 +553,14 @@ def test_bad_stream_is_refused_with_the_name_of_the_peer(name):
 
 
 def raw_get(chunks=1, **changes) -> bytes:
-    fields = {"length": 1, "offset": 0, "timeout": 1, "mode": 0, "priority": 3, "number": 0}
+    fields = {"length": 1, "offset": 0, "timeout": 1, "mode": 0, "priority": 3, "number": 0, "size": 0}
     fields |= changes
     head = bytes(16) + fields["timeout"].to_bytes(4, "big")
     body = head + bytes([fields["mode"], fields["priority"]])
     for n in range(chunks):
         body += (fields["number"] or n).to_bytes(4, "big")
         body += (fields["offset"] or n).to_bytes(8, "big")
-        body += fields["length"].to_bytes(4, "big") + PROOF
+        body += fields["length"].to_bytes(4, "big") + fields["size"].to_bytes(4, "big") + PROOF
     return frame(2, body)
 
 
@@ -568,6 +577,15 @@ def raw_get(chunks=1, **changes) -> bytes:
         {"chunks": 64, "number": 9},
         {"chunks": 64, "offset": 65536},
         {"chunks": 65},
+        {"size": 65536},
+        {"size": 65537},
+        {"size": 4 * 2**20 + 1, "length": 2**23},
+        {"size": 1, "length": 65},
+        {"size": 1, "length": 2**32 - 1},
+        {"size": 1, "length": 2, "number": 2**32 - 1},
+        {"size": 1, "length": 2, "offset": 2**63 - 2},
+        {"size": 1024, "length": 2048, "chunks": 33},
+        {"size": 1024, "length": 2048, "chunks": 2},
     ],
 )
 def test_get_out_of_range_is_refused(changes):

@@ -120,13 +120,13 @@ def look_up(machine, *numbers):
     machine.ask_me("h2", *asked)
     (wanted,) = machine.got(actions.LookUp)
     assert wanted == ("h2", H2, asked) and not machine.answers()
-    return [request.number for request in asked]
+    return asked
 
 
 def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
     one, two, three, four = look_up(machine, 1, 2, 3, 4)
     content = ids.Content(chunk(1).cid)
-    found = [(one, content), (two, content), (three, ids.Content(ids.ZERO_CID))]
+    found = [(one, [content]), (two, [content]), (three, [ids.Content(ids.ZERO_CID)])]
     found.append((four, Failure.WITHHELD))
     machine.looked_up("h2", found)
     given, unproven, nothing, unknown = machine.answers()
@@ -138,7 +138,7 @@ def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
 
 
 def test_look_up_that_ends_after_its_request_changes_nothing(machine):
-    found = [(number, ids.Content(chunk(1).cid)) for number in look_up(machine, 1)]
+    found = [(request, [ids.Content(chunk(1).cid)]) for request in look_up(machine, 1)]
     machine.peer_cancelled("h2", [2])
     machine.looked_up("h2", found)
     assert not machine.last
