@@ -150,14 +150,14 @@ class Request(NamedTuple):
     chunk_bytes: int = 0
 
     @property
-    def count(self) -> int:
+    def chunks(self) -> int:
         """How many chunks it asks for."""
         return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
 
     @property
     def numbers(self) -> range:
         """The numbers of the chunks."""
-        return range(self.request_id, self.request_id + self.count)
+        return range(self.request_id, self.request_id + self.chunks)
 
     @property
     def offsets(self) -> range:
@@ -289,7 +289,7 @@ def _check(requests: tuple[Request, ...]) -> None:
     chunks = 0
     for request in requests:
         _check_run(request)
-        chunks += request.count
+        chunks += request.chunks
     if chunks > MAX_BATCH:
         raise ValueError(f"a Get of {chunks} chunks")
     if len(requests) == 1:
@@ -306,11 +306,12 @@ def _check_run(request: Request) -> None:
     Counts nothing that it does not know to be small: the numbers are the sender's.
     """
     request_id, _, offset, length, proof, _, _, _, size = request
-    if not 1 <= (size or length) <= MAX_DATA_BYTES or (size and not 1 < request.count <= MAX_BATCH):
+    is_run = size > 0
+    if not 1 <= (size or length) <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
         raise ValueError(f"a Get of {length} bytes, {size} in a chunk")
     if not 0 <= offset <= MAX_OFFSET - length:
         raise ValueError(f"a Get at offset {offset}")
-    if not 0 <= request_id <= MAX_NUMBER - request.count + 1:
+    if not 0 <= request_id <= MAX_NUMBER - request.chunks + 1:
         raise ValueError(f"a Get of number {request_id}")
     if len(proof) != PROOF_BYTES:
         raise ValueError(f"a proof of {len(proof)} bytes")

@@ -121,7 +121,7 @@ class SendQueue:
         turn: list[peer_wire.Request] = []
         chunks = 0
         for request in some.values():
-            chunks += request.count
+            chunks += request.chunks
             if turn and chunks > peer_wire.MAX_BATCH:
                 break
             turn.append(request)

@@ -36,6 +36,11 @@ class ChunkRef(NamedTuple):
         """What the bytes must be."""
         return ids.Content(self.cid, self.keys)
 
+    def matches(self, data: bytes | bytearray | memoryview) -> bool:
+        """Say whether bytes are this chunk."""
+        cid = self[0]
+        return ids.cid_of(data) == cid if not ids.is_keyed(cid) else self.content.matches(data)
+
 
 class Run(NamedTuple):
     """Chunks of one image that lie side by side, with numbers that follow each other.
@@ -100,14 +105,14 @@ class Request(NamedTuple):
     chunk_bytes: int = 0
 
     @property
-    def count(self) -> int:
+    def chunks(self) -> int:
         """How many chunks it asks for."""
         return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
 
     @property
     def numbers(self) -> range:
         """The numbers of the chunks."""
-        return range(self.number, self.number + self.count)
+        return range(self.number, self.number + self.chunks)
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Yield offset and length of each chunk."""

@@ -39,6 +39,12 @@ class Identity(abc.ABC):
     def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the name of a chunk."""
 
+    def oids(
+        self, image_id: ids.ImageId, offsets: Iterable[int], cids: Iterable[ids.Cid]
+    ) -> list[ids.Oid]:
+        """Return the names of chunks of an image."""
+        return [self.oid(image_id, *chunk) for chunk in zip(offsets, cids, strict=True)]
+
     @abc.abstractmethod
     def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Note that chunks have come here under their names."""
@@ -74,6 +80,12 @@ class ByContent(Identity):
     def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the first 8 bytes of the CID."""
         return ids.oid_of(cid)
+
+    def oids(
+        self, image_id: ids.ImageId, offsets: Iterable[int], cids: Iterable[ids.Cid]
+    ) -> list[ids.Oid]:
+        """Return the first 8 bytes of each CID."""
+        return [*map(ids.oid_of, cids)]
 
     def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Do nothing: the name follows from the CID."""

@@ -83,8 +83,10 @@ class RingView:
 
     def all_owners(self, oid: ids.Oid) -> Owners:
         """Return all owners that the places of a chunk depend on: by each table, near and far."""
-        arcs = self._rings[0].arc(oid) if len(self._rings) == 1 else tuple(
-            [ring.arc(oid) for ring in self._rings]
+        arcs = (
+            self._rings[0].arc(oid)
+            if len(self._rings) == 1
+            else tuple([ring.arc(oid) for ring in self._rings])
         )
         found = self._alike.get(arcs)
         if found is None:

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -202,18 +201,23 @@ class Exchange:
         return self.wants(image_map, (chunk_no,))[0]
 
     def wants(
-        self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]
+        self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
     ) -> list[chunk_ref.ChunkRef]:
-        """Return what to ask for to have chunks of an image."""
+        """Return what to ask for to have chunks of an image, which are in their order."""
+        if not numbers:
+            return []
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
-        size, end, oid = cut.chunk_bytes, cut.size_bytes, self._names.oid
-        found: list[chunk_ref.ChunkRef] = []
-        for chunk_no in numbers:
-            cid, offset = image_map.cid(chunk_no), chunk_no * size
-            length = size if offset + size <= end else end - offset
-            name = oid(image_id, offset, cid)
-            found.append(chunk_ref.ChunkRef(cid, name, image_id, offset, length, keys))
-        return found
+        size, end = cut.chunk_bytes, cut.size_bytes
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            cids = image_map.cids(numbers[0], numbers[-1] + 1)
+        else:
+            cids = [image_map.cid(chunk_no) for chunk_no in numbers]
+        offsets = [chunk_no * size for chunk_no in numbers]
+        oids = self._names.oids(image_id, offsets, cids)
+        return [
+            chunk_ref.ChunkRef(cid, oid, image_id, offset, min(size, end - offset), keys)
+            for cid, oid, offset in zip(cids, oids, offsets, strict=True)
+        ]
 
     def want_at(
         self,

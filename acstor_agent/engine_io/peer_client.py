@@ -123,9 +123,9 @@ class PeerClient:
             mode = mode if self._may_refer else mode.plain
             for run in chunk_ref.runs(attempt.numbers, attempt.refs):
                 proof = peer_wire.proof_of(b"".join(run.cids), self._here, host)
-                place = run.image_id, run.offset, run.length
-                how = proof, mode, priority, timeout_ms, run.chunk_bytes
-                some.append(peer_wire.Request(run.number, *place, *how))
+                place = run.number, run.image_id, run.offset, run.length
+                how = mode, priority, timeout_ms, run.chunk_bytes
+                some.append(peer_wire.Request(*place, proof, *how))
         for some in (urgent, others):
             if some:
                 self._net.ask(host, address, some, hear)
@@ -157,7 +157,7 @@ class PeerClient:
             if isinstance(answer, peer_wire.Chunk):
                 data = answer.data
                 moved.append((len(data), asked_s))  # wrong ones have moved, too
-                if not ref.content.matches(data):
+                if not ref.matches(data):
                     failed.append((number, Failure.INVALID))
                     continue
                 self._counters.relayed_bytes += len(data) if mode is _RELAYED else 0

@@ -85,10 +85,10 @@ class PeerServer:
         waited_s = trio.current_time() - came_s
         asked = [
             chunk_ref.Request(
-                *(number, image_id, offset, length, proof, mode),
-                *(PRIORITIES[priority], timeout_ms / 1000 - waited_s, size),
+                *(*request[:6], PRIORITIES[request.priority]),
+                *(request.timeout_ms / 1000 - waited_s, request.chunk_bytes),
             )
-            for number, image_id, offset, length, proof, mode, priority, timeout_ms, size in requests
+            for request in requests
         ]
         self._ask(connection, asked)
 

@@ -280,9 +280,7 @@ class Mirror:
             _BUFFERS.append(buffer)
         return buffer[:length]
 
-    async def _fill(
-        self, offset: int, view: memoryview, steps: list[_Step] | None = None
-    ) -> None:
+    async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:
         """Fill ``view`` with the range from ``offset``; one failure ends it.
 
         All that must come is on its way, as one wish, before anything is waited for.
@@ -329,9 +327,7 @@ class Mirror:
         for origin, its in lengths.items():
             self._count(origin, sum(its), chunks=len(its))
 
-    def _put(
-        self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes
-    ) -> int:
+    def _put(self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes) -> int:
         """Fill in what the range from ``offset`` needs of a chunk; return how many bytes."""
         start = chunk_no * self._chunk_bytes - offset
         if start < 0:
@@ -408,4 +404,3 @@ class Mirror:
 
 def _is_missing(steps: list[_Step]) -> bool:
     return any([step.cids is not None for step in steps])
-

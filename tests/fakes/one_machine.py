@@ -43,6 +43,9 @@ def table(
     return ring.Ring(epoch, hosts, **more)
 
 
+UNKNOWN = ids.ImageId("00000000-0000-4000-8000-000000000000")
+
+
 def data_of(number: int) -> bytes:
     """Return the bytes of a chunk: short ones, the machine never looks inside."""
     return b"chunk %d" % number

@@ -34,7 +34,7 @@ class Step(Generic[SlotT]):
 
     ``start`` and ``stop`` count from the first byte of the read.  A CACHE step
     has ``parts``: (slot, start, stop) of each chunk.  A FETCH step has the number of its first
-    chunk, ``chunk_no``, and the ``cids`` of its chunks.  A MEMORY step has ``data``: the very bytes.
+    chunk, ``chunk_no``, and the ``cids`` of its chunks.  A MEMORY step has ``data``: its bytes.
     """
 
     kind: StepKind

@@ -76,9 +76,8 @@ class SourceSelection:
         transfer.is_travelling, transfer.hope = True, None
         transfer.asked.clear()
         transfer.front.clear()
-        if transfer.priority <= SOON:
-            for ref in transfer.refs:
-                context.overlap.note(bool(context.locations.of(ref.oid)))
+        if transfer.priority <= SOON:  # all chunks of a transfer have the same holders
+            context.overlap.note(bool(context.locations.of(transfer.want.oid)), transfer.count)
         if is_source_first or transfer.priority.asks_holders_only:
             self._think(transfer, is_source_first)
             self.next(transfer)

@@ -160,7 +160,9 @@ class Announcements:
         """
         if self._topology is None:
             return
-        told, keys_of, before, untold = self._told, self._holders.keys, None, ()
+        told, keys_of = self._told, self._holders.keys
+        before: bytes | None = None
+        untold: _Untold = ()
         for oid in oids:
             if oid in told:
                 continue

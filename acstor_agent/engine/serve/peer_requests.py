@@ -166,9 +166,7 @@ class PeerRequests:
         for asker, want in zip(askers, wants, strict=True):
             self._go_on(asker, want)
 
-    def _may_give_all(
-        self, asker: PendingRequest, wants: Sequence[chunk_ref.ChunkRef]
-    ) -> bool:
+    def _may_give_all(self, asker: PendingRequest, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Say whether chunks are here and may leave at once, without a word about other hosts."""
         context, uploads, receiver = self._context, self.uploads, asker.link.receiver
         if context.settings.learns_ring or not uploads.has_place(receiver, len(wants)):
@@ -178,9 +176,7 @@ class PeerRequests:
             return False
         return all([self._rights.may_give(want, asker.mode) for want in wants])
 
-    def _give_all(
-        self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]
-    ) -> None:
+    def _give_all(self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]) -> None:
         context, first = self._context, askers[0]
         if first.priority is not LATER:
             context.overlap.note(True, len(wants))

@@ -129,14 +129,14 @@ class Answering(base.Connection):
         budgets, sharer = self._budgets, self._sharer
         match part:
             case peer_wire.Get(requests):
-                count = sum([one.count for one in requests])
+                count = sum([one.chunks for one in requests])
                 total = sum([one.length for one in requests]) + count * ANSWER_BYTES
                 return (
                     budgets.requests.may_take_in_parts(sharer, count)
                     and budgets.bytes.may_take_in_parts(sharer, total)
                 ) or self._is_over(requests[0])
             case peer_wire.Request():
-                count, total = part.count, part.length + part.count * ANSWER_BYTES
+                count, total = part.chunks, part.length + part.chunks * ANSWER_BYTES
                 return (
                     budgets.requests.may_take(sharer, count)
                     and budgets.bytes.may_take(sharer, total)

@@ -309,7 +309,7 @@ class Connection(abc.ABC):
                             await self._wait_for_room(part)
                         handled += 1
                         if isinstance(part, peer_wire.Get):
-                            handled += sum([one.count for one in part.requests]) - 1
+                            handled += sum([one.chunks for one in part.requests]) - 1
                         self._is_corked = True
                         self._handle(part)
                 finally:

@@ -553,7 +553,15 @@ def test_bad_stream_is_refused_with_the_name_of_the_peer(name):
 
 
 def raw_get(chunks=1, **changes) -> bytes:
-    fields = {"length": 1, "offset": 0, "timeout": 1, "mode": 0, "priority": 3, "number": 0, "size": 0}
+    fields = {
+        "length": 1,
+        "offset": 0,
+        "timeout": 1,
+        "mode": 0,
+        "priority": 3,
+        "number": 0,
+        "size": 0,
+    }
     fields |= changes
     head = bytes(16) + fields["timeout"].to_bytes(4, "big")
     body = head + bytes([fields["mode"], fields["priority"]])

@@ -112,3 +112,37 @@ def test_everything_leaves_once(steps):
             left += [r.request_id for r in turn] if isinstance(turn, list) else turn.prefixes
     left += itertools.chain.from_iterable(taken(outgoing))
     assert sorted(left) == [number for number in put if number not in dropped]
+
+
+def run(number, count, priority=LATER):
+    one = request(number, priority)
+    return one._replace(length=65536 * count, chunk_bytes=65536)
+
+
+def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([run(1, 3)])
+    assert not outgoing.drop(1) and not outgoing.drop(3)
+    assert 1 not in outgoing and 2 in outgoing
+    [[left]] = [outgoing.take()]
+    assert left == run(1, 3) and 2 not in outgoing and not outgoing
+
+
+def test_run_of_which_no_chunk_is_wanted_does_not_leave():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([run(1, 3), run(4, 2, SOON)])
+    assert [outgoing.drop(number) for number in (1, 2, 3, 3, 9)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert taken(outgoing) == [[4]]
+
+
+def test_turn_has_as_many_chunks_as_a_message_may_name():
+    outgoing = send_queue.SendQueue()
+    outgoing.ask([run(1 + 40 * n, 40) for n in range(3)])
+    outgoing.hurry(50)
+    assert taken(outgoing) == [[41], [1], [81]]

@@ -110,7 +110,7 @@ def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
 
 # What must be looked up
 
-UNKNOWN = ids.ImageId("00000000-0000-4000-8000-000000000000")
+UNKNOWN = one_machine.UNKNOWN
 
 
 def look_up(machine, *numbers):

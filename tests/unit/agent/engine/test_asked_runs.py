@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers ask for runs with one proof: each chunk has its own fate all the same."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
+from acstor_agent.engine.serve import peer_requests
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+from tests.fakes.one_machine import data_of
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+H2 = ids.HostId("h2")
+FIRST, COUNT = 4, 8
+NUMBERS = range(FIRST, FIRST + COUNT)
+UNKNOWN = one_machine.UNKNOWN
+
+
+@pytest.fixture
+def machine():
+    made = one_machine.Machine()
+    made.cache.update(chunk(number).cid for number in NUMBERS)
+    return made
+
+
+def run(machine, cids=None, **changes):
+    """Return a request for chunks; each has the number of its place."""
+    cids = cids or [chunk(number).cid for number in NUMBERS]
+    proof = peer_request.proof_of(b"".join(cids), H2, machine.here)
+    size = one_machine.CHUNK
+    one = machine.request(FIRST, "h2", request_id=FIRST)
+    return one._replace(length=COUNT * size, chunk_bytes=size, proof=proof, **changes)
+
+
+def given(machine):
+    return [answer.number for answer in machine.answers() if isinstance(answer, actions.Given)]
+
+
+def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
+    machine.ask_me("h2", run(machine))
+    assert given(machine) == [*NUMBERS]
+    assert {answer.want.cid for answer in machine.answers()} == machine.cache
+    assert not len(machine.core.requests) and machine.core.requests.given == COUNT
+    assert machine.core.requests.uploads.used == COUNT
+    machine.delivered(["h2"])
+    assert not machine.core.requests.uploads.used
+
+
+def test_what_is_not_here_of_a_run_is_read_and_the_rest_is_given(machine):
+    machine.cache.remove(chunk(6).cid)
+    machine.ask_me("h2", run(machine))
+    assert given(machine) == [4, 5, 7, 8, 9, 10, 11]
+    (read,) = machine.got(actions.ReadSource)
+    assert [want.cid for want in read.wants] == [chunk(6).cid]
+    machine.source_gave(read.number, [(0, data_of(6))])
+    assert given(machine) == [6]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"proof": bytes(16)},
+        {"offset": (FIRST + 1) * one_machine.CHUNK},
+        {"offset": FIRST * one_machine.CHUNK + 1},
+        {"chunk_bytes": one_machine.CHUNK // 2},
+        {"length": COUNT * one_machine.CHUNK - 1},
+        {"length": (COUNT - 1) * one_machine.CHUNK},
+    ],
+)
+def test_who_does_not_prove_all_of_a_run_gets_nothing_of_it(machine, change):
+    request = run(machine)._replace(**change)
+    machine.ask_me("h2", request)
+    assert {answer.number for answer in machine.answers()} == set(request.numbers)
+    assert {answer.failure for answer in machine.answers()} == {Failure.MISSING}
+    assert machine.rights.refused == request.chunks and not len(machine.core.requests)
+
+
+def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
+    cids = [chunk(number).cid for number in NUMBERS]
+    machine.ask_me("h2", run(machine, [*cids[:3], chunk(99).cid, *cids[4:]]))
+    assert not given(machine) and len(machine.answers()) == COUNT
+
+
+def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
+    machine.core.rights._named_run = lambda request: [chunk(FIRST).content] * COUNT
+    machine.ask_me("h2", run(machine, [chunk(FIRST).cid] * COUNT))
+    assert given(machine) == [*NUMBERS]
+
+
+def test_run_of_an_image_that_is_not_known_is_looked_up_once(machine):
+    request = run(machine, image_id=UNKNOWN)
+    machine.ask_me("h2", request)
+    (wanted,) = machine.got(actions.LookUp)
+    assert wanted.requests == [request] and len(machine.core.requests) == COUNT
+    machine.peer_cancelled("h2", [FIRST, FIRST + 3])
+    contents = [chunk(number).content for number in NUMBERS]
+    machine.looked_up("h2", [(request, contents)])
+    assert given(machine) == [5, 6, 8, 9, 10, 11] and not len(machine.core.requests)
+    machine.looked_up("h2", [(request, contents)])
+    assert not machine.last
+
+
+@pytest.mark.parametrize("contents", [(), [chunk(FIRST).content]])
+def test_run_that_an_image_does_not_name_is_refused_chunk_by_chunk(machine, contents):
+    request = run(machine, image_id=UNKNOWN)
+    machine.ask_me("h2", request)
+    machine.looked_up("h2", [(request, contents)])
+    assert [answer.failure for answer in machine.answers()] == [Failure.MISSING] * COUNT
+    assert not len(machine.core.requests)
+
+
+def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
+    machine.ask_me("h2", run(machine))
+    machine.cache.remove(chunk(7).cid)
+    machine.could_not_read("h2", 7)
+    (read,) = machine.got(actions.ReadSource)
+    machine.source_gave(read.number, [(0, data_of(7))])
+    assert given(machine) == [7] and not len(machine.core.requests)
+
+
+def test_run_for_which_there_are_too_few_places_waits_chunk_by_chunk(machine):
+    uploads = machine.core.requests.uploads
+    uploads.used = uploads.places.count - COUNT + 1
+    machine.ask_me("h2", run(machine))
+    assert given(machine) == [*NUMBERS][: COUNT - 1] and len(uploads) == 1
+    machine.peer_cancelled("h2", [NUMBERS[-1]])
+    assert not len(uploads)
+
+
+def test_peer_that_has_asked_for_too_much_gets_no_chunk_of_a_run(machine):
+    link = machine.core.requests._link("h2", H2)
+    link.receiver.requests = peer_requests.REQUESTS_OF_A_PEER - COUNT + 1
+    machine.ask_me("h2", run(machine))
+    assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * COUNT
+
+
+def test_number_of_a_run_that_waits_already_ends_the_connection(machine):
+    machine.cache.clear()
+    machine.ask_me("h2", machine.request(20, "h2", request_id=FIRST + 2))
+    machine.ask_me("h2", run(machine))
+    assert machine.got(actions.Drop)
+
+
+def test_cut_of_a_run_is_what_the_request_says(machine):
+    request = run(machine, [chunk(number).cid for number in NUMBERS])
+    assert [*request.places()] == [(n * one_machine.CHUNK, one_machine.CHUNK) for n in NUMBERS]
+    short = request._replace(length=request.length - 5)
+    assert [length for _, length in short.places()][-1] == one_machine.CHUNK - 5
+    assert short.chunks == COUNT and [*short.numbers] == [*NUMBERS]
