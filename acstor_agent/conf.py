@@ -216,13 +216,11 @@ OPTS = [
     cfg.StrOpt(
         "peer_security",
         choices=[
-            ("secure", "mutual TLS 1.3"),
-            ("authenticated", "who speaks is proven and every frame is, bytes are not encrypted"),
+            ("secure", "mutual TLS 1.3, then frames encrypted with AES-256-GCM"),
             ("insecure", "clear text, and everybody is who he says he is"),
         ],
         help="How this host talks to other agents; all hosts of a cloud must have the same. The "
         "default is secure, and insecure where peer_listen is an address of the loopback. "
-        "authenticated is for a storage network that is isolated: who can read it reads images. "
         "Other than with insecure the agent does not start without a certificate.",
     ),
     cfg.StrOpt(

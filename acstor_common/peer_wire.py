@@ -10,22 +10,20 @@ into :meth:`Receiver.get_buffers` and tells how much came by
 :meth:`Receiver.received`.  A frame may carry many chunks; their bytes land in one
 buffer, one behind the other, so they are never joined or copied: what a reader asked
 for in one piece lies there in one piece, if it was answered in its order.  Each chunk
-is given out as soon as it is whole.  Where a connection is authenticated but not encrypted a
-code (``peer_seal``) follows each frame, and nothing of a frame is used before its
-code was found right.  The messages and their bodies are in ``peer_messages``;
-every byte is described in doc/source/format/peer_wire.rst.
+is given out as soon as it is whole.  Where frames are encrypted (``peer_encryption``)
+nothing of one is used before its tag was found right.  The messages and their bodies are in
+``peer_messages``; every byte is described in doc/source/format/peer_wire.rst.
 """
 
-import hmac
 import struct
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_common import errors
+from acstor_common import peer_encryption
 from acstor_common import peer_messages
 from acstor_common import peer_request
-from acstor_common import peer_seal
 from acstor_common.peer_messages import Advertise as Advertise
 from acstor_common.peer_messages import Cancel as Cancel
 from acstor_common.peer_messages import Chunk as Chunk
@@ -54,8 +52,8 @@ MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
 PROOF_BYTES = peer_request.PROOF_BYTES
 RUN_BYTES = 1024 * 1024
 """Of chunks in one frame, unless it is one alone: what FUSE asks for at a time."""
-SEALED_RUN_BYTES = 256 * 1024
-"""The same where a code follows the frame: none of its chunks is of use before that."""
+ENCRYPTED_RUN_BYTES = 256 * 1024
+"""The same on slow links where frames are encrypted: no chunk is of use before the last byte."""
 SMALL_BYTES = 8192
 """Size of the buffer for headers and small messages; all but the chunks' bytes fit."""
 
@@ -84,6 +82,7 @@ _MIN_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + 1
 _MAX_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
+_MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
 
 _TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
 
@@ -96,20 +95,20 @@ Expects = Callable[[Sequence[tuple[int, int]]], bool]
 """
 
 
-def encode(message: Message, seal: peer_seal.Seal | None = None) -> list[Buffer]:
-    """Return the frame of ``message`` as buffers to send one after the other, data not copied.
+def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
+    """Return the frame of ``message`` as buffers to send one after the other.
 
-    :param seal: of this direction, where frames carry codes; frames are to be sent in the order in
-        which they were encoded
+    Data is not copied, unless it is encrypted.
+
+    :param encryption: of this direction, where frames are encrypted; they are to be sent in the
+        order in which they were encoded
     :raises errors.LocalProtocolError: a field is out of range
     """
     try:
         buffers = _encode(message)
     except (struct.error, ValueError) as error:
         raise errors.LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from error
-    if seal is not None:
-        buffers.append(seal.next(*buffers))
-    return buffers
+    return buffers if encryption is None else [encryption.encrypt(buffers)]
 
 
 def _encode(message: Message) -> list[Buffer]:
@@ -120,20 +119,23 @@ def _encode(message: Message) -> list[Buffer]:
     return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
 
 
-def encode_chunks(chunks: Sequence[Chunk], seal: peer_seal.Seal | None = None) -> list[Buffer]:
+def encode_chunks(
+    chunks: Sequence[Chunk],
+    encryption: peer_encryption.Encryption | None = None,
+    run_bytes: int = RUN_BYTES,
+) -> list[Buffer]:
     """Return frames with ``chunks``, as few as may be; see :func:`encode`.
 
+    :param run_bytes: of chunks in one frame, unless it is one alone; RUN_BYTES at most
     :raises errors.LocalProtocolError: one is out of range
     """
     buffers: list[Buffer] = []
-    for run in _runs(chunks, SEALED_RUN_BYTES if seal else RUN_BYTES):
+    for run in _runs(chunks, run_bytes):
         try:
             frame = _encode_chunks(run)
         except (struct.error, ValueError) as error:
             raise errors.LocalProtocolError(f"cannot send Chunk: {error}") from error
-        buffers += frame
-        if seal is not None:
-            buffers.append(seal.next(*frame))
+        buffers += frame if encryption is None else [encryption.encrypt(frame)]
     return buffers
 
 
@@ -170,19 +172,14 @@ class Receiver:
 
     :param peer: the other side as far as it is known, for errors
     :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
-    :param seal: of the other side's direction, where frames carry codes
     :ivar expects: is asked of a frame's chunks before there is memory for them; where some are
         not wanted each lies for itself, else one would hold the memory of all
     """
 
-    def __init__(
-        self, peer: str, accepts: frozenset[Type], seal: peer_seal.Seal | None = None
-    ) -> None:
+    def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
         self.peer = peer
         self.expects: Expects = lambda chunks: True
         self._accepts = accepts
-        self._seal = seal
-        self._mac_bytes = peer_seal.MAC_BYTES if seal else 0
         self._is_greeted = False
         self._klass = Klass.DEMAND  # until Hello says otherwise
         self._small = bytearray(SMALL_BYTES)
@@ -195,22 +192,22 @@ class Receiver:
         self._chunks: list[tuple[int, int]] = []  # of them: the request, where its bytes end
         self._given = 0  # of them
         self._is_shared = True  # they are given out where they lie, as neighbours
-        self._head = b""  # of the frame: all before the data
+
+    least_bytes = HEADER_BYTES
+    """Nothing can be said of what comes before so many bytes are here."""
 
     @property
     def wanted_bytes(self) -> int:
         """Bytes missing until something that is on its way is whole: a message, a header."""
         have = self._end - self._start
-        if self._data is not None and self._seal is None:
-            return self._chunks[self._given][1] - self._filled
         if self._data is not None:
-            return len(self._data) - self._filled + self._mac_bytes - have
+            return self._chunks[self._given][1] - self._filled
         if have < HEADER_BYTES:
             return HEADER_BYTES - have
         _, _, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
         if type_ == Type.CHUNK:
             return self._chunk_head_bytes(have) - have
-        return HEADER_BYTES + int(body_bytes) + self._mac_bytes - have
+        return HEADER_BYTES + int(body_bytes) - have
 
     @property
     def is_between_frames(self) -> bool:
@@ -251,7 +248,8 @@ class Receiver:
             self._filled += taken
             count -= taken
         self._end += count
-        while (self._data or self._end - self._start >= HEADER_BYTES) and self._step(messages):
+        least = self.least_bytes
+        while (self._data or self._end - self._start >= least) and self._step(messages):
             pass
         return messages
 
@@ -263,17 +261,23 @@ class Receiver:
         if self._data is not None:
             return self._give_chunks(self._data, messages)
         have = self._end - self._start
-        magic, major_version, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
+        type_, body_bytes = self._check_header(self._small, self._start)
+        if type_ == Type.CHUNK:
+            return self._begin_chunks(have, body_bytes)
+        return self._take_small(type_, have, body_bytes, messages)
+
+    def _check_header(self, buffer: Buffer, start: int) -> tuple[Type, int]:
+        """Return which message a frame begins, and the length of its body."""
+        magic, major_version, type_, body_bytes = _HEADER.unpack_from(buffer, start)
         if magic != MAGIC:
             raise self._error(_why_no_frame(magic))
         if major_version != MAJOR_VERSION:
             why = f"it speaks version {major_version} of the peer protocol, this host"
             raise errors.OtherVersion(self.peer, f"{why} {MAJOR_VERSION}")
-        if type_ == Type.CHUNK:
-            return self._begin_chunks(have, body_bytes)
         if type_ not in _KNOWN:
             raise self._error(f"message type {type_} is unknown")
-        return self._take_small(Type(type_), have, body_bytes, messages)
+        self._check_turn(Type(type_))
+        return Type(type_), body_bytes
 
     def _chunk_head_bytes(self, have: int) -> int:
         """Return how many bytes of a frame with chunks come before theirs, or its count."""
@@ -286,22 +290,18 @@ class Receiver:
         return counted + count * _CHUNK.size
 
     def _begin_chunks(self, have: int, body_bytes: int) -> bool:
-        self._check_turn(Type.CHUNK)
         if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
             raise self._error(f"a Chunk with a body of {body_bytes} bytes")
         if have < HEADER_BYTES + _COUNT_BYTES:
             return False
         head_bytes = self._chunk_head_bytes(have)
         total_bytes = HEADER_BYTES + body_bytes - head_bytes
-        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _CHUNK.size
-        run_bytes = SEALED_RUN_BYTES if self._seal else RUN_BYTES
-        if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else run_bytes):
-            raise self._error(f"a Chunk with {total_bytes} bytes of data")
+        self._check_total(head_bytes, total_bytes)
         if have < head_bytes:
             return False
         begin = self._start + head_bytes
-        self._head = bytes(self._small_view[self._start : begin])
-        self._chunks = self._chunks_in(self._head, total_bytes)
+        head = bytes(self._small_view[self._start : begin])
+        self._chunks = self._chunks_in(head, total_bytes)
         self._data, self._given = bytearray(total_bytes), 0
         self._data_view = memoryview(self._data)
         self._filled = min(total_bytes, self._end - begin)
@@ -310,6 +310,12 @@ class Receiver:
         if self._start == self._end:
             self._start = self._end = 0  # the chunks took all there was
         return True
+
+    def _check_total(self, head_bytes: int, total_bytes: int) -> None:
+        """Look whether chunks that are called in so many bytes may have so many."""
+        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _CHUNK.size
+        if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
+            raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
     def _chunks_in(self, head: bytes, total_bytes: int) -> list[tuple[int, int]]:
         """Return which chunks a frame carries, and where in its data each ends."""
@@ -327,15 +333,8 @@ class Receiver:
         return found
 
     def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
-        """Give out what is whole of a frame with chunks; False if more must come first.
-
-        Where it has a code, nothing is given before that was found right.
-        """
+        """Give out what is whole of a frame with chunks; False if more must come first."""
         is_whole = self._filled == len(data)
-        if self._seal is not None:
-            if not is_whole or self._end - self._start < self._mac_bytes:
-                return False
-            self._check_mac(self._head, data)
         chunks = self._chunks
         if len(chunks) == 1 and is_whole:
             messages.append(Chunk(chunks[0][0], data))
@@ -352,26 +351,24 @@ class Receiver:
             self._data, self._data_view, self._chunks = None, self._small_view[:0], []
         return is_whole
 
-    def _check_mac(self, *frame: Buffer) -> None:
-        """Take the code that follows a frame, and compare it."""
-        if self._seal is None:
-            return
-        begin, self._start = self._start, self._start + self._mac_bytes
-        if not hmac.compare_digest(self._small_view[begin : self._start], self._seal.next(*frame)):
-            raise self._error("a frame was changed on its way: its MAC is wrong")
-
     def _take_small(self, type_: Type, have: int, body_bytes: int, messages: list[Message]) -> bool:
-        self._check_turn(type_)
-        kind = _SMALL[type_]
-        if not kind.min_bytes <= body_bytes <= kind.max_bytes:
-            raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
-        if have < HEADER_BYTES + body_bytes + self._mac_bytes:
+        self._check_small(type_, body_bytes)
+        if have < HEADER_BYTES + body_bytes:
             return False
         begin, self._start = self._start, self._start + HEADER_BYTES + body_bytes
         frame = bytes(self._small_view[begin : self._start])
-        self._check_mac(frame)
+        self._decode(type_, frame, messages)
+        return True
+
+    def _check_small(self, type_: Type, body_bytes: int) -> None:
+        kind = _SMALL[type_]
+        if not kind.min_bytes <= body_bytes <= kind.max_bytes:
+            raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
+
+    def _decode(self, type_: Type, frame: bytes, messages: list[Message]) -> None:
+        """Take a whole frame of a small message."""
         try:
-            message = kind.decode(frame[HEADER_BYTES:])
+            message = _SMALL[type_].decode(frame[HEADER_BYTES:])
         except ValueError as error:
             raise self._error(f"{type_.name}: {error}") from error
         if isinstance(message, peer_messages.Hello):
@@ -379,7 +376,6 @@ class Receiver:
         elif isinstance(message, peer_messages.Get):
             self._check_klass(message)
         messages.append(message)
-        return True
 
     def _check_turn(self, type_: Type) -> None:
         """Refuse a message that this side may not send, or not now."""
@@ -397,6 +393,92 @@ class Receiver:
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)
+
+
+class EncryptedReceiver(Receiver):
+    """Makes messages of encrypted frames, each of which is a record (``peer_encryption``).
+
+    Of a record nothing but its length is used before its code was found right.  The bytes of chunks
+    stay where they were decrypted.
+    """
+
+    least_bytes = peer_encryption.LENGTH_BYTES
+
+    def __init__(
+        self, peer: str, accepts: frozenset[Type], encryption: peer_encryption.Encryption
+    ) -> None:
+        super().__init__(peer, accepts)
+        self._encryption = encryption
+        self._most_bytes = HEADER_BYTES + _MAX_SMALL_BYTES
+        if Type.CHUNK in accepts:
+            self._most_bytes = HEADER_BYTES + _MAX_CHUNKS_BYTES
+
+    @property
+    def wanted_bytes(self) -> int:
+        """See :attr:`Receiver.wanted_bytes`."""
+        have = self._end - self._start
+        if self._data is not None:
+            return len(self._data) - self._filled
+        return (self._record_bytes() if have >= self.least_bytes else self.least_bytes) - have
+
+    def _record_bytes(self) -> int:
+        """Return the length of the record that begins in the small buffer."""
+        begin = self._start
+        length = int.from_bytes(self._small_view[begin : begin + self.least_bytes], "big")
+        if not HEADER_BYTES <= length <= self._most_bytes:
+            raise self._error(f"an encrypted frame of {length} bytes")
+        return self.least_bytes + length + peer_encryption.MAC_BYTES
+
+    def _step(self, messages: list[Message]) -> bool:
+        """Take a record that is whole; False if more of it must come first."""
+        if self._data is None:
+            record_bytes, have = self._record_bytes(), self._end - self._start
+            if have < record_bytes <= SMALL_BYTES:
+                return False
+            self._data = bytearray(record_bytes)
+            self._data_view = memoryview(self._data)
+            self._filled = min(record_bytes, have)
+            begin, self._start = self._start, self._start + self._filled
+            self._data_view[: self._filled] = self._small_view[begin : self._start]
+            if self._start == self._end:
+                self._start = self._end = 0
+        if self._filled < len(self._data):
+            return False
+        record, self._data, self._data_view = self._data_view, None, self._small_view[:0]
+        try:
+            frame = self._encryption.decrypt(record)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        self._take_frame(frame, messages)
+        return True
+
+    def _take_frame(self, frame: memoryview, messages: list[Message]) -> None:
+        type_, body_bytes = self._check_header(frame, 0)
+        if body_bytes != len(frame) - HEADER_BYTES:
+            raise self._error(f"a frame of {len(frame)} bytes with a body of {body_bytes}")
+        if type_ != Type.CHUNK:
+            self._check_small(type_, body_bytes)
+            self._decode(type_, bytes(frame), messages)
+            return
+        if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
+            raise self._error(f"a Chunk with a body of {body_bytes} bytes")
+        begin = HEADER_BYTES + _COUNT_BYTES + frame[HEADER_BYTES] * _CHUNK.size
+        self._check_total(begin, len(frame) - begin)
+        data = frame[begin:]
+        start = 0
+        for request_id, end in self._chunks_in(bytes(frame[:begin]), len(data)):
+            part = data[start:end]
+            messages.append(Chunk(request_id, part if self._is_shared else bytes(part)))
+            start = end
+
+
+def receiver(
+    peer: str, accepts: frozenset[Type], encryption: peer_encryption.Encryption | None
+) -> Receiver:
+    """Return what receives frames, which are encrypted or in clear text."""
+    if encryption is None:
+        return Receiver(peer, accepts)
+    return EncryptedReceiver(peer, accepts, encryption)
 
 
 def _why_no_frame(magic: int) -> str:

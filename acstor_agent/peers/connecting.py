@@ -8,9 +8,8 @@ import socket
 
 import trio
 
-from acstor_agent import tls_session
+from acstor_agent.peers import handshake
 from acstor_agent.peers import peer_link
-from acstor_agent.peers import security
 from acstor_common import credentials as credentials_
 
 
@@ -30,23 +29,15 @@ async def _start(
     if credentials is None:
         return peer_link.Link(sock)
     try:
-        context = credentials.context(is_server=is_server)
+        shaking = handshake.Handshake(sock, credentials, is_server=is_server)
     except OSError:
         sock.close()
         raise
-    link = peer_link.TlsLink(
-        sock,
-        tls_session.TlsSession(context, is_server=is_server),
-        tls_session.RECORD_BYTES if is_server else peer_link.TLS_BYTES_PER_CALL,
-    )
     try:
-        await link.handshake(credentials)
-        if credentials.protocol == security.Security.AUTHENTICATED:
-            return await link.laid_open(is_server=is_server)
+        return await shaking.run()
     except BaseException:
-        link.close()
+        shaking.close()
         raise
-    return link
 
 
 async def connect(

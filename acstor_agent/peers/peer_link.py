@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to another agent: bytes in and out, in clear text or by TLS.
+"""One connection to another agent: bytes in and out.
 
-With ``peer_security = authenticated`` both: TLS for the handshake and for a secret
-from each side, then clear text whose frames carry codes made with these secrets.
+Where hosts prove who they are (:mod:`acstor_agent.peers.handshake`) frames are encrypted.
 
 Once connected, sockets between agents are touched here and nowhere else.  What
 the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say what
@@ -14,9 +13,7 @@ which is a third of the cost of a chunk.
 """
 
 import array
-import contextlib
 import fcntl
-import secrets
 import socket
 import ssl
 import termios
@@ -26,14 +23,11 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import pacing
 from acstor_common import certificates
-from acstor_common import credentials as credentials_
-from acstor_common import errors
 from acstor_common import geometry
-from acstor_common import peer_seal
+from acstor_common import peer_encryption
 from acstor_common import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
@@ -48,11 +42,11 @@ NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
-TLS_BYTES_PER_CALL = 272 * geometry.KIB
-"""What is received at a time, of TLS from the side that gives chunks: four with their headers.
-What comes together is handled together: with one chunk at a time a GB costs a quarter more."""
-TLS_BYTES_AHEAD = 256 * geometry.KIB
-"""What is encrypted at a time: it is in memory twice until the kernel has taken it."""
+
+FRAME_S = 0.004
+"""So much time frames take that are used whole or not, where they need not be longer."""
+PACE_SHARE = 0.25
+"""What the newest wait counts in the pace of a connection."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
@@ -82,36 +76,33 @@ def reason(error: Exception) -> str:
     return str(error) or str(error.__cause__ or "") or type(error).__name__
 
 
-class ProofGiven(Exception):
-    """The other side wanted to see this host's certificate, and nothing else."""
-
-
 class Link:
-    """A TCP connection in clear text.
+    """A TCP connection.
 
     ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
     is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
-    make the codes of frames, where they carry codes.  ``turn`` is awaited before anything is
+    encrypt and decrypt frames, where they are encrypted.  ``turn`` is awaited before anything is
     received.  ``is_brief``: little is decoded at a time.  ``upload`` and ``download`` limit the
     rates of sending and receiving; ``is_held``: the connection waits for one of them.
     """
 
     certificate: certificates.HostCertificate | None = None
     believed_by = 0
-    sending: peer_seal.Seal | None = None
-    receiving: peer_seal.Seal | None = None
+    sending: peer_encryption.Encryption | None = None
+    receiving: peer_encryption.Encryption | None = None
     turn: Callable[[], Awaitable[None]] | None = None
     is_brief = False
     _holds = 0  # directions that wait for their rate limits
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
         self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()
         self._sock = sock
         self._low_water_bytes = 1
         self._is_empty = False  # the last call has received all there was
         self._not_sent_bytes = NOT_SENT_BYTES
+        self._pace_bytes_s = 0.0
         self._calls = 0
-        self._early = b""  # came with the handshake
+        self._early = early  # came with the handshake
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None when the other side has closed.
@@ -121,11 +112,11 @@ class Link:
         messages: list[peer_wire.Message] | None
         if self._early:
             early, self._early = self._early, b""
-            if messages := self._feed(receiver, early):
+            if messages := receiver.feed(early):
                 return messages
         while True:
             if self._is_empty:
-                self._set_low_water(self._expected_bytes(receiver))
+                self._set_low_water(receiver.wanted_bytes)
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
             await self._wait_for(self.download)
@@ -177,14 +168,6 @@ class Link:
         is_short = self.is_brief and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
-    def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
-        """Return the messages that are completed by what was received before."""
-        return receiver.feed(data)
-
-    def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
-        """Return how many bytes must still come over TCP at least before there is a message."""
-        return receiver.wanted_bytes
-
     def _set_low_water(self, expected_bytes: int) -> None:
         is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a call of the kernel
         low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
@@ -220,12 +203,22 @@ class Link:
                 return count
             await self._wait_for(self.upload)  # others may have sent meanwhile
 
+    @property
+    def run_bytes(self) -> int:
+        """How many bytes of chunks a frame may carry, as the other side uses it whole or not."""
+        if self.sending is None:
+            return peer_wire.RUN_BYTES
+        most = min(peer_wire.RUN_BYTES, int(FRAME_S * self._pace_bytes_s))
+        return max(peer_wire.ENCRYPTED_RUN_BYTES, most)
+
     def _note_pace(self, count: int, took_s: float) -> None:
         """Let the kernel keep more unsent where that leaves quickly, the least where it does not.
 
         A wait that was short by chance makes it twice as much, and the next one makes it the least.
         """
-        leaves_bytes = count * NOT_SENT_S / max(took_s, 1e-6)
+        pace_bytes_s = count / max(took_s, 1e-6)
+        self._pace_bytes_s += PACE_SHARE * (pace_bytes_s - self._pace_bytes_s)
+        leaves_bytes = pace_bytes_s * NOT_SENT_S
         kept_bytes = self._not_sent_bytes
         if leaves_bytes >= 2 * kept_bytes:
             kept_bytes = min(2 * kept_bytes, MOST_NOT_SENT_BYTES)
@@ -259,155 +252,3 @@ class Link:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
-
-
-class TlsLink(Link):
-    """A TCP connection with TLS 1.3 on it.
-
-    :param session: not begun yet
-    :param call_bytes: what is received at a time, at most
-    """
-
-    def __init__(
-        self, sock: socket.socket, session: tls_session.TlsSession, call_bytes: int
-    ) -> None:
-        super().__init__(sock)
-        self._session = session
-        self._call_bytes = call_bytes
-        self._records: list[peer_wire.Buffer] = []  # encrypted, and not with the kernel yet
-        self._ahead_bytes = 0  # of the plain text in them, what was not said to be sent
-        self._is_behind = False  # more of what was received can be decrypted
-
-    async def handshake(self, credentials: credentials_.Credentials) -> None:
-        """Do the handshake and learn who the other side is.
-
-        :raises errors.NotAuthentic: it is nobody whose certificate may be taken
-        """
-        try:
-            while not self._session.handshake():
-                await self._send_all(self._session.take())
-                await self._receive_some()
-        except ssl.SSLError as error:
-            if self._session.protocol == credentials_.PROOF_PROTOCOL:
-                raise ProofGiven from error
-            self._say_why()
-            raise
-        await self._send_all(self._session.take())
-        if self._session.protocol != credentials.protocol:
-            why = f"peer_security differs: this host's is {credentials.protocol}"
-            raise errors.NotAuthentic("the other side's TLS", why)
-        self.believed_by = credentials.generation  # first: other files may come meanwhile
-        self.certificate = credentials.check(self._session.certificate)
-        self._early = self._session.unread()
-
-    def _say_why(self) -> None:
-        """Tell the other side what was wrong with its TLS, if that can be done at once."""
-        with contextlib.suppress(OSError):
-            self._sock.send(self._session.take())
-
-    async def _send_all(self, data: bytes) -> None:
-        rest: list[peer_wire.Buffer] = [data] if data else []
-        while rest:
-            await self.writable()
-            rest = buffers_.rest_of(rest, super().send_nowait(rest))
-
-    async def _receive_some(self) -> None:
-        """Receive at least a byte, or that no more comes."""
-        await trio.lowlevel.checkpoint()  # all of it may be what TLS ignores
-        while True:
-            try:
-                data = self._sock.recv(tls_session.RECORD_BYTES)
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._sock)
-                continue
-            if data:
-                self._session.put(data)
-            else:
-                self._session.end()
-            return
-
-    async def laid_open(self, *, is_server: bool) -> Link:
-        """Go on in clear text, with codes whose keys both sides exchange in secret first."""
-        ours = secrets.token_bytes(peer_seal.SECRET_BYTES)
-        await self._send_all(self._session.encrypt(ours))
-        self._session.put(self._early)
-        theirs, filled = bytearray(len(ours)), 0
-        while filled < len(theirs):
-            count = self._session.read_into(memoryview(theirs)[filled:])
-            filled += count
-            if self._session.is_over:
-                raise OSError("closed during the handshake")
-            if not count:
-                await self._receive_some()
-        if self._session.readable_bytes:
-            raise OSError("more came by TLS than the handshake")
-        keys = (bytes(theirs), ours) if is_server else (ours, bytes(theirs))
-        client, server = peer_seal.keys(*keys)
-        link = Link(socket.socket(fileno=self._sock.detach()))
-        link.certificate, link.believed_by = self.certificate, self.believed_by
-        link.sending = peer_seal.Seal(server if is_server else client)
-        link.receiving = peer_seal.Seal(client if is_server else server)
-        link._early = self._session.unread()  # frames that came with the secret
-        return link
-
-    def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """See :meth:`Link._receive_nowait`."""
-        if self._session.has_more:
-            messages = self._feed(receiver, b"")
-            if messages or self._is_behind:
-                return messages
-        if self._session.is_over:
-            return None
-        call_bytes = min(self._call_bytes, self.download.step_bytes or self._call_bytes)
-        data = self._sock.recv(call_bytes)
-        self.download.take(len(data))
-        found = self._feed(receiver, data) if data else None
-        is_last = len(data) < call_bytes and not self._session.is_over
-        self._is_empty = is_last and not self._session.has_more
-        return found
-
-    def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
-        """See :meth:`Link._feed`."""
-        self._session.put(data)
-        messages: list[peer_wire.Message] = []
-        records = self._session.records
-        self._is_behind = False
-        try:
-            while self._session.has_more and (
-                count := self._session.read_into(*self._spaces(receiver))
-            ):
-                messages += receiver.received(count)
-                if self.is_brief and messages:
-                    break
-                if self._session.records - records >= tls_session.RECORDS_IN_A_ROW:
-                    self._is_behind = self._session.has_more
-                    break
-        except ssl.SSLError:
-            self._say_why()
-            raise
-        return messages
-
-    def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
-        """See :meth:`Link._expected_bytes`; part of a record may be here, not yet readable."""
-        return max(1, receiver.wanted_bytes - self._session.unread_bytes)
-
-    def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_nowait`.
-
-        What is encrypted must be sent; it is said to be sent, all but its last byte, as its
-        records are, so that until then it is among what is to be sent next time.
-        """
-        said, total = 0, sum(map(len, buffers))
-        while self._records or said < total:
-            if not self._records:
-                part = buffers_.pieces_of(buffers_.rest_of(buffers, said), TLS_BYTES_AHEAD)
-                self._records = [self._session.encrypt(buffer) for buffer in part]
-                self._ahead_bytes = sum(map(len, part))
-            sent = super().send_nowait(self._records)
-            self._records = buffers_.rest_of(self._records, sent)
-            if self._records:
-                sent = min(sent, self._ahead_bytes - 1)
-                self._ahead_bytes -= sent
-                return said + sent
-            said += self._ahead_bytes
-        return said

@@ -20,6 +20,7 @@ import trio
 
 from acstor_agent import faults
 from acstor_agent.peers import connecting
+from acstor_agent.peers import handshake
 from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
@@ -268,7 +269,7 @@ class PeerNet:
                 line.ip, line.port, self._credentials, self._limits.silence_s
             )
             try:
-                receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
+                receiver = peer_wire.receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
                 early = await hello.greet(link, receiver, ours, line.host, self._may_speak)
                 link.join(self._traffic, line.klass)
@@ -314,7 +315,7 @@ class PeerNet:
                     return
                 try:
                     connection, early = await self._welcome(stream, peer)
-                except peer_link.ProofGiven:
+                except handshake.ProofGiven:
                     return
             self._answering.add(connection)
             peer = connection.peer
@@ -364,7 +365,7 @@ class PeerNet:
     ) -> tuple[answering.Answering, list[peer_wire.Message]]:
         link = await connecting.accept(stream, self._credentials, self._limits.silence_s)
         try:
-            receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
+            receiver = peer_wire.receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
             theirs, early = await hello.welcome(
                 link, receiver, self._host_id, self._ring_epoch(), self._may_speak
             )

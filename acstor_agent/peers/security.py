@@ -7,6 +7,5 @@ import enum
 class Security(enum.StrEnum):
     """Both sides must be set to the same; it is also what they agree on by ALPN."""
 
-    SECURE = "secure"  # mutual TLS 1.3
-    AUTHENTICATED = "authenticated"  # its handshake, then clear text with authentication codes
+    SECURE = "secure"  # mutual TLS 1.3, then encrypted frames
     INSECURE = "insecure"  # clear text, and everybody is whom he says he is

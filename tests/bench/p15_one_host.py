@@ -39,7 +39,7 @@ PEERS = (1, 4)
 ROUNDS = 3
 HOME_VNODES = 200
 """Of each giver, beside one of the host that reads, which must be on the table to be answered."""
-MODES = ("insecure", "authenticated", "secure")
+MODES = ("insecure", "secure")
 FLOOR = "plain Python"
 TARGET_GB_S = 0.7
 

@@ -11,7 +11,7 @@ P1d is the pattern where links are fast and the processor limits: four hosts, 1 
 
 ACSTOR_BENCH_HOSTS=1,2,4,8,16,32 adds a series over the number of hosts, with
 links that two cores can fill; then the picture is that series.
-ACSTOR_BENCH_SECURITY=insecure,authenticated adds acstor in these modes of
+ACSTOR_BENCH_SECURITY=insecure adds acstor in these modes of
 ``peer_security``; without it hosts have certificates, as they do off loopback.
 """
 

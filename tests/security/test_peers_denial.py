@@ -190,12 +190,11 @@ class FlippingProxy:
         self._listener.close()
 
 
-@pytest.mark.parametrize("security", ["authenticated", "secure"])
 def test_bit_that_was_changed_on_its_way_costs_a_connection_and_no_wrong_byte(
-    tmp_path, images, image_id, security
+    tmp_path, images, image_id
 ):
     with hosts.cloud(
-        tmp_path, images, ("h1", "h2"), security=security, variants="no-read-ahead", life_s=60
+        tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=60
     ) as cloud:
         proxy = FlippingProxy(cloud.ports["h1"])
         hosts.write_ring(cloud.ring_file, {**cloud.ports, "h1": proxy.port}, epoch=2)
@@ -208,5 +207,4 @@ def test_bit_that_was_changed_on_its_way_costs_a_connection_and_no_wrong_byte(
         assert proxy.flipped
         status = cloud["h2"].status()
         assert status["images"][image_id]["failed_reads"] == 0
-        if security == "authenticated":
-            assert "its MAC is wrong" in cloud["h2"].log()
+        assert "its MAC is wrong" in cloud["h2"].log()

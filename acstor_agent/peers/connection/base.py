@@ -207,7 +207,7 @@ class Connection(abc.ABC):
             return
         if self._run:
             run, self._run = self._run, []
-            buffers = peer_wire.encode_chunks(run, self.link.sending)
+            buffers = peer_wire.encode_chunks(run, self.link.sending, self.link.run_bytes)
             self._outbox.extend(buffers)
             self.outbox_bytes += sum(map(len, buffers)) - sum([len(data) for _, data in run])
         if not self._outbox:

@@ -66,7 +66,7 @@ async def test_no_cap_never_waits():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mode", [None, security.SECURE, security.AUTHENTICATED])
+@pytest.mark.parametrize("mode", [None, security.SECURE])
 async def test_connections_of_all_classes_share_one_cap(tmp_path, way, mode):
     tls = {
         host: security.Identity(tmp_path, host).read(mode) if mode else None

@@ -13,14 +13,12 @@ from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_link
 from acstor_common import ids
-from acstor_common import peer_seal
+from acstor_common import peer_encryption
 from acstor_common import peer_wire
-from tests.fakes import turns
 from tests.unit.agent import test_peer_security as security
 
 SILENCE_S = 5.0
 CLIENT, SERVER = security.CLIENT, security.SERVER
-DATA = security.DATA
 
 
 @pytest.fixture
@@ -51,98 +49,14 @@ async def linked(tls):
         link.close()
 
 
-def messages(count):
-    """Return chunks and what is short beside them, in turns, as frames."""
-    for number in range(count):
-        yield peer_wire.Chunk(number, DATA[number : number + 50_000 + number])
-        yield peer_wire.Ping(number)
-
-
-async def test_little_is_encrypted_before_the_kernel_takes_it_and_all_of_it_arrives(credentials):
-    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
-    expected = [hello, *messages(100)]
-    to_send = [buffer for message in expected for buffer in peer_wire.encode(message)]
-    heard = []
-    async with linked(credentials(security.SECURE)) as (client, server):
-        while sent := server.send_nowait(to_send[:16]):
-            to_send = buffers_.rest_of(to_send, sent)
-        most_bytes = peer_link.TLS_BYTES_AHEAD + 2 * tls_session.WRITE_BYTES
-        assert 0 < sum(map(len, server._records)) <= most_bytes
-        assert sum(map(len, to_send)) > most_bytes  # the rest is in clear text, to be seen
-        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
-        with trio.fail_after(SILENCE_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(send_all, server, to_send)
-                while len(heard) < len(expected):
-                    heard += await client.receive(receiver)
-    assert heard == expected
-
-
 async def send_all(link, buffers):
     while buffers:
         buffers = buffers_.rest_of(buffers, await link.send_some(buffers[:16]))
 
 
-def test_long_buffers_begin_records_and_short_ones_share_them():
-    long = memoryview(DATA)[:140_000]
-    pieces = buffers_.pieces_of([b"a", b"b", long, b"c", b"d"], 1 << 20)
-    assert [len(piece) for piece in pieces] == [2, 65536, 65536, 8928, 2]
-    assert b"".join(pieces) == b"ab" + bytes(long) + b"cd"
-    assert pieces[1].obj is long.obj  # not copied
-    assert sum(map(len, buffers_.pieces_of([long, long], 70_000))) == 131072
-
-
-async def test_end_that_tls_says_is_the_end_though_the_connection_stays_open(credentials):
-    async with linked(credentials(security.SECURE)) as (client, server):
-        with contextlib.suppress(OSError):  # it would wait for the other side's
-            server._session._tls.unwrap()
-        server._sock.send(server._session.take())
-        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
-        with trio.fail_after(SILENCE_S):
-            assert await client.receive(receiver) is None
-
-
-async def test_records_of_a_byte_let_others_have_their_turn(credentials):
-    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
-    said = [hello, *[peer_wire.Ping(1)] * 64]
-    frames = b"".join(peer_wire.encode(message)[0] for message in said)
-    async with linked(credentials(security.SECURE)) as (client, server):
-        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
-        server._sock.send(b"".join(server._session.encrypt(bytes([byte])) for byte in frames))
-        await trio.sleep(0.05)  # all of it is here
-        heard = []
-        with turns.counted() as counted:
-            while len(heard) < len(said):
-                heard += await client.receive(receiver)
-        assert heard == said
-        assert (
-            counted.turns >= len(frames) // tls_session.RECORDS_IN_A_ROW // peer_link.CALLS_PER_TURN
-        )
-
-
-async def test_chunk_in_records_of_a_byte_is_decrypted_in_steps_before_more_is_received(
-    credentials,
-):
-    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
-    chunk = peer_wire.Chunk(1, DATA[:2_000])
-    frames = b"".join(map(bytes, [*peer_wire.encode(hello), *peer_wire.encode(chunk)]))
-    async with linked(credentials(security.SECURE)) as (client, server):
-        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
-        client.is_brief, heard = False, []
-        server._sock.send(b"".join(server._session.encrypt(bytes([byte])) for byte in frames))
-        await trio.sleep(0.05)  # all of it is here
-        with turns.counted() as counted:
-            while len(heard) < 2:
-                heard += await client.receive(receiver)
-        assert heard == [hello, chunk]
-        assert (
-            counted.turns >= len(frames) // tls_session.RECORDS_IN_A_ROW // peer_link.CALLS_PER_TURN
-        )
-
-
 async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credentials):
     """Who has the other side's secret may speak at once."""
-    tls = credentials(security.AUTHENTICATED)
+    tls = credentials(security.SECURE)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     session = tls_session.TlsSession(tls[CLIENT].context(is_server=False), is_server=False)
     hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.Klass.DEMAND, 1)
@@ -150,7 +64,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
 
     async def answer():
         link = await connecting.accept(await listener.accept(), tls[SERVER], SILENCE_S)
-        receiver = peer_wire.Receiver("client", peer_wire.FROM_CLIENT, link.receiving)
+        receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         heard.extend(await link.receive(receiver))
         link.close()
 
@@ -162,12 +76,14 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
                 await stream.send_all(session.take())
                 session.put(await stream.receive_some())
             await stream.send_all(session.take())
-            theirs = memoryview(bytearray(peer_seal.SECRET_BYTES))
+            theirs = memoryview(bytearray(peer_encryption.SECRET_BYTES))
             while not session.read_into(theirs):
                 session.put(await stream.receive_some())
-            ours = bytes(peer_seal.SECRET_BYTES)
-            seal = peer_seal.Seal(peer_seal.keys(ours, bytes(theirs)).client)
-            frame = b"".join(peer_wire.encode(hello, seal))
+            ours = bytes(peer_encryption.SECRET_BYTES)
+            encryption = peer_encryption.Encryption(
+                peer_encryption.keys(ours, bytes(theirs)).client
+            )
+            frame = b"".join(peer_wire.encode(hello, encryption))
             await stream.send_all(session.encrypt(ours) + frame)
     assert heard == [hello]
 
@@ -212,7 +128,7 @@ async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials
     heard = []
 
     async def hear(link):
-        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER, link.receiving)
+        receiver = peer_wire.receiver("server", peer_wire.FROM_SERVER, link.receiving)
         while len(heard) < len(said):
             heard.extend(await link.receive(receiver))
 

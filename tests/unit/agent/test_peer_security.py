@@ -26,7 +26,7 @@ from tests.unit.agent import test_peer_net as nets
 
 CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
-SECURE, AUTHENTICATED, INSECURE = peer_net.Security
+SECURE, INSECURE = peer_net.Security
 DAY_S = 86400
 GRACE_S = certificates.GRACE_S
 OURS, THEIRS = (
@@ -78,12 +78,8 @@ def pair(identity):
     return make
 
 
-BOTH_MODES = pytest.mark.parametrize("security", [SECURE, AUTHENTICATED])
-
-
-@BOTH_MODES
-async def test_chunks_come_from_who_has_proven_who_he_is(pair, security):
-    tls = pair(security)
+async def test_chunks_come_from_who_has_proven_who_he_is(pair):
+    tls = pair()
     async with (
         serving(tls=tls[SERVER]) as (server, address),
         asking(address, tls=tls[CLIENT]) as client,
@@ -92,10 +88,10 @@ async def test_chunks_come_from_who_has_proven_who_he_is(pair, security):
             assert await client.fetch(0, length) == DATA[:length]
         [connection] = server._answering
         assert connection.host == connection.link.certificate.host == CLIENT
-        assert isinstance(connection.link, peer_link.TlsLink) == (security is SECURE)
+        assert connection.link.sending and connection.link.receiving
 
 
-@pytest.mark.parametrize("security", [SECURE, AUTHENTICATED, INSECURE])
+@pytest.mark.parametrize("security", [SECURE, INSECURE])
 async def test_many_large_chunks_under_way_arrive_whole(pair, security):
     """More than the sockets hold, so that much is sent in pieces, from the outbox."""
     tls = pair(security) if security is not INSECURE else {CLIENT: None, SERVER: None}
@@ -136,11 +132,10 @@ async def refused(serving_tls, asking_tls, *, client=CLIENT, **options):
 
 
 @pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: its certificate is not believed")
-@BOTH_MODES
-async def test_client_of_another_cloud_is_not_served(identity, security):
+async def test_client_of_another_cloud_is_not_served(identity):
     stranger = identity(CLIENT, THEIRS)
     stranger.write(THEIRS, OURS.certificate_pem + THEIRS.certificate_pem)
-    await refused(identity(SERVER).read(security), stranger.read(security))
+    await refused(identity(SERVER).read(), stranger.read())
 
 
 @pytest.mark.allow_log(r"127.0.0.1:\d+ dropped")
@@ -183,8 +178,8 @@ async def test_clock_that_is_wrong_by_a_day_is_said_with_how_much(identity):
 
 
 @pytest.mark.allow_log("127.0.0.1")
-@pytest.mark.parametrize("ours", [SECURE, AUTHENTICATED, INSECURE])
-@pytest.mark.parametrize("theirs", [SECURE, AUTHENTICATED, INSECURE])
+@pytest.mark.parametrize("ours", [SECURE, INSECURE])
+@pytest.mark.parametrize("theirs", [SECURE, INSECURE])
 async def test_sides_with_different_modes_refuse_each_other_and_say_why(pair, ours, theirs, caplog):
     if ours is theirs:
         return
@@ -237,11 +232,10 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
-@BOTH_MODES
-async def test_open_connection_ends_when_its_host_leaves_the_table(pair, security, monkeypatch):
+async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeypatch):
     monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
     allowed = {CLIENT, SERVER}
-    tls = pair(security)
+    tls = pair()
 
     def may_speak(host, not_before_s):
         return nobody_but(*allowed)(host, not_before_s)
@@ -309,17 +303,14 @@ async def test_connections_end_when_their_authority_is_not_believed_any_more(ide
 
 
 @pytest.mark.expect_log(r"Connection with client.example .* dropped: none of the authorities")
-@BOTH_MODES
-async def test_hello_that_comes_after_its_authority_went_ends_the_connection(
-    identity, monkeypatch, security
-):
+async def test_hello_that_comes_after_its_authority_went_ends_the_connection(identity, monkeypatch):
     """The handshake was before, and the look at all connections was before it was one."""
     found = identity(SERVER)
-    ours = found.read(security)
+    ours = found.read()
     looks = rights.Rights(nets.everybody, ours)
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
-        client = identity(CLIENT).read(security)
+        client = identity(CLIENT).read()
         link = await connecting.connect(ip, int(port), client, silence_s=5)
         await wait_until(lambda: len(server.unauthenticated) == 1)
         await trio.sleep(0.05)
@@ -403,7 +394,7 @@ async def relay(listener, port, change):
 @pytest.mark.expect_log("its MAC is wrong")
 @pytest.mark.parametrize("place", [30_000, 65_000])
 async def test_bit_that_was_changed_on_its_way_costs_the_connection_and_no_wrong_byte(pair, place):
-    tls = pair(AUTHENTICATED)
+    tls = pair(SECURE)
     is_on = False
 
     def change(data, count, is_answer):
@@ -428,14 +419,14 @@ async def test_bit_that_was_changed_on_its_way_costs_the_connection_and_no_wrong
 
 
 async def test_bytes_are_readable_on_the_way_only_where_that_was_asked_for(pair):
-    for security, is_readable in ((SECURE, False), (AUTHENTICATED, True)):
+    for security, is_readable in ((SECURE, False), (INSECURE, True)):
         seen = bytearray()
 
         def listen(data, count, is_answer, seen=seen):
             seen.extend(data)
             return data
 
-        tls = pair(security)
+        tls = pair() if security is SECURE else {CLIENT: None, SERVER: None}
         async with serving(tls=tls[SERVER]) as (_server, address), trio.open_nursery() as nursery:
             port = int(address.rpartition(":")[2])
             [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")

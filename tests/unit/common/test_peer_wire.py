@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import peer_encryption
 from acstor_common import peer_keeping
-from acstor_common import peer_seal
 from acstor_common import peer_wire
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
@@ -65,7 +65,7 @@ SAID = {
     ],
     "server": [HELLO._replace(host_id=ASKED), CHUNK, REFUSE, PING(5), PONG(6), REFER],
 }
-KEYS = peer_seal.keys(bytes(range(32)), bytes(range(32, 64)))._asdict()
+KEYS = peer_encryption.keys(bytes(range(32)), bytes(range(32, 64)))._asdict()
 ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
 BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
@@ -148,12 +148,14 @@ later_messages = st.one_of(
 )
 
 
-def stream(*messages: peer_wire.Message, seal: peer_seal.Seal | None = None) -> bytes:
-    return b"".join(b"".join(peer_wire.encode(message, seal)) for message in messages)
+def stream(
+    *messages: peer_wire.Message, encryption: peer_encryption.Encryption | None = None
+) -> bytes:
+    return b"".join(b"".join(peer_wire.encode(message, encryption)) for message in messages)
 
 
-def seal_of(side="client") -> peer_seal.Seal:
-    return peer_seal.Seal(KEYS[side])
+def encryption_of(side="client") -> peer_encryption.Encryption:
+    return peer_encryption.Encryption(KEYS[side])
 
 
 def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 3) -> bytes:
@@ -161,8 +163,10 @@ def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 3) -> byt
     return head + body
 
 
-def receiver(accepts=BOTH, seal: peer_seal.Seal | None = None) -> peer_wire.Receiver:
-    return peer_wire.Receiver("peer-1", accepts, seal)
+def receiver(
+    accepts=BOTH, encryption: peer_encryption.Encryption | None = None
+) -> peer_wire.Receiver:
+    return peer_wire.receiver("peer-1", accepts, encryption)
 
 
 def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
@@ -180,12 +184,12 @@ def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
 
 
 @pytest.mark.parametrize("side", SAID)
-@pytest.mark.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
-def test_golden_bytes_are_what_is_sent_and_understood(side, is_sealed):
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+def test_golden_bytes_are_what_is_sent_and_understood(side, is_encrypted):
     golden = json.loads((DATA / "peer-wire-v3.json").read_bytes())
-    frames = [bytes.fromhex(text) for text in golden[f"sealed {side}" if is_sealed else side]]
-    ours, theirs = (seal_of(side) if is_sealed else None for _ in range(2))
-    assert [stream(message, seal=ours) for message in SAID[side]] == frames
+    frames = [bytes.fromhex(text) for text in golden[f"encrypted {side}" if is_encrypted else side]]
+    ours, theirs = (encryption_of(side) if is_encrypted else None for _ in range(2))
+    assert [stream(message, encryption=ours) for message in SAID[side]] == frames
     assert receiver(ACCEPTED[side], theirs).feed(b"".join(frames)) == SAID[side]
 
 
@@ -200,10 +204,10 @@ def test_golden_bytes_of_two_chunks_are_one_frame():
 @given(
     st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30), st.booleans()
 )
-def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_sealed):
+def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_encrypted):
     sent = [HELLO, *messages]
-    ours, theirs = (seal_of() if is_sealed else None for _ in range(2))
-    data, to, got = stream(*sent, seal=ours), receiver(seal=theirs), []
+    ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
+    data, to, got = stream(*sent, encryption=ours), receiver(encryption=theirs), []
     for cut in [*cuts, len(data) + 1]:
         got += receive(to, data[:cut])
         data = data[cut:]
@@ -213,12 +217,12 @@ def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_sealed):
 @given(
     st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30), st.booleans()
 )
-def test_wanted_bytes_never_reach_past_the_frame_that_is_on_its_way(messages, cuts, is_sealed):
-    ours, theirs = (seal_of() if is_sealed else None for _ in range(2))
-    data, to = stream(HELLO, *messages, seal=ours), receiver(seal=theirs)
+def test_wanted_bytes_never_reach_past_the_frame_that_is_on_its_way(messages, cuts, is_encrypted):
+    ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
+    data, to = stream(HELLO, *messages, encryption=ours), receiver(encryption=theirs)
     ends, end = set(), 0
     for message in (HELLO, *messages):
-        end += len(stream(message)) + (peer_seal.MAC_BYTES if is_sealed else 0)
+        end += len(stream(message)) + (20 if is_encrypted else 0)
         ends.add(end)
     position = 0
     while position < len(data):
@@ -255,12 +259,12 @@ def run(sizes: list[int]) -> list[peer_wire.Chunk]:
     st.lists(st.integers(1, 300_000), max_size=30),
     st.booleans(),
 )
-def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_sealed):
-    ours, theirs = (seal_of() if is_sealed else None for _ in range(2))
+def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_encrypted):
+    ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
     sent = run(sizes)
-    hello = stream(HELLO, seal=ours)
+    hello = stream(HELLO, encryption=ours)
     data = hello + b"".join(map(bytes, peer_wire.encode_chunks(sent, ours)))
-    to, got = receiver(seal=theirs), []
+    to, got = receiver(encryption=theirs), []
     for cut in [*cuts, len(data)]:
         got += receive(to, data[:cut])
         data = data[cut:]
@@ -275,10 +279,10 @@ def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
     assert receive(to, data[50_025:]) == run([0, 60_000])[1:]
 
 
-def test_no_chunk_of_a_frame_is_given_out_before_its_code_was_found_right():
-    ours = seal_of("server")
-    frames = stream(HELLO, seal=ours) + b"".join(peer_wire.encode_chunks(run([5, 6]), ours))
-    to = receiver(peer_wire.FROM_SERVER, seal_of("server"))
+def test_no_chunk_of_a_frame_is_given_out_before_its_tag_was_found_right():
+    ours = encryption_of("server")
+    frames = stream(HELLO, encryption=ours) + b"".join(peer_wire.encode_chunks(run([5, 6]), ours))
+    to = receiver(peer_wire.FROM_SERVER, encryption_of("server"))
     assert to.feed(frames[:-1]) == [HELLO]
     with pytest.raises(errors.RemoteProtocolError, match="MAC"):
         to.feed(bytes([frames[-1] ^ 1]))
@@ -291,12 +295,57 @@ def test_chunks_of_a_frame_lie_one_behind_the_other():
     assert chunks[0].data.obj == b"".join(chunk.data for chunk in chunks)
 
 
-def test_sealed_frame_of_many_chunks_is_short():
-    ours, theirs = seal_of(), seal_of()
-    to = receiver(seal=theirs)
-    to.feed(stream(HELLO, seal=ours))
-    with pytest.raises(errors.RemoteProtocolError, match="262145 bytes of data"):
-        to.feed(frame(3, chunk_body([(1, 2**18), (2, 1)]))[:100])
+def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
+    ours, theirs = encryption_of("server"), encryption_of("server")
+    to, asked = receiver(peer_wire.FROM_SERVER, theirs), []
+    to.expects = lambda chunks: asked.append(chunks) or True
+    data = b"".join(peer_wire.encode_chunks(run([5000, 6000]), ours))
+    assert to.feed(stream(HELLO, encryption=encryption_of("server"))) == [HELLO]
+    with pytest.raises(errors.RemoteProtocolError, match="MAC"):
+        to.feed(data)  # it is the first of its direction, and the second was expected
+    ours, theirs = encryption_of("server"), encryption_of("server")
+    to = receiver(peer_wire.FROM_SERVER, theirs)
+    to.expects = lambda chunks: asked.append(chunks) or True
+    hello = stream(HELLO, encryption=ours)
+    data = b"".join(peer_wire.encode_chunks(run([5000, 6000]), ours))
+    _, *chunks = receive(to, hello + data)
+    assert chunks == run([5000, 6000]) and asked == [[(0, 5000), (1, 6000)]]
+    assert len({id(chunk.data.obj) for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 7, 9, 20])
+def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
+    ours, theirs = encryption_of(), encryption_of()
+    to = receiver(encryption=theirs)
+    to.feed(stream(HELLO, encryption=ours))
+    with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
+        to.feed(ours.encrypt([stream(GET)[:cut] if cut else stream(GET) + b"x"]))
+
+
+@pytest.mark.parametrize(
+    ("accepts", "length"),
+    [
+        (peer_wire.FROM_SERVER, 7),
+        (peer_wire.FROM_SERVER, 2**22 + 18),
+        (peer_wire.FROM_CLIENT, 2**13),
+        (peer_wire.FROM_CLIENT, 2**32 - 1),
+    ],
+)
+def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, length):
+    to = receiver(accepts, encryption_of())
+    with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
+        to.feed(length.to_bytes(4, "big"))
+    assert to._data is None
+
+
+def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
+    ours, theirs = (peer_encryption.Encryption(bytes(32), most_bytes=100) for _ in range(2))
+    keys = set()
+    for number in range(20):
+        record = ours.encrypt([bytes([number]) * 30])
+        assert bytes(theirs.decrypt(memoryview(record))) == bytes([number]) * 30
+        keys.add(ours._key)
+    assert len(keys) == 5 and ours._key == theirs._key
 
 
 def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_for_them():
@@ -317,21 +366,24 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
 
 
 @pytest.mark.parametrize(
-    ("sizes", "is_sealed", "frames"),
+    ("sizes", "is_encrypted", "frames"),
     [
         ([65536] * 16, False, 1),
         ([65536] * 17, False, 2),
-        ([65536] * 16, True, 4),
+        ([65536] * 16, True, 1),
         ([4096] * 64, False, 1),
         ([4096] * 65, False, 2),
         ([2**22, 1, 2**22], False, 3),
         ([], False, 0),
     ],
 )
-def test_frames_are_as_few_as_their_bounds_allow(sizes, is_sealed, frames):
+def test_frames_are_as_few_as_their_bounds_allow(sizes, is_encrypted, frames):
     sent = [peer_wire.Chunk(n, bytes(size)) for n, size in enumerate(sizes)]
-    buffers = peer_wire.encode_chunks(sent, seal_of() if is_sealed else None)
-    assert len(buffers) == len(sizes) + frames * (2 if is_sealed else 1)
+    buffers = peer_wire.encode_chunks(sent, encryption_of() if is_encrypted else None)
+    if is_encrypted:
+        assert len(buffers) == frames
+        return
+    assert len(buffers) == len(sizes) + frames
     assert all(
         chunk.data is buffer for chunk, buffer in zip(sent[:16], buffers[1:], strict=False)
     ) or (frames > 1)
@@ -365,8 +417,8 @@ def test_requests_leave_in_messages_of_one_kind_without_a_chunk_twice(wishes):
 @given(st.data(), st.lists(later_messages, min_size=1, max_size=4))
 def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
     frames = [
-        b"".join(peer_wire.encode(m, seal))
-        for seal in [seal_of()]
+        b"".join(peer_wire.encode(m, encryption))
+        for encryption in [encryption_of()]
         for m in (HELLO, *messages, *messages)
     ]
     number = data.draw(st.integers(1, len(messages)))
@@ -383,7 +435,7 @@ def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
             number += 1
         case "swap":
             frames[number], frames[number + 1] = frames[number + 1], frames[number]
-    to, got = receiver(seal=seal_of()), []
+    to, got = receiver(encryption=encryption_of()), []
     with contextlib.suppress(errors.RemoteProtocolError):
         for frame_ in frames:
             got += to.feed(frame_)
@@ -391,10 +443,10 @@ def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
     assert got == [HELLO, *messages, *messages][: len(got)] and len(got) <= number
 
 
-def test_frames_of_the_other_direction_or_without_codes_are_refused():
-    for data in (stream(HELLO, seal=seal_of("server")), stream(HELLO, HELLO, HELLO)):
-        with pytest.raises(errors.RemoteProtocolError, match="MAC"):
-            receiver(seal=seal_of()).feed(data)
+def test_frames_of_the_other_direction_or_in_clear_text_are_refused():
+    for data in (stream(HELLO, encryption=encryption_of("server")), stream(HELLO, HELLO, HELLO)):
+        with pytest.raises(errors.RemoteProtocolError, match=r"MAC|frame of"):
+            receiver(encryption=encryption_of()).feed(data)
 
 
 @pytest.mark.parametrize(
@@ -675,3 +727,24 @@ def get_with(**changes) -> peer_wire.Get:
 def test_message_out_of_range_is_not_sent(message):
     with pytest.raises(errors.LocalProtocolError, match=type(message).__name__):
         peer_wire.encode(message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0",
+        b"\1" + bytes(7),
+        chunk_body([(1, 0)]),
+        chunk_body([(1, 5)])[:-1],
+        chunk_body([(1, 5), (1, 5)]),
+        bytes([65]) + bytes(600),
+        chunk_body([(1, 2**20), (2, 1)]),
+    ],
+)
+def test_encrypted_chunks_against_the_rules_are_refused(body):
+    ours, theirs = encryption_of("server"), encryption_of("server")
+    to = receiver(peer_wire.FROM_SERVER, theirs)
+    to.feed(stream(HELLO, encryption=ours))
+    with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
+        to.feed(ours.encrypt([frame(3, body)]))
