@@ -16,8 +16,6 @@ from acstor_common import geometry
 from acstor_common import peer_wire
 
 RECORD_BYTES = 16 * geometry.KIB  # of plain text in a record, at most
-WRITE_BYTES = 4 * RECORD_BYTES
-"""What OpenSSL is given at a time: it makes the records, and a call costs as much as a record."""
 RECORDS_IN_A_ROW = 64
 """Are decrypted at a time, at most: they may be as short as the other side likes."""
 _HEADER_BYTES = 5  # the last two of which are the length of the rest
