@@ -126,7 +126,9 @@ class Agent:
         looked_up = unattached.UnattachedImages(
             self._source, nursery, gives_private=own.private_images_for_others
         )
-        self._naming = naming.Naming(self._images, looked_up, promised.pinned)
+        self._naming = naming.Naming(
+            self._images, looked_up, promised.pinned, lambda: self._ring.current().segment_chunks
+        )
         self._named.found(cache.iter_cids())
         core = engine.Engine(
             self._host,
@@ -138,6 +140,7 @@ class Agent:
                 self._named,
                 attached=self._images.attached_now,
                 named_run=self._naming.run,
+                around=self._naming.around,
             ),
             rng=random.Random(),
             settings=settings.exchange(own, has_others=self._member.has_others),

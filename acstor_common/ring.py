@@ -41,6 +41,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
 from acstor_common import outward as outward_
+from acstor_common import segments
 from acstor_common import vnode
 
 FORMAT_VERSION = 1
@@ -117,6 +118,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     outer_threshold: _Threshold = None
     places: Annotated[dict[str, outward_.Outward], msgspec.Meta(max_length=MAX_HOSTS)] = {}
     revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
+    segment_chunks: Annotated[int, msgspec.Meta(ge=1, le=segments.MOST_CHUNKS)] = 1
 
 
 class _Versioned(msgspec.Struct):
@@ -140,6 +142,7 @@ class Ring:
         reads the source; None: it asks nobody
     :param outward: what is said of single places, by location
     :param within: the place of this ring, if it is that of a group
+    :param segment_chunks: chunks that have one home (:mod:`acstor_common.segments`)
     :param revoked: hosts whose certificates are refused if their validity begins before this wall
         clock (:func:`acstor_common.certificates.is_revoked`)
     :raises ValueError: two hosts have one id or one address, something of them is out of range, or
@@ -155,8 +158,11 @@ class Ring:
         revoked: Mapping[str, int] = MappingProxyType({}),
         outward: outward_.Places = MappingProxyType({}),
         within: location.Levels = (),
+        segment_chunks: int = 1,
     ) -> None:
         _check(hosts)
+        segments.check(segment_chunks)
+        self.segment_chunks = segment_chunks
         outward_.check(outward, threshold, outer_threshold)
         for host in revoked:
             ids.parse_host_id(host)
@@ -245,9 +251,15 @@ class Ring:
             depth = len(place)
             near = [h for h in self.hosts if self._levels[ids.HostId(h.host)][:depth] == place]
             is_all = len(near) == len(self.hosts)
-            both = self.threshold, self.outer_threshold
             self._groups[place] = (
-                self if is_all else Ring(self.epoch, tuple(near), *both, {}, self.outward, place)
+                self
+                if is_all
+                else Ring(
+                    *(self.epoch, tuple(near), self.threshold, self.outer_threshold),
+                    outward=self.outward,
+                    within=place,
+                    segment_chunks=self.segment_chunks,
+                )
             )
         return self._groups[place]
 
@@ -373,7 +385,10 @@ def _decode(data: bytes) -> Ring:
     table = msgspec.json.decode(data, type=_File)
     hosts = tuple(_read_host(host) for host in table.hosts)
     thresholds = table.threshold, table.outer_threshold
-    return Ring(table.epoch, hosts, *thresholds, table.revoked, table.places)
+    return Ring(
+        *(table.epoch, hosts, *thresholds, table.revoked, table.places),
+        segment_chunks=table.segment_chunks,
+    )
 
 
 def _read_host(host: _FileHost) -> RingHost:
@@ -391,5 +406,8 @@ def encode(ring: Ring) -> bytes:
     )
     both = ring.threshold, ring.outer_threshold
     return msgspec.json.encode(
-        _File(FORMAT_VERSION, ring.epoch, hosts, *both, ring.outward, ring.revoked)
+        _File(
+            *(FORMAT_VERSION, ring.epoch, hosts, *both),
+            *(ring.outward, ring.revoked, ring.segment_chunks),
+        )
     )

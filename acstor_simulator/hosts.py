@@ -209,7 +209,7 @@ class Host:
         connection = world.connection(self.name, ask.host)
         is_there = world.is_there(ask.host)
         for number, ref, attempt in ask.chunks():
-            cid, _, image_id, offset, length, _ = ref
+            cid, _, image_id, offset, length, *_ = ref
             mode = attempt.mode if self.may_refer else attempt.mode.plain
             proof, urgency = proof_of(cid, self.name, ask.host), attempt.priority.at_peer
             place = image_id, offset, length

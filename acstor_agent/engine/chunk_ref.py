@@ -17,6 +17,7 @@ class ChunkRef(NamedTuple):
 
     :param oid: its name among hosts (``engine.identity``)
     :param keys: of the scopes of the image; without them a keyed CID cannot be checked
+    :param segment: name of its segment (:mod:`acstor_common.segments`); None: the chunk is one
     """
 
     cid: ids.Cid
@@ -25,6 +26,12 @@ class ChunkRef(NamedTuple):
     offset: int
     length: int
     keys: tuple[ids.ScopeKey, ...] = ()
+    segment: ids.Oid | None = None
+
+    @property
+    def place(self) -> ids.Oid:
+        """Where its owners follow each other on the ring."""
+        return self[1] if self[6] is None else self[6]
 
     @property
     def key(self) -> "Key":

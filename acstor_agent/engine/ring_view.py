@@ -35,6 +35,8 @@ class RingView:
 
         :param former: the one before, while its homes are worth asking
         """
+        if former is not None and former.segment_chunks != table.segment_chunks:
+            former = None  # names of its segments are others
         self.table, self.former = table, former
         self.near = table.group_of(self.here)
         self.home = self.near.home_at

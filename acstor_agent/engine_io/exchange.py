@@ -11,11 +11,13 @@ the local disk have tasks of their own, each for many chunks.
 """
 
 import collections
+import itertools
 import logging
 import math
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -43,6 +45,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
+from acstor_common import segments
 
 LOG = logging.getLogger(__name__)
 
@@ -207,17 +210,25 @@ class Exchange:
         if not numbers:
             return []
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
-        size, end = cut.chunk_bytes, cut.size_bytes
-        if numbers[-1] - numbers[0] == len(numbers) - 1:
-            cids = image_map.cids(numbers[0], numbers[-1] + 1)
-        else:
-            cids = [image_map.cid(chunk_no) for chunk_no in numbers]
-        offsets = [chunk_no * size for chunk_no in numbers]
-        oids = self._names.oids(image_id, offsets, cids)
-        return [
-            chunk_ref.ChunkRef(cid, oid, image_id, offset, min(size, end - offset), keys)
-            for cid, oid, offset in zip(cids, oids, offsets, strict=True)
-        ]
+        size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
+        found: list[chunk_ref.ChunkRef] = []
+        for run in _runs(numbers):
+            first, stop = segments.around(run[0], run[-1] + 1, length, len(image_map))
+            cids, places = image_map.cids(first, stop), range(first * size, stop * size, size)
+            oids = self._names.oids(image_id, places, cids)
+            names = segments.names(cids, oids, length) if length > 1 else itertools.repeat(None)
+            some = zip(cids, oids, places, names, strict=False)
+            found += [
+                chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, name)
+                for cid, oid, at, name in itertools.islice(
+                    some, run[0] - first, run[-1] + 1 - first
+                )
+            ]
+        return found
+
+    @property
+    def _segment_chunks(self) -> int:
+        return self.core.context.ring.table.segment_chunks
 
     def want_at(
         self,
@@ -236,11 +247,15 @@ class Exchange:
 
     def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
         """Say whether this host is the home of a chunk, as it sees the v-node table."""
-        return self.core.context.ring.is_home(want.oid)
+        return self.core.context.ring.is_home(want.place)
 
-    def has_giver(self, oid: ids.Oid) -> bool:
+    def home_of(self, want: chunk_ref.ChunkRef) -> ids.HostId | None:
+        """Return the home of a chunk, as this host sees the v-node table."""
+        return self.core.context.ring.home(want.place)
+
+    def has_giver(self, want: chunk_ref.ChunkRef) -> bool:
         """Return whether a host other than the chunk's home announced it and can be asked."""
-        return bool(self.core.context.givers(oid))
+        return bool(self.core.context.givers(want))
 
     def has(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""
@@ -381,3 +396,15 @@ class Exchange:
 
     def _say_left_alone(self, alone: actions.LeftAlone) -> None:
         LOG.warning("%s is left alone for %.1f s: %s", alone.host, alone.for_s, alone.why)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut numbers, in their order, into those that follow each other without a gap."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1:  # nearly always
+        yield numbers
+        return
+    begin = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield numbers[begin:at]
+            begin = at

@@ -5,11 +5,14 @@ from collections.abc import Callable
 
 from acstor_agent.core.images import shares
 from acstor_agent.engine import chunk_ref
+from acstor_agent.engine.serve import authorization
 from acstor_agent.images import mirrors
 from acstor_agent.images import unattached
+from acstor_agent.sources import base
 from acstor_agent.sources import layout
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import segments
 
 TRIES = 3
 
@@ -20,6 +23,7 @@ class Naming:
     :param images: those that this host mirrors
     :param others: all others, as far as peers have asked for them
     :param kept: returns what is kept of an image, with its map: it may be filled, and not be open
+    :param segment_chunks: returns how many chunks have one home, by the table in force
     """
 
     def __init__(
@@ -27,8 +31,10 @@ class Naming:
         images: mirrors.Mirrors,
         others: unattached.UnattachedImages,
         kept: Callable[[ids.ImageId], shares.Part | None],
+        segment_chunks: Callable[[], int] = lambda: 1,
     ) -> None:
         self._images, self.others, self._kept = images, others, kept
+        self._segment_chunks = segment_chunks
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
         """Say whether this host mirrors an image."""
@@ -54,6 +60,23 @@ class Naming:
                 return None
             found.append(content)
         return found
+
+    def around(self, request: chunk_ref.Request) -> authorization.Around | None:
+        """Return the segments that chunks touch which a peer asks for; see ``Authorization``."""
+        length = self._segment_chunks()
+        if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
+            return None
+        image = self._images.get_nowait(request.image_id)
+        cut = image.map.geometry if image else self.others.geometry_of(request.image_id)
+        size = cut.chunk_bytes
+        asked = request.offset // size
+        stop = asked + request.chunks
+        first, stop = segments.around(asked, stop, length, cut.chunk_count)
+        if image is not None:
+            cids = image.map.cids(first, stop)
+        else:
+            cids = self.others.cids_of(request.image_id, first, stop)
+        return authorization.Around(cids, asked - first, size, length)
 
     def layout_of(self, image_id: ids.ImageId) -> layout.Layout | None:
         """Return where the bytes of an image are; None if that is not known here."""

@@ -46,8 +46,12 @@ class News:
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):
                 image.prefetch.advertised(heard.here)
-            for cid in filter(None, map(image.prefetch.cid_of, heard.evictable)):
-                self._chunks.counters.demoted += self._cache.demote(cid)
+            for chunk_no in map(image.prefetch.chunk_of, heard.evictable):
+                if chunk_no is None:
+                    continue
+                want = self._chunks.want(image.map, chunk_no)
+                if self._chunks.home_of(want) == heard.host:
+                    self._chunks.counters.demoted += self._cache.demote(want.cid)
 
     def gone(self, cid: ids.Cid) -> None:
         """Note that a chunk has left the cache."""

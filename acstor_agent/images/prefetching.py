@@ -72,17 +72,16 @@ class Prefetching:
             chunk_no = self._index.find(prefix)
             if chunk_no is None or self._is_here(self._map.cid(chunk_no)):
                 continue
-            if self._chunks.has_giver(prefix):
+            if self._chunks.has_giver(self._chunks.want(self._map, chunk_no)):
                 self.prefetcher.advertised(chunk_no)
         self._fetch_some()
 
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
 
-    def cid_of(self, prefix: ids.Oid) -> ids.Cid | None:
-        """Return the CID that a prefix stands for in this image; None if it names no such chunk."""
-        chunk_no = self._index.find(prefix)
-        return None if chunk_no is None else self._map.cid(chunk_no)
+    def chunk_of(self, prefix: ids.Oid) -> int | None:
+        """Return the chunk that a prefix stands for in this image; None if there is none."""
+        return self._index.find(prefix)
 
     def gone(self, names: Iterable[ids.Oid]) -> None:
         """Note that the cache has let a chunk go."""

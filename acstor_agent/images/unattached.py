@@ -143,6 +143,17 @@ class UnattachedImages:
         image = self._images[image_id]
         return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
 
+    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry:
+        """Return the cut of an image of which something is known."""
+        return self._images[image_id].subject.geometry
+
+    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid]:
+        """Return the CIDs of chunks of one page, of which one is known."""
+        image = self._images[image_id]
+        cut = image.subject.geometry
+        numbers = range(first, stop)
+        return [self._cid_at(image, cut.chunk_offset(n), cut.chunk_length(n)) for n in numbers]
+
     def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
         image_id = image.subject.image_id
         self._images.move_to_end(image_id)

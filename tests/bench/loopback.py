@@ -22,6 +22,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import segments
 from tests.bench import harness
 from tests.bench import plain_sockets
 from tests.lab import agents
@@ -44,6 +45,7 @@ class Cloud:
 
     :param hosts: v-nodes of each; who is to be answered must have one
     :param security: see ``peer_security``
+    :param segment_chunks: chunks that have one home
     :ivar ring: its table
     """
 
@@ -54,6 +56,7 @@ class Cloud:
         hosts: Mapping[str, int],
         security: str,
         cache_bytes: int,
+        segment_chunks: int = segments.MOST_CHUNKS,
     ) -> None:
         folder.mkdir()
         self._folder, self._images = folder, images
@@ -63,7 +66,7 @@ class Cloud:
             ring.RingHost(ids.HostId(host), f"{local.LOOPBACK}:{self._ports[host]}", vnodes)
             for host, vnodes in hosts.items()
         ]
-        self.ring = ring.Ring(1, tuple(entries))
+        self.ring = ring.Ring(1, tuple(entries), segment_chunks=segment_chunks)
         self._ring_file = folder / "ring.json"
         self._ring_file.write_bytes(ring.encode(self.ring))
 

@@ -57,6 +57,17 @@ def test_reads_are_right_where_chunks_go_together_and_part(seed):
     assert sum(guest.answers for guest in run.guests)
 
 
+@pytest.mark.parametrize("segment_chunks", [4, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_reads_are_right_where_segments_have_homes(seed, segment_chunks):
+    how = None, False, 16, segment_chunks
+    run, error = transfer_swarm.play(seed, *how)
+    if error is not None:
+        transfer_swarm.tell(run, error, *how)
+        raise error
+    assert sum(guest.answers for guest in run.guests)
+
+
 class Everybody:
     """All near hosts are neighbours, whatever the topology."""
 

@@ -68,7 +68,9 @@ class Host(hosts.Host):
         names = self.world.make_names()
         names.found(self.cache)
         self.found, self.came = frozenset(self.cache), set()
-        self.rights = authorization.Authorization(self.name, self.named, names, attached)
+        self.rights = authorization.Authorization(
+            self.name, self.named, names, attached, around=self.world.around
+        )
         self.core = engine.Engine(
             self.name,
             self.world.table,

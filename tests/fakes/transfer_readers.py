@@ -143,8 +143,9 @@ class Reader:
         if self.is_done:
             self.ended_s = self.world.now
             return
+        is_here = self._at in self._came  # what comes from now on lets him think by itself
         self._ask_to(self._at + OPEN)
-        if self._at in self._came:
+        if is_here:
             self._think()
 
     def _think(self) -> None:

@@ -18,9 +18,11 @@ from acstor_agent.engine import identity
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
+from acstor_common import segments
 from acstor_simulator import hosts as shells
 from tests.fakes import giving_checks
 from tests.fakes import link_network
@@ -94,8 +96,10 @@ class World:
         link_bytes_per_s: float | None = None,
         latency_s: float = 0.0005,
         names: type[identity.Identity] = identity.ByContent,
+        segment_chunks: int = 1,
         **table: Any,
     ) -> None:
+        self.segment_chunks = segment_chunks
         self.rng = random.Random(f"world/{seed}")
         self.make_names = names
         self._names = names()
@@ -104,13 +108,17 @@ class World:
         )
         self.names = [ids.HostId(f"h{number}") for number in range(1, hosts + 1)]
         self.data = [b"chunk %d of seed %d" % (number, seed) for number in range(chunks)]
-        self.chunks = [self._chunk(number, IMAGE, number) for number in range(chunks)]
-        self.others = [self._chunk(2 * n, OTHER, n) for n in range((chunks + 1) // 2)]
+        self.chunks = self._in_segments([self._chunk(n, IMAGE, n) for n in range(chunks)])
+        others = [self._chunk(2 * n, OTHER, n) for n in range((chunks + 1) // 2)]
+        self.others = self._in_segments(others)
         self.secrets = secrets = [b"secret %d" % number for number in range(SECRET_CHUNKS)]
         self._content = {ids.cid_of(data): data for data in (*self.data, *secrets)}
-        self.secret = [
-            self._want(ids.cid_of(data), SECRET, number) for number, data in enumerate(secrets)
-        ]
+        self.secret = self._in_segments(
+            [self._want(ids.cid_of(data), SECRET, n) for n, data in enumerate(secrets)]
+        )
+        self._images = {
+            chunks[0].image_id: chunks for chunks in (self.chunks, self.others, self.secret)
+        }
         self._named = {
             (chunk.image_id, chunk.offset): ids.Content(chunk.cid)
             for chunk in (*self.chunks, *self.others, *self.secret)
@@ -154,7 +162,7 @@ class World:
             for n, name in enumerate(self.names, 1)
             if name not in without
         )
-        return ring.Ring(epoch, hosts, **known)
+        return ring.Ring(epoch, hosts, **known, segment_chunks=self.segment_chunks)
 
     def add(self, name: ids.HostId, kind: type[Host] = Host, **settings: Any) -> Host:
         """Put a host in its place."""
@@ -170,6 +178,30 @@ class World:
 
     def _chunk(self, number: int, image_id: ids.ImageId, place: int) -> chunk_ref.ChunkRef:
         return self._want(ids.cid_of(self.data[number]), image_id, place)
+
+    def _in_segments(self, chunks: list[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
+        """Return the chunks of an image with the names of their segments."""
+        if self.segment_chunks == 1:
+            return chunks
+        cids, oids = [chunk.cid for chunk in chunks], [chunk.oid for chunk in chunks]
+        named = zip(chunks, segments.names(cids, oids, self.segment_chunks), strict=True)
+        return [chunk._replace(segment=name) for chunk, name in named]
+
+    def places(self) -> collections.Counter[ids.Cid]:
+        """Return in how many places of the ring each content is looked for."""
+        chunks = {(chunk.cid, chunk.place) for its in self._images.values() for chunk in its}
+        return collections.Counter(cid for cid, _ in chunks)
+
+    def around(self, request: chunk_ref.Request) -> authorization.Around | None:
+        """Return the segments that a request touches."""
+        if self.segment_chunks == 1:
+            return None
+        chunks = self._images[request.image_id]
+        asked = request.offset // CHUNK
+        stop = asked + request.chunks
+        first, stop = segments.around(asked, stop, self.segment_chunks, len(chunks))
+        cids = [chunk.cid for chunk in chunks[first:stop]]
+        return authorization.Around(cids, asked - first, CHUNK, self.segment_chunks)
 
     def content_of(self, cid: ids.Cid) -> bytes:
         """Return what a CID says."""

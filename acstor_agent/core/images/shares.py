@@ -136,6 +136,8 @@ class Shares:
 
         :param pause: called after each 0.5 ms of work or so
         """
+        if table is not None and table.segment_chunks > 1:
+            return self._part_by_segment(image_map, table, pause)
         if self._is_by_place:
             return self._part_by_place(image_map, table, pause)
         if table is None:
@@ -173,6 +175,29 @@ class Shares:
                 count += 1
                 oid = self._oid_of(image_map.image_id, offset_of(number), cid)
                 marks[number] = group is None or self._here in group.owners_at(oid, COPIES)
+        image_bytes = _bytes_of(image_map, count, has_last=has_last)
+        return _part(image_map, table, marks, image_bytes, pause)
+
+    def _part_by_segment(
+        self, image_map: chunk_map.ChunkMap, table: ring.Ring, pause: layout.Pause
+    ) -> Part:
+        """Return a share where each segment has a home: a content may come twice."""
+        marks, count, has_last = bytearray(len(image_map)), 0, False
+        group, size = table.group_of(self._here), image_map.geometry.chunk_bytes
+        length, image_id = table.segment_chunks, image_map.image_id
+        for looked_at, first in enumerate(range(0, len(image_map), length)):
+            if looked_at % _NAMED == 0:
+                pause()
+            cids = image_map.cids(first, min(first + length, len(image_map)))
+            named = [number for number, cid in enumerate(cids, first) if cid != ids.ZERO_CID]
+            has_last = bool(named) and named[-1] == len(image_map) - 1
+            if not named:
+                continue
+            count += len(named)
+            oids = [self._oid_of(image_id, n * size, cids[n - first]) for n in named]
+            if self._here in group.owners_at(min(oids), COPIES):
+                for number in named:
+                    marks[number] = 1
         image_bytes = _bytes_of(image_map, count, has_last=has_last)
         return _part(image_map, table, marks, image_bytes, pause)
 

@@ -95,13 +95,13 @@ class Context:
         given = self._given_as(want.image_id, want.offset)
         if given is placement.Given.WHOLE_HERE:
             return []
-        found = self.ring.upstreams(want.oid, requester, is_moved)
+        found = self.ring.upstreams(want.place, requester, is_moved)
         is_whole = given is placement.Given.WHOLE
         return self.ring.with_image_homes(found, want.image_id) if is_whole else found
 
     def is_left_to(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Say whether this host leaves a content to the new home that asks, being the former."""
-        if not self.ring.is_left_to(want.oid, requester):
+        if not self.ring.is_left_to(want.place, requester):
             return False
         return self._given_as(want.image_id, want.offset) is not placement.Given.WHOLE_HERE
 
@@ -125,13 +125,13 @@ class Context:
             self.unwanted.pop(transfer, None)
         return transfer
 
-    def givers(self, oid: ids.Oid) -> list[ids.HostId]:
+    def givers(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk and can be asked for it instead of its home."""
         ring = self.ring
-        spared = ring.here, ring.home(oid)
+        spared = ring.here, ring.home(want.place)
         return [
             host
-            for host in self.locations.of(oid)
+            for host in self.locations.of(want.oid)
             if host not in spared
             and ring.is_giver(host)
             and not self.peers.is_alone(host, self.now)

@@ -136,7 +136,7 @@ class PendingReads:
         transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
         holders = context.locations.keys
         transfer, seen = transfers.get(first.key), {first.key}
-        owned_by, held_by = owners(first.oid), holders(first.oid)
+        owned_by, held_by = owners(first.place), holders(first.oid)
         for at in range(index + 1, limit):
             ref = batch[at]
             key = ref.key
@@ -147,7 +147,7 @@ class PendingReads:
                 or transfers.get(key) is not transfer
             ):
                 return tuple(batch[index:at])
-            if transfer is None and (holders(ref.oid), owners(ref.oid)) != (held_by, owned_by):
+            if transfer is None and (holders(ref.oid), owners(ref.place)) != (held_by, owned_by):
                 return tuple(batch[index:at])
             seen.add(key)
         return tuple(batch[index:limit])
@@ -249,7 +249,7 @@ class PendingReads:
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        is_kept = is_for_others or context.ring.is_home(refs[0].oid)  # all have the same home
+        is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have the same home
         is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
         how = is_kept, is_own, priority, is_stored
         context.out.store(actions.Arrived(refs, transfer.keys, chunks, giver, mode, *how))

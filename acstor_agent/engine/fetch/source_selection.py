@@ -83,11 +83,11 @@ class SourceSelection:
             self.next(transfer)
             return
         want = transfer.want
-        home, mode = context.ring.home(want.oid), Mode.HOME
+        home, mode = context.ring.home(want.place), Mode.HOME
         if home == context.ring.here:
             home = None
         elif home is not None:
-            mode = context.ring.home_mode(home, want.oid)
+            mode = context.ring.home_mode(home, want.place)
         holders = context.locations.of(want.oid)
         if (holders and holders != [home]) or len(context.predecessors):
             is_simple = False
@@ -168,7 +168,7 @@ class SourceSelection:
         """Yield whom to ask, the best first."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        source, home = Place(None, Mode.HOME, refs), ring.home(want.oid)
+        source, home = Place(None, Mode.HOME, refs), ring.home(want.place)
         is_own = home is None or home == ring.here
         if is_source_first and not is_own:
             self.source_firsts += transfer.count
@@ -195,13 +195,13 @@ class SourceSelection:
         if host is None or not _is_new(transfer, host) or not context.is_usable(host):
             return
         is_home = host == home
-        mode = context.ring.home_mode(host, want.oid) if is_home else Mode.HELD
+        mode = context.ring.home_mode(host, want.place) if is_home else Mode.HELD
         yield Place(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         """Return the hosts that say they have it and are to be asked, the best first."""
         context = self._context
-        hosts = context.givers(transfer.want.oid)
+        hosts = context.givers(transfer.want)
         pending = context.peers.pending
         is_holders_only = transfer.priority.asks_holders_only
         if home is not None and home != context.ring.here and not is_holders_only:
@@ -214,17 +214,17 @@ class SourceSelection:
         """Yield who reads it through for everybody, as far as this host does not do so itself."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        for host in ring.owners(want.oid, placement.OWNERS_ASKED):
+        for host in ring.owners(want.place, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.is_usable(host):
-                yield Place(host, ring.home_mode(host, want.oid), refs)
+                yield Place(host, ring.home_mode(host, want.place), refs)
 
     def _behind(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who may happen to have it."""
         context, want, refs = self._context, transfer.want, transfer.refs
-        owners = context.ring.owners(want.oid, placement.OWNERS_ASKED)
+        owners = context.ring.owners(want.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
             yield Place(host, Mode.HELD, refs)

@@ -106,7 +106,9 @@ class Announcements:
                     self._here[oid] = untold = (*self._here[oid], host)
                     self._told.put(oid, untold)
         wished = evictable[: self._listen(host, len(evictable), self._lookups(), now)]
-        mine = tuple(oid for oid in wished if self._tables.home(oid) == host)
+        mine = tuple(wished)
+        if self._tables.table.segment_chunks == 1:  # else who knows the image knows the home
+            mine = tuple(oid for oid in wished if self._tables.home(oid) == host)
         if known or mine:
             self._out.others.append(actions.Heard(host, tuple(known), mine))
 

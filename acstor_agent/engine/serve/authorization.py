@@ -7,9 +7,12 @@ No cache look-up, read or answer happens before authorization.
 """
 
 import hmac
+import itertools
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import NamedTuple
 from typing import Protocol
 
 from acstor_agent.engine import chunk_ref
@@ -17,6 +20,7 @@ from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import identity
 from acstor_common import ids
 from acstor_common import peer_request
+from acstor_common import segments
 
 
 class Named(Protocol):
@@ -24,6 +28,21 @@ class Named(Protocol):
 
     def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+
+
+class Around(NamedTuple):
+    """The chunks of the segments that a request touches.
+
+    :param cids: of these chunks
+    :param skipped: how many of them come before what is asked for
+    :param chunk_bytes: the length of a chunk of the image
+    :param segment_chunks: chunks of a segment
+    """
+
+    cids: Sequence[ids.Cid]
+    skipped: int
+    chunk_bytes: int
+    segment_chunks: int
 
 
 NamedRun = Callable[[chunk_ref.Request], Sequence[ids.Content] | None]
@@ -36,6 +55,7 @@ class Authorization:
     :param names: what hosts mean by the same chunk
     :param attached: the images that are attached here, at any moment: it is looked at again
     :param named_run: says the same of all chunks of a request, where one look is enough
+    :param around: returns the segments that a request touches; None: each chunk is one
     :ivar refused: requests that were not authorized
     """
 
@@ -46,7 +66,9 @@ class Authorization:
         names: identity.Identity,
         attached: Collection[ids.ImageId] = (),
         named_run: NamedRun | None = None,
+        around: Callable[[chunk_ref.Request], Around | None] = lambda request: None,
     ) -> None:
+        self._around = around
         self.names = names
         self.refused = 0
         self._here, self._named, self._named_run = here, named, named_run or self._each_named
@@ -82,11 +104,23 @@ class Authorization:
         if not hmac.compare_digest(proof, request.proof):
             self.refused += len(request.numbers)
             return "it does not prove that it knows the CIDs"
-        oid, image_id = self.names.oid, request.image_id
+        image_id, places, keys = request.image_id, [*request.places()], contents[0].keys
+        oids = self.names.oids(image_id, [offset for offset, _ in places], cids)
+        names = self._segment_names(request)
         return [
-            chunk_ref.ChunkRef(cid, oid(image_id, offset, cid), image_id, offset, length, keys)
-            for (cid, keys), (offset, length) in zip(contents, request.places(), strict=True)
+            chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, segment)
+            for cid, oid, (offset, length), segment in zip(cids, oids, places, names, strict=False)
         ]
+
+    def _segment_names(self, request: chunk_ref.Request) -> Iterable[ids.Oid | None]:
+        around = self._around(request)
+        if around is None:
+            return itertools.repeat(None)
+        cids, skipped, size, length = around
+        begin = request.offset - skipped * size
+        offsets = range(begin, begin + len(cids) * size, size)
+        oids = self.names.oids(request.image_id, offsets, cids)
+        return segments.names(cids, oids, length)[skipped:]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

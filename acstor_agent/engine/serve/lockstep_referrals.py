@@ -62,7 +62,7 @@ class LockstepReferrals:
         context, want, host = self._context, asker.want, asker.host
         if asker.priority is LATER or not context.is_ring_worth(context.now):
             return None
-        here, home = context.ring.here, context.ring.home(want.oid)
+        here, home = context.ring.here, context.ring.home(want.place)
         place = want.image_id, host, want.offset, context.now
         context.steps.note(*place)
         others = [one for one in context.steps.in_step(*place) if one != here and is_named(one)]

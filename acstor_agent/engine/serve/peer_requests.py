@@ -7,6 +7,7 @@ fetches that it no longer waits for.
 """
 
 import collections
+from collections.abc import Container
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -183,7 +184,7 @@ class PeerRequests:
         if first.mode is not RELAYED and self._is_named(first.host):
             oids = [want.oid for want in wants]
             known = self.referrals.gave_all(oids, first.host, first.priority)
-            self._note_copies(first.host, oids, known)
+            self._note_copies(first.host, wants, known)
         self.given += len(wants)
         for asker, want in zip(askers, wants, strict=True):
             asker.want = want
@@ -294,9 +295,9 @@ class PeerRequests:
             self._refuse(asker, Failure.BUSY)
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
-            oids = (asker.want.oid,)
-            known = self.referrals.gave_all(oids, asker.host, asker.priority)
-            self._note_copies(asker.host, oids, known)
+            wants = (asker.want,)
+            known = self.referrals.gave_all([asker.want.oid], asker.host, asker.priority)
+            self._note_copies(asker.host, wants, known)
         if self.uploads.has_place(asker.link.receiver):
             self._answer(asker)
         else:
@@ -321,30 +322,32 @@ class PeerRequests:
         """Name hosts that can give a content sooner than this one, if there are any."""
         hosts = self._in_step.refer(asker, self._is_named)
         if hosts:
-            oids = (asker.want.oid,)
-            self._note_copies(asker.host, oids, oids)
+            self._note_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1
             self._end(asker, actions.Referred(asker.number, hosts))
         return bool(hosts)
 
     def _note_copies(
-        self, host: ids.HostId, oids: Sequence[ids.Oid], known: Iterable[ids.Oid]
+        self, host: ids.HostId, wants: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
         """Tell the holders that asked longest ago to let go, where there are too many.
 
-        :param oids: what a host is given
+        :param wants: what a host is given
         :param known: of these, what others were given before
         """
         context, limit = self._context, self._context.settings.copies_limit
-        if not limit:
+        news, is_hinted = context.announcements, host in context.announcements.hints
+        if not limit or not (known or is_hinted):
             return
-        news, is_home = context.announcements, context.ring.is_home
-        if host in news.hints:
-            for oid in filter(is_home, oids):
-                news.unhint(host, oid)
-        for oid in filter(is_home, known):
-            if (holder := self.referrals.take_surplus(oid, limit)) is not None:
-                news.hint(holder, oid)
+        for want in wants:
+            if not context.ring.is_home(want.place):
+                continue
+            if is_hinted:
+                news.unhint(host, want.oid)
+            if want.oid in known and (
+                (holder := self.referrals.take_surplus(want.oid, limit)) is not None
+            ):
+                news.hint(holder, want.oid)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1

@@ -173,6 +173,25 @@ def test_encoded_ring_decodes_to_the_same_table():
 PLACES = ["s1/p1/r1", "s1/p1/r2", "s1/p2/r1", "s2/p1/r1"]
 
 
+@pytest.mark.parametrize("segment_chunks", [1, 2, 16])
+def test_length_of_segments_is_published_and_the_same_in_each_group(segment_chunks):
+    of = located(2)
+    made = ring.Ring(of.epoch, of.hosts, 2, segment_chunks=segment_chunks)
+    read = ring.decode(ring.encode(made), "a table")
+    assert read.segment_chunks == segment_chunks
+    assert (b"segment_chunks" in ring.encode(made)) == (segment_chunks > 1)
+    assert {read.group_of(ids.HostId(h.host)).segment_chunks for h in of.hosts} == {segment_chunks}
+
+
+@pytest.mark.parametrize("segment_chunks", [0, 3, 12, 32])
+def test_length_of_segments_that_is_no_power_of_two_is_refused(segment_chunks):
+    with pytest.raises(ValueError, match="segments of"):
+        ring.Ring(1, (), segment_chunks=segment_chunks)
+    table = ring.encode(ring.Ring(1, ())).replace(b"}", b',"segment_chunks":%d}' % segment_chunks)
+    with pytest.raises(errors.RingFormatError, match="segment"):
+        ring.decode(table, "a table")
+
+
 def located(threshold: int | None = None, outer: int | None = None, count: int = 12) -> ring.Ring:
     placed = (
         ring.RingHost(f"h{i}", f"10.0.0.{i}:7201", 50, PLACES[i % len(PLACES)])

@@ -63,7 +63,7 @@ def ask_nobody(*_: Any) -> list[placement.Upstream]:
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (peer_requests.PeerRequests, "_authorized", refuse),
+    "a home answers who asks": (peer_requests.PeerRequests, "_go_on", refuse),
     "who proves to know a CID gets it": (
         authorization.hmac,
         "compare_digest",

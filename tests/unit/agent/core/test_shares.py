@@ -12,6 +12,7 @@ from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import segments
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
@@ -110,6 +111,22 @@ def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
         if cid != ids.ZERO_CID:
             oid = naming.oid(MAP.image_id, number * CHUNK, cid)
             assert all(cid in found[host] for host in table.owners_at(oid, 2))
+
+
+@pytest.mark.parametrize("length", [2, 16])
+@pytest.mark.parametrize("naming", [identity.ByContent(), identity.ByPlace()])
+def test_segments_are_kept_by_the_owners_of_each_segment(naming, length):
+    table = table_of("h1", "h2", "h3", "h4", segment_chunks=length)
+    found, expected = kept(table, naming), {host.host: set() for host in table.hosts}
+    for first in range(0, len(MAP), length):
+        cids = MAP.cids(first, min(first + length, len(MAP)))
+        places = range(first * CHUNK, (first + len(cids)) * CHUNK, CHUNK)
+        oids = naming.oids(MAP.image_id, places, cids)
+        names = segments.names(cids, oids, length)
+        for cid in set(cids) - {ids.ZERO_CID}:
+            for host in table.owners_at(names[0], 2):
+                expected[host].add(cid)
+    assert found == expected and copies_of(found) >= {2}
 
 
 def test_bytes_of_all_shares_are_those_of_all_copies():

@@ -31,6 +31,8 @@ class Segments(identity.ByContent):
         segment = offset // one_machine.CHUNK // SEGMENT
         return ids.oid_of(ids.cid_of(b"segment %d" % segment))
 
+    oids = identity.Identity.oids
+
 
 NAMES = Segments()
 
