@@ -80,6 +80,7 @@ class Picture:
     has_loads: bool = True
     epoch: int = 0
     thresholds: threshold.Thresholds = _NO_THRESHOLDS
+    segment_chunks: int = 1
     places: int = 0
     traffic_cv: float = 0.0
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
@@ -170,6 +171,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         ("threshold", "The table's threshold; 0: none", picture.thresholds.near or 0),
         ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
         ("places", "Places that the table says something of", picture.places),
+        ("segment_chunks", "Chunks of an image that have one home", picture.segment_chunks),
         ("hosts", "Hosts that live", len(picture.hosts)),
         ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent_total),
         (

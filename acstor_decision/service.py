@@ -423,6 +423,7 @@ class Service:
             has_loads=self._knows_loads,
             epoch=self.current.epoch,
             thresholds=self.decider.table.thresholds,
+            segment_chunks=self.decider.table.segment_chunks,
             places=len(self.decider.table.outward),
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,

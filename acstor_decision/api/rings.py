@@ -18,7 +18,8 @@ from acstor_decision.db import database
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """A table that was published.
 
-    :param reason: why: members, overload, threshold, places, revoked or epoch
+    :param reason: why: members, overload, threshold, places, segments, revoked or
+        epoch
     :param overloaded: the hosts that made it necessary, if it was traffic
     :param moved: v-nodes that got another owner, went or came
     :param instance: the instance of the service that published it
@@ -52,11 +53,13 @@ class Ring(Publication, frozen=True, kw_only=True):
         reads the source; null: it reads the source at once
     :param places: what single places give to others, in percent of the usual, and whom their homes
         ask; see the v-node table's format
+    :param segment_chunks: chunks of an image that have one home
     """
 
     threshold: int | None
     outer_threshold: int | None
     places: dict[str, outward.Outward]
+    segment_chunks: int
     owners: tuple[Owner, ...]
 
 
@@ -124,6 +127,7 @@ def _shown(row: database.Publication) -> Ring:
         threshold=known.threshold,
         outer_threshold=known.outer_threshold,
         places=known.places,
+        segment_chunks=known.segment_chunks,
         owners=tuple(owners(row.epoch, table).values()),
     )
 
@@ -132,6 +136,7 @@ class _Nearness(msgspec.Struct):
     threshold: int | None = None
     outer_threshold: int | None = None
     places: dict[str, outward.Outward] = {}
+    segment_chunks: int = 1
 
 
 def _fields(row: database.Publication) -> dict[str, Any]:

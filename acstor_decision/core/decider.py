@@ -2,9 +2,9 @@
 """Whether the v-node table has to change, and into what.
 
 A table changes only if hosts came, went, moved or were drained, if some host was
-overloaded for several collections in a row, or if a threshold or what is said of a
-place changed; and then only the v-nodes that must move do.  The same table twice is
-no decision.
+overloaded for several collections in a row, or if a threshold, the length of segments or
+what is said of a place changed; and then only the v-nodes that must move do.  The same
+table twice is no decision.
 """
 
 import collections
@@ -24,6 +24,7 @@ from acstor_common import sketch
 from acstor_decision.core import handover
 from acstor_decision.core import members
 from acstor_decision.core import outlets
+from acstor_decision.core import segment_length
 from acstor_decision.core import standing
 from acstor_decision.core import threshold
 from acstor_decision.core import weights
@@ -48,6 +49,7 @@ class Policy:
     :param may_remap: False: traffic moves nothing
     :param factor: Equation 1's lambda, where it says how many v-nodes there are, as the paper
         prints it; None: there are as many as before
+    :param segment_chunks: chunks that have one home; None: as the hosts' links are
     """
 
     vnodes_per_host: int = 100
@@ -56,6 +58,7 @@ class Policy:
     least_moved: float = 0.05
     may_remap: bool = True
     factor: float | None = None
+    segment_chunks: int | None = None
 
 
 class Place(NamedTuple):
@@ -71,12 +74,14 @@ class Table(NamedTuple):
 
     :param revoked: see :class:`acstor_common.ring.Ring`
     :param outward: what is said of single places
+    :param segment_chunks: see :class:`acstor_common.ring.Ring`
     """
 
     places: Mapping[ids.HostId, Place]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
     outward: outward_.Places = MappingProxyType({})
+    segment_chunks: int = 1
 
     def owners(self) -> handover.Owners:
         """Return the v-nodes of every host."""
@@ -90,6 +95,7 @@ class Reason(enum.Enum):
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
     THRESHOLD = "threshold"  # switches got busy, or calm, or hosts stand in other places
     PLACES = "places"  # the way out of a place got slow, or fast
+    SEGMENTS = "segments"  # most links got slow, or fast, or the option says another length
     REVOKED = "revoked"  # certificates of a host count no more
     EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
@@ -119,6 +125,7 @@ class Decider:
         self._members = known
         self._asked_for = table.thresholds
         self._asked_times = 0
+        self._asked_segments, self._asked_segments_times = table.segment_chunks, 0
         self._busy: Collection[int] = ()
         self._collections = 0
         needed = known.limits.overload_collections
@@ -136,6 +143,16 @@ class Decider:
         asked_for = threshold.thresholds_for(levels.values(), self._busy)
         self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
         self._asked_for = asked_for
+        self._observe_links()
+
+    def _observe_links(self) -> None:
+        known = [self._members[host].last for host in self.table.places if host in self._members]
+        chunks = self.policy.segment_chunks
+        if chunks is None:
+            chunks = segment_length.chunks_for([sample.link_bytes_s for sample in known])
+        is_same = chunks == self._asked_segments
+        self._asked_segments_times = self._asked_segments_times + 1 if is_same else 1
+        self._asked_segments = chunks
 
     def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
         """Note how fast chunks come out of places, and what they cost each group."""
@@ -186,6 +203,8 @@ class Decider:
             return None
         if steady.table.places != self.table.places:
             return steady
+        if steady.table.segment_chunks != self.table.segment_chunks:
+            return steady._replace(reason=Reason.SEGMENTS)
         is_threshold = steady.table.thresholds != self.table.thresholds
         return steady._replace(reason=Reason.THRESHOLD if is_threshold else Reason.PLACES)
 
@@ -249,9 +268,8 @@ class Decider:
         thresholds = self._steady_thresholds() if levels is not None else threshold.Thresholds()
         moved = handover.moved_between(old, owners)
         outward = self._outward(places.values(), thresholds.near)
-        return Decision(
-            Table(places, thresholds, self._revoked, outward), reason, moved, overloaded
-        )
+        table = Table(places, thresholds, self._revoked, outward, self._steady_segments())
+        return Decision(table, reason, moved, overloaded)
 
     def _outward(self, places: Iterable[Place], near: int | None) -> outward_.Places:
         """Return what is said of places that there are."""
@@ -285,6 +303,11 @@ class Decider:
     def _steady_thresholds(self) -> threshold.Thresholds:
         needed = self._members.limits.overload_collections
         return self._asked_for if self._asked_times >= needed else self.table.thresholds
+
+    def _steady_segments(self) -> int:
+        needed = self._members.limits.overload_collections
+        is_steady = self._asked_segments_times >= needed
+        return self._asked_segments if is_steady else self.table.segment_chunks
 
     def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
         return sketch.similarity(self._members[one].last.sketch, self._members[other].last.sketch)

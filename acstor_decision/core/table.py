@@ -16,7 +16,10 @@ def to_ring(table: decider.Table, epoch: int) -> ring.Ring:
         ring.named_host(host, place.address, place.names, place.location)
         for host, place in table.places.items()
     )
-    return ring.Ring(epoch, hosts, *table.thresholds, table.revoked, table.outward)
+    return ring.Ring(
+        *(epoch, hosts, *table.thresholds, table.revoked, table.outward),
+        segment_chunks=table.segment_chunks,
+    )
 
 
 def from_ring(published: ring.Ring) -> decider.Table:
@@ -26,4 +29,5 @@ def from_ring(published: ring.Ring) -> decider.Table:
         for host in published.hosts
     }
     thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
-    return decider.Table(places, thresholds, published.revoked, published.outward)
+    said = published.revoked, published.outward, published.segment_chunks
+    return decider.Table(places, thresholds, *said)

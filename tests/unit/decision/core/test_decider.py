@@ -36,6 +36,7 @@ class Cloud:
         self.hosts = [f"h{n}" for n in range(1, hosts + 1)]
         self.sketches: dict[str, tuple[int, ...]] = {}
         self.places: dict[str, str] = {}
+        self.links: dict[str, int] = {}
         self.wait: Callable[[str, str], float] | None = None
         self.round = 0
         self.collect({}, times=2)
@@ -65,7 +66,7 @@ class Cloud:
             number=self.round,
             sent_s=self.round * COLLECTION_S,
             interval_s=COLLECTION_S,
-            link_bytes_s=LINK_BYTES_S,
+            link_bytes_s=self.links.get(host, LINK_BYTES_S),
             total=decision_api.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
             sketch=self.sketches.get(host, ()),
             peers={
@@ -256,6 +257,35 @@ def test_thresholds_count_when_they_were_asked_for_twice():
     assert cloud.collect({}) == []
     cloud.decider.observe(None)
     assert cloud.collect({})[0].table.thresholds == Thresholds()
+
+
+TEN_GBIT_S = 1_250_000_000
+
+
+def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
+    cloud = Cloud(5)
+    cloud.links = {f"h{n}": TEN_GBIT_S for n in (1, 2, 3)}
+    cloud.collect({})
+    cloud.decider.observe()
+    assert cloud.collect({}) == []
+    cloud.decider.observe()
+    [decision] = cloud.collect({})
+    assert (decision.reason, decision.moved) == (Reason.SEGMENTS, 0)
+    assert table.to_ring(decision.table, 2).segment_chunks == 16
+    assert table.from_ring(table.to_ring(decision.table, 2)) == decision.table
+    cloud.links["h1"] = LINK_BYTES_S  # one that is slow, or lies, is outvoted or not by itself
+    cloud.collect({})
+    cloud.decider.observe()
+    assert cloud.collect({}) == []
+    cloud.decider.observe()
+    assert cloud.collect({})[0].table.segment_chunks == 1
+
+
+def test_option_says_how_long_segments_are_whatever_the_links():
+    cloud = Cloud(3, segment_chunks=4)
+    for _ in range(2):
+        cloud.decider.observe()
+    assert cloud.collect({})[0].table.segment_chunks == 4
 
 
 THREE_RACKS = {f"h{number}": f"pod/rack{number % 3}" for number in range(1, 13)}
