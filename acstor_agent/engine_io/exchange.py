@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -69,6 +70,10 @@ Event = Callable[..., list[actions.Action]]
 """A method of the core."""
 
 
+_Segment = tuple[chunk_map.ChunkMap, int, int, list[chunk_ref.ChunkRef]]
+"""A map, the first chunk of a segment, its length, and what to ask for to have its chunks."""
+
+
 class Tables(NamedTuple):
     """Where v-node tables come from: the one in force, and the one before it, while it counts.
 
@@ -115,6 +120,7 @@ class Exchange:
         known = core.context.ring
         self._tables, self._in_force = tables, (known.table, known.former)
         self._names = core.rights.names
+        self._last_segment: _Segment | None = None
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
         self._is_feeding = False
         self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
@@ -201,30 +207,41 @@ class Exchange:
 
     def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of an image."""
-        return self.wants(image_map, (chunk_no,))[0]
+        length = self._segment_chunks
+        first, stop = segments.around(chunk_no, chunk_no + 1, length, len(image_map))
+        known = self._last_segment
+        if known is None or known[:3] != (image_map, first, length):
+            refs = self._refs(image_map, first, stop)
+            self._last_segment = known = image_map, first, length, refs
+        return known[3][chunk_no - first]
 
     def wants(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
     ) -> list[chunk_ref.ChunkRef]:
         """Return what to ask for to have chunks of an image, which are in their order."""
-        if not numbers:
-            return []
+        length, count = self._segment_chunks, len(image_map)
+        found: list[chunk_ref.ChunkRef] = []
+        for run in _runs(numbers) if numbers else ():
+            first, stop = segments.around(run[0], run[-1] + 1, length, count)
+            refs = self._refs(image_map, first, stop)
+            found += refs[run[0] - first : run[-1] - first + 1]
+        return found
+
+    def _refs(
+        self, image_map: chunk_map.ChunkMap, first: int, stop: int
+    ) -> list[chunk_ref.ChunkRef]:
+        """Return what to ask for to have the chunks of whole segments."""
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
         size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
-        found: list[chunk_ref.ChunkRef] = []
-        for run in _runs(numbers):
-            first, stop = segments.around(run[0], run[-1] + 1, length, len(image_map))
-            cids, places = image_map.cids(first, stop), range(first * size, stop * size, size)
-            oids = self._names.oids(image_id, places, cids)
-            names = segments.names(cids, oids, length) if length > 1 else itertools.repeat(None)
-            some = zip(cids, oids, places, names, strict=False)
-            found += [
-                chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, name)
-                for cid, oid, at, name in itertools.islice(
-                    some, run[0] - first, run[-1] + 1 - first
-                )
-            ]
-        return found
+        cids, places = image_map.cids(first, stop), range(first * size, stop * size, size)
+        oids = self._names.oids(image_id, places, cids)
+        names: Iterable[ids.Oid | None] = itertools.repeat(None)
+        if length > 1:
+            names = segments.names(cids, oids, length)
+        return [
+            chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, name)
+            for cid, oid, at, name in zip(cids, oids, places, names, strict=False)
+        ]
 
     @property
     def _segment_chunks(self) -> int:

@@ -16,6 +16,7 @@ import array
 import fcntl
 import socket
 import ssl
+import sys
 import termios
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -45,12 +46,12 @@ asks for more when half of it has left; to be asked costs this host about 0.1 ms
 
 FRAME_S = 0.004
 """So much time frames take that are used whole or not, where they need not be longer."""
-PACE_SHARE = 0.25
-"""What the newest wait counts in the pace of a connection."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
 
+_DELIVERY_RATE = slice(160, 168)
+"""Where the rate is, in bytes a second, at which the other side acknowledges (linux/tcp.h)."""
 _OUTQ = array.array("i", [0])  # what the kernel answers
 
 _ECN_BITS = 2  # below the DSCP, in one byte
@@ -100,7 +101,6 @@ class Link:
         self._low_water_bytes = 1
         self._is_empty = False  # the last call has received all there was
         self._not_sent_bytes = NOT_SENT_BYTES
-        self._pace_bytes_s = 0.0
         self._calls = 0
         self._early = early  # came with the handshake
 
@@ -208,7 +208,9 @@ class Link:
         """How many bytes of chunks a frame may carry, as the other side uses it whole or not."""
         if self.sending is None:
             return peer_wire.RUN_BYTES
-        most = min(peer_wire.RUN_BYTES, int(FRAME_S * self._pace_bytes_s))
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)
+        bytes_s = int.from_bytes(info[_DELIVERY_RATE], sys.byteorder)
+        most = min(peer_wire.RUN_BYTES, int(FRAME_S * bytes_s))
         return max(peer_wire.ENCRYPTED_RUN_BYTES, most)
 
     def _note_pace(self, count: int, took_s: float) -> None:
@@ -216,9 +218,7 @@ class Link:
 
         A wait that was short by chance makes it twice as much, and the next one makes it the least.
         """
-        pace_bytes_s = count / max(took_s, 1e-6)
-        self._pace_bytes_s += PACE_SHARE * (pace_bytes_s - self._pace_bytes_s)
-        leaves_bytes = pace_bytes_s * NOT_SENT_S
+        leaves_bytes = count * NOT_SENT_S / max(took_s, 1e-6)
         kept_bytes = self._not_sent_bytes
         if leaves_bytes >= 2 * kept_bytes:
             kept_bytes = min(2 * kept_bytes, MOST_NOT_SENT_BYTES)
