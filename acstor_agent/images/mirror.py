@@ -160,20 +160,22 @@ class Mirror:
         chunk_no = self.map.geometry.chunk_at(offset, length)
         return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content(chunk_no)
 
-    def contents(self, request: chunk_ref.Request) -> list[ids.Content]:
+    def contents(self, request: chunk_ref.Request) -> list[ids.Content] | None:
         """Return the contents of the chunks that a peer asks for, as :meth:`named` knows them.
 
-        None of them: the image has no such chunks.
+        :returns: None if they must be looked up; fewer than asked for where the image has no such
+            chunks
         """
-        size, keys = request.chunk_bytes, self.map.scope_keys
-        first, start = divmod(request.offset, self._chunk_bytes)
+        size = request.chunk_bytes
         if size != self._chunk_bytes:
-            places = request.places()
-            named = [self.named(offset, length) for offset, length in places]
-            return [content for content in named if content is not None]
+            found = [self.named(offset, length) for offset, length in request.places()]
+            named = [content for content in found if content is not None]
+            return named if len(named) == len(found) else None
+        first, start = divmod(request.offset, size)
         end = request.offset + request.length
         if start or end > self.size_bytes or (end % size and end != self.size_bytes):
             return []
+        keys = self.map.scope_keys
         return [ids.Content(cid, keys) for cid in self.map.cids(first, -(-end // size))]
 
     async def read(

@@ -9,9 +9,14 @@ import trio.testing
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
 from acstor_agent.images import mirror
+from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_request
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -266,3 +271,27 @@ async def test_what_each_guest_waits_for_now_is_known_whoever_tells_it(host, ima
         why = late[guests[name]].why
         assert of.map.image_id in why
         assert not any(f"read {nth} fails" in why for nth in (before + 1, before + 2))  # the first
+
+
+def run_of(first, count, **changes):
+    length = min(count * CHUNK, len(DATA) - first * CHUNK)
+    how = peer_request.Mode.HOME, priority.Priority.PEER, 1.0, CHUNK
+    made = chunk_ref.Request(1, one_host.IMAGE, first * CHUNK, length, b"", *how)
+    return made._replace(**changes)
+
+
+async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
+    cids = [image.map.cid(number) for number in range(len(image.map))]
+    whole = run_of(0, len(cids))
+    assert [content.cid for content in image.contents(whole)] == cids
+    assert [content.cid for content in image.contents(run_of(3, 2))] == cids[3:5]
+    assert image.contents(run_of(3, 2, offset=1)) == []
+    assert image.contents(whole._replace(length=whole.length - 1)) == []
+    assert image.contents(whole._replace(length=whole.length + CHUNK)) == []
+    halves = image.contents(run_of(3, 2, chunk_bytes=CHUNK // 2))
+    assert {content.cid for content in halves} == {ids.ZERO_CID}
+    frame = run_of(0, 1, offset=base.AT_BOOT_IMAGE, chunk_bytes=0)
+    assert image.contents(frame) is None  # whether there is a boot image is not known yet
+    assert host.naming.around(whole) is None
+    host.naming._segment_chunks = lambda: 4
+    assert host.naming.around(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)

@@ -516,3 +516,42 @@ async def test_boot_image_of_an_image_that_was_deactivated_is_for_nobody_who_boo
     on_glance.deactivate(image_id)
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await host.others.boot_head(HERE, image_id)
+
+
+# Runs, and the segments that they touch
+
+SHORT = len(DATA) - (len(CIDS) - 1) * CHUNK
+
+
+def run_of(image_id, first, count, last=CHUNK, **changes):
+    length = (count - 1) * CHUNK + last
+    mode, urgency = peer_wire.Mode.HOME, priority.Priority.PEER
+    proof = peer_wire.proof_of(b"".join(CIDS[first : first + count]), PEER, HERE)
+    request = chunk_ref.Request(
+        1, image_id, first * CHUNK, length, proof, mode, urgency, 1.0, CHUNK if count > 1 else 0
+    )
+    return request._replace(**changes)
+
+
+async def test_run_of_an_image_that_is_not_attached_is_known_when_all_of_it_is(host, image_id):
+    request = run_of(image_id, 0, 3)
+    assert host.naming.run(request) is None
+    await host.naming.learn(PEER, image_id, 0, CHUNK)
+    assert [content.cid for content in host.naming.run(request)] == CIDS[:3]
+    found = host.rights.authorize(PEER, request)
+    assert [ref.cid for ref in found] == CIDS[:3]
+    assert [(ref.offset, ref.length) for ref in found] == [(n * CHUNK, CHUNK) for n in range(3)]
+
+
+async def test_segments_around_a_run_are_found_in_the_page_of_the_map(host, image_id):
+    await host.naming.learn(PEER, image_id, 0, CHUNK)
+    assert host.naming.around(run_of(image_id, 1, 2)) is None  # each chunk is a segment
+    host.naming._segment_chunks = lambda: 2
+    around = host.naming.around(run_of(image_id, 1, 2))
+    assert around == ([*CIDS[:3], ids.ZERO_CID], 1, CHUNK, 2)
+    frame = run_of(image_id, 0, 1, offset=base.AT_BOOT_IMAGE)
+    assert host.naming.around(frame) is None
+    host.naming._segment_chunks = lambda: 16
+    last = len(CIDS) - 1
+    around = host.naming.around(run_of(image_id, last, 1, SHORT))
+    assert around.cids == [*CIDS[:3], ids.ZERO_CID, *CIDS[4:]]
