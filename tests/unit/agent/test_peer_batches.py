@@ -790,3 +790,122 @@ async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_
         await trio.sleep(0.05)
         assert net._budgets.requests.used == 10
         await stream.aclose()
+
+
+# Runs
+
+
+def run(number, count, **changes):
+    """Return a request for chunks that lie side by side."""
+    one = request(number, **changes)
+    return one._replace(length=count * CHUNK, chunk_bytes=CHUNK)
+
+
+def chunks(asked, *left_out):
+    """Return the chunks of a run, but for some."""
+    return [
+        peer_wire.Chunk(number, DATA[offset : offset + CHUNK])
+        for number, offset in zip(asked.numbers, asked.offsets, strict=True)
+        if number not in left_out
+    ]
+
+
+async def test_chunks_of_a_run_are_answered_each_for_itself_in_any_order():
+    heard = []
+
+    async def converse(host):
+        [asked] = await host.hear(1)
+        for message in reversed(chunks(asked, 2)):
+            await host.say(frames(message))
+        await host.say(frames(peer_wire.Refuse(2, peer_wire.RefuseCode.MISSING)))
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == 4)
+        assert not client.net._asking()[0]._waiting
+    assert [answer.request_id for answer in heard] == [4, 3, 1, 2]
+    assert heard[2].data == DATA[CHUNK : 2 * CHUNK]
+
+
+@pytest.mark.expect_log("bytes where .* were asked for")
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK + 1, 4 * CHUNK])
+async def test_chunk_of_a_run_of_another_length_ends_the_connection(length):
+    heard = []
+
+    async def converse(host):
+        await host.hear(1)
+        await host.say(frames(peer_wire.Chunk(2, bytes(length))))
+        await host.hear_more()
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == 4)
+    assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
+    assert sorted(answer.request_id for answer in heard) == [1, 2, 3, 4]
+
+
+async def test_what_is_cancelled_of_a_run_that_has_not_left_is_cancelled_when_it_has():
+    """Its proof is for all of its chunks.  What comes all the same is dropped."""
+    reads, heard, seen = trio.Event(), [], []
+
+    async def converse(host):
+        await reads.wait()
+        asked = await host.hear(2)
+        seen.append((await host.hear_cancel()).request_ids)
+        seen.extend(asked)
+        await host.say(frames(*chunks(asked[0]), *chunks(asked[1])))
+
+    async with asked_by(converse) as client:
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._asking()
+        fill(connection)
+        for one in (run(1, 3), run(4, 2), run(6, 2)):
+            connection.ask([one], heard.extend)
+        connection.cancel([2, 4, 5])
+        assert 2 not in connection._soon and 1 in connection._soon
+        reads.set()
+        await nets.wait_until(lambda: len(heard) == 4)
+        assert not connection._waiting
+    assert seen == [(2,), run(1, 3), run(6, 2)]
+    assert [answer.request_id for answer in heard] == [1, 3, 6, 7]
+
+
+async def test_what_is_cancelled_of_a_run_before_there_is_a_connection_is_cancelled_on_it():
+    heard, seen = [], []
+
+    async def converse(host):
+        [asked] = await host.hear(1)
+        seen.append((await host.hear_cancel()).request_ids)
+        await host.say(frames(*chunks(asked, 3)))
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        client.net.cancel(nets.SERVER, [3])
+        await nets.wait_until(lambda: len(heard) == 3)
+    assert seen == [(3,)]
+    assert [answer.request_id for answer in heard] == [1, 2, 4]
+
+
+async def test_part_of_a_run_that_is_cancelled_with_its_message_is_told_after_it():
+    class Giver(Here):
+        def __init__(self):
+            super().__init__()
+            self.told = []
+
+        def asked(self, connection, requests, came_s):
+            self.told += [[*one.numbers] for one in requests]
+
+        def cancelled(self, connection, request_ids):
+            self.told.append(tuple(request_ids))
+
+    giver = Giver()
+    get = peer_wire.Get((run(1, 3), run(4, 2)))
+    async with nets.serving(giver=giver) as (server, address):
+        stream = await nets.dial(address)
+        cancels = peer_wire.Cancel((2,)), peer_wire.Cancel((4, 5))
+        await stream.send_all(nets.HELLO + frames(get, *cancels))
+        await nets.wait_until(lambda: len(giver.told) == 2)
+        assert giver.told == [[1, 2, 3], (2,)]
+        [connection] = server._answering
+        assert connection._works == 2
+        await stream.aclose()
