@@ -78,8 +78,9 @@ OPTS = [
         type=types.Integer(choices=[0, 1, 2, 4, 8, 16]),
         default=0,
         help="How many chunks of an image that lie side by side have one home. 0: as many as the "
-        "usual link of a host carries in 1 ms, so 16 with 10 Gbit/s and 1 with 1 Gbit/s. A change "
-        "moves most of what homes keep.",
+        "median link of the hosts carries in 1 ms, so 16 with 10 Gbit/s and 1 with 1 Gbit/s. A "
+        "change moves most of what homes keep, so set a length where about half of the links are "
+        "fast.",
     ),
     cfg.FloatOpt(
         "overload_share",
