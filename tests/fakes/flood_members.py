@@ -83,7 +83,6 @@ class Flood:
     def __init__(self, orders: Orders, kind: str, name: str, files: identity_files.Set) -> None:
         klass = peer_wire.Klass.BULK if kind in _IN_BULK else peer_wire.Klass.DEMAND
         self._orders, self._make = orders, _KINDS[kind]
-        self._is_repeated = kind != "gets"
         self.peer = raw_peer.RawPeer(orders.port, name, files, klass)
         assert isinstance(self.peer.greet(), peer_wire.Hello)
         self.peer.link.setblocking(False)
@@ -95,7 +94,7 @@ class Flood:
         total = 0
         while total < ROUND_BYTES:
             self._number += 1
-            parts.append(b"".join(peer_wire.encode(self._make(self._orders, self._number))))
+            parts.append(self.peer.encoded(self._make(self._orders, self._number)))
             total += len(parts[-1])
         return b"".join(parts)
 
@@ -107,8 +106,7 @@ class Flood:
         with contextlib.suppress(BlockingIOError, OSError):
             while self._rest:
                 self._rest = self._rest[self.peer.link.send(self._rest) :]
-            again = self._rest.obj if self._is_repeated else self._next_round()
-            self._rest = memoryview(again)
+            self._rest = memoryview(self._next_round())
 
 
 def take_what_is_left() -> None:

@@ -10,6 +10,7 @@ from typing import Self
 
 from acstor_common import identity_files
 from acstor_common import ids
+from acstor_common import peer_encryption
 from acstor_common import peer_wire
 from tests.lab import local
 
@@ -34,6 +35,18 @@ def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLCo
     return context
 
 
+def _agree(link: ssl.SSLSocket) -> tuple[socket.socket, peer_encryption.Keys]:
+    """Exchange secrets by TLS; return the connection without it, and the keys that follow."""
+    ours, theirs = os.urandom(peer_encryption.SECRET_BYTES), b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):  # it does not believe this host
+        link.sendall(ours)
+        while len(theirs) < len(ours) and (more := link.recv(len(ours) - len(theirs))):
+            theirs += more
+    raw = socket.socket(fileno=link.detach())
+    raw.settimeout(PATIENCE_S)
+    return raw, peer_encryption.keys(ours, theirs)
+
+
 class RawPeer:
     """One connection to an agent.
 
@@ -50,11 +63,15 @@ class RawPeer:
     ) -> None:
         self.name = ids.HostId(name)
         self._klass = klass
-        self._receiver = peer_wire.Receiver("agent", peer_wire.FROM_SERVER)
         self._last_id = 0
+        self._unsent = bytearray()
+        self._ours: peer_encryption.Encryption | None = None
+        theirs: peer_encryption.Encryption | None = None
         self.link: socket.socket = socket.create_connection((local.LOOPBACK, port), PATIENCE_S)
         if files is not None:
-            self.link = context_of(files).wrap_socket(self.link)
+            self.link, keys = _agree(context_of(files).wrap_socket(self.link))
+            self._ours, theirs = map(peer_encryption.Encryption, keys)
+        self._receiver = peer_wire.receiver("agent", peer_wire.FROM_SERVER, theirs)
 
     def __enter__(self) -> Self:
         return self
@@ -63,9 +80,15 @@ class RawPeer:
         self.link.close()
 
     def send(self, *messages: peer_wire.Message) -> None:
-        """Say something."""
-        for message in messages:
-            self.link.sendall(b"".join(peer_wire.encode(message)))
+        """Say something; what a timeout leaves unsent goes before what is said next."""
+        self._unsent += self.encoded(*messages)
+        while self._unsent:
+            del self._unsent[: self.link.send(self._unsent)]
+
+    def encoded(self, *messages: peer_wire.Message) -> bytes:
+        """Return what is to be sent next, so that the agent reads some messages."""
+        frames = [peer_wire.encode(message, self._ours) for message in messages]
+        return b"".join([b"".join(frame) for frame in frames])
 
     def hear(self) -> peer_wire.Message | None:
         """Return what the agent says next; None when it hangs up."""
