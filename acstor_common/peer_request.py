@@ -127,6 +127,15 @@ _PLAIN = (
 )
 
 
+def chunks_in(length: int, chunk_bytes: int) -> int:
+    """Return how many chunks a request is for.
+
+    >>> chunks_in(65536, 0), chunks_in(65537, 65536)
+    (1, 2)
+    """
+    return -(-length // chunk_bytes) if chunk_bytes else 1
+
+
 class Request(NamedTuple):
     """Asks for ``length`` bytes of an image from ``offset`` on: a whole chunk, or a run of them.
 
@@ -152,7 +161,7 @@ class Request(NamedTuple):
     @property
     def chunks(self) -> int:
         """How many chunks it asks for."""
-        return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
+        return chunks_in(self.length, self.chunk_bytes)
 
     @property
     def numbers(self) -> range:

@@ -114,7 +114,7 @@ class Request(NamedTuple):
     @property
     def chunks(self) -> int:
         """How many chunks it asks for."""
-        return -(-self.length // self.chunk_bytes) if self.chunk_bytes else 1
+        return peer_request.chunks_in(self.length, self.chunk_bytes)
 
     @property
     def numbers(self) -> range:
