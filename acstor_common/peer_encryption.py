@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of frames between agents.
 
-The one rule: a code covers all of a frame and the frame's number, so what was
-changed, left out, doubled or moved on its way is found out by the next code.
+The one rule: a tag covers all of a frame and the frame's number.  The next check of a tag finds a
+frame that was changed, left out, repeated or moved on its way.
 
 AES-256 in Galois/counter mode (NIST SP 800-38D), whose nonce is the frame's number.  A key for each
-direction is derived from the secrets that both sides sent each other
-inside TLS.  TLS itself would encrypt 16 KiB at a time: what that costs in calls is more than ten
-times what the cipher does.
+direction is derived from the secrets that both sides sent each other inside TLS.  TLS itself would
+encrypt 16 KiB at a time, and its calls cost more than ten times what the cipher does.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ Buffer = bytes | bytearray | memoryview
 class Encryption:
     """Encrypts or decrypts the frames of one direction of a connection, one after the other.
 
-    A frame becomes a *record*: its length, the encrypted frame, its code.
+    A frame becomes a *record*: its length, the encrypted frame, its tag.
 
     >>> ours, theirs = Encryption(bytes(32)), Encryption(bytes(32))
     >>> record = ours.encrypt([b"a ", b"frame"])
@@ -74,12 +73,12 @@ class Encryption:
         :raises ValueError: it is not what the other side has encrypted next
         """
         frame = record[LENGTH_BYTES:-MAC_BYTES]
-        nonce, code = self._next_nonce(len(frame)), bytes(record[-MAC_BYTES:])
+        nonce, tag = self._next_nonce(len(frame)), bytes(record[-MAC_BYTES:])
         decryptor = ciphers.Cipher(self._aes, modes.GCM(nonce)).decryptor()
         decryptor.authenticate_additional_data(record[:LENGTH_BYTES])
         decryptor.update_into(frame, record[LENGTH_BYTES:])
         try:
-            decryptor.finalize_with_tag(code)
+            decryptor.finalize_with_tag(tag)
         except exceptions.InvalidTag:
             raise ValueError("a frame was changed on its way: its MAC is wrong") from None
         return frame

@@ -194,7 +194,7 @@ class Receiver:
         self._is_shared = True  # they are given out where they lie, as neighbours
 
     least_bytes = HEADER_BYTES
-    """Nothing can be said of what comes before so many bytes are here."""
+    """How many bytes tell how long the next frame is."""
 
     @property
     def wanted_bytes(self) -> int:
@@ -225,7 +225,7 @@ class Receiver:
         return [self._small_view[self._end :]]
 
     def feed(self, data: bytes | bytearray) -> list[Message]:
-        """Take bytes that were received elsewhere (by TLS): copies them."""
+        """Take bytes that were received elsewhere (with the handshake): copies them."""
         messages: list[Message] = []
         view = memoryview(data)
         while view:
@@ -284,10 +284,12 @@ class Receiver:
         counted = HEADER_BYTES + _COUNT_BYTES
         if have < counted:
             return counted
-        count = self._small[self._start + HEADER_BYTES]
+        return counted + self._check_count(self._small[self._start + HEADER_BYTES]) * _CHUNK.size
+
+    def _check_count(self, count: int) -> int:
         if not 1 <= count <= MAX_BATCH:
             raise self._error(f"a Chunk frame with {count} chunks")
-        return counted + count * _CHUNK.size
+        return count
 
     def _begin_chunks(self, have: int, body_bytes: int) -> bool:
         if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
@@ -398,8 +400,8 @@ class Receiver:
 class EncryptedReceiver(Receiver):
     """Makes messages of encrypted frames, each of which is a record (``peer_encryption``).
 
-    Of a record nothing but its length is used before its code was found right.  The bytes of chunks
-    stay where they were decrypted.
+    Nothing but the length of a record is used before its tag was checked.  The bytes of chunks stay
+    where they were decrypted.
     """
 
     least_bytes = peer_encryption.LENGTH_BYTES
@@ -462,7 +464,8 @@ class EncryptedReceiver(Receiver):
             return
         if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
             raise self._error(f"a Chunk with a body of {body_bytes} bytes")
-        begin = HEADER_BYTES + _COUNT_BYTES + frame[HEADER_BYTES] * _CHUNK.size
+        count = self._check_count(frame[HEADER_BYTES])
+        begin = HEADER_BYTES + _COUNT_BYTES + count * _CHUNK.size
         self._check_total(begin, len(frame) - begin)
         data = frame[begin:]
         start = 0

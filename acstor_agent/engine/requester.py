@@ -53,7 +53,7 @@ class RequesterLink:
 class PendingRequest:
     """A request that waits: for what its image names, for a content, or for its turn.
 
-        One for each chunk of a request.
+    One for each chunk of a request.
 
     :ivar want: None until it was authorized
     :ivar data: what came; None while nothing did, or where the cache has it

@@ -740,6 +740,7 @@ def test_message_out_of_range_is_not_sent(message):
         chunk_body([(1, 5), (1, 5)]),
         bytes([65]) + bytes(600),
         chunk_body([(1, 2**20), (2, 1)]),
+        chunk_body([(number, 1) for number in range(1, 66)]),
     ],
 )
 def test_encrypted_chunks_against_the_rules_are_refused(body):
