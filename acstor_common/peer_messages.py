@@ -10,6 +10,7 @@ fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
 import enum
 import struct
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import ids
@@ -46,10 +47,39 @@ class Hello(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Answers a request with its bytes."""
+    """Answers a request, or a part of its run, with bytes.
+
+    :param request_id: number of the first chunk; each chunk has the number behind that of the one
+        before
+    :param data: of all chunks, one behind the other
+    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
+        is one chunk
+    """
 
     request_id: int
     data: Buffer
+    chunk_bytes: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has."""
+        return peer_request.chunks_in(len(self[1]), self[2])
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self[0], self[0] + self.chunks)
+
+    def each(self) -> Iterator["Chunk"]:
+        """Yield its chunks, each by itself."""
+        number, data, size = self
+        if not size:
+            yield self
+            return
+        view = memoryview(data)
+        for begin in range(0, len(view), size):
+            yield Chunk(number, view[begin : begin + size])
+            number += 1
 
 
 class Refuse(NamedTuple):

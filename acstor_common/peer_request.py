@@ -173,12 +173,12 @@ class Request(NamedTuple):
         """Where the chunks begin in the image."""
         return range(self.offset, self.offset + self.length, self.chunk_bytes or self.length)
 
-    def length_of(self, number: int) -> int:
-        """Return the length of the chunk that has a number."""
+    def length_of(self, number: int, chunks: int = 1) -> int:
+        """Return the length of the chunk that has a number, or of so many from that one on."""
         if not self.chunk_bytes:
             return self.length
         before = (number - self.request_id) * self.chunk_bytes
-        return min(self.chunk_bytes, self.length - before)
+        return min(chunks * self.chunk_bytes, self.length - before)
 
     @property
     def lengths(self) -> dict[int, int]:

@@ -17,8 +17,10 @@ nothing of one is used before its tag was found right.  The messages and their b
 
 import struct
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common import peer_encryption
@@ -77,7 +79,7 @@ FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PO
 
 _HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
 _COUNT_BYTES = 1
-_CHUNK = struct.Struct(">II")  # request, bytes; after those of all chunks come the bytes
+_CHUNK = struct.Struct(">III")  # request, bytes, bytes of each chunk; behind all come the bytes
 _MIN_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + 1
 _MAX_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
@@ -88,8 +90,8 @@ _TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a
 
 HEADER_BYTES = _HEADER.size
 
-Expects = Callable[[Sequence[tuple[int, int]]], bool]
-"""Says whether somebody waits for every one of these chunks, of a number and a length each.
+Expects = Callable[[Sequence[tuple[int, int, int]]], bool]
+"""Says whether somebody waits for all of these: first number, length, and ``chunk_bytes`` of each.
 
 :raises errors.RemoteProtocolError: one of them was never asked for
 """
@@ -130,7 +132,7 @@ def encode_chunks(
     :raises errors.LocalProtocolError: one is out of range
     """
     buffers: list[Buffer] = []
-    for run in _runs(chunks, run_bytes):
+    for run in _frames(chunks, run_bytes):
         try:
             frame = _encode_chunks(run)
         except (struct.error, ValueError) as error:
@@ -139,30 +141,79 @@ def encode_chunks(
     return buffers
 
 
-def _runs(chunks: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
-    begin = total = 0
+def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
+    """Yield what goes into each frame."""
+    frame: list[Chunk] = []
+    total = 0
     numbers: set[int] = set()  # none is twice in a frame, if a client uses one again too early
-    for index, (request_id, data) in enumerate(chunks):
-        is_full = total + len(data) > run_bytes or len(numbers) == MAX_BATCH
-        if index > begin and (is_full or request_id in numbers):
-            yield chunks[begin:index]
-            begin, total = index, 0
+    for part in _parts(answers, run_bytes):
+        its = part.numbers
+        is_full = total + len(part.data) > run_bytes or len(numbers) + len(its) > MAX_BATCH
+        if frame and (is_full or not numbers.isdisjoint(its)):
+            yield frame
+            frame, total = [], 0
             numbers.clear()
-        numbers.add(request_id)
-        total += len(data)
-    if chunks:
-        yield chunks[begin:]
+        frame.append(part)
+        numbers.update(its)
+        total += len(part.data)
+    if frame:
+        yield frame
+
+
+def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
+    """Cut runs that are longer than a frame."""
+    for answer in answers:
+        number, data, size = answer
+        if not size or len(data) <= run_bytes:
+            yield answer
+            continue
+        view, count = memoryview(data), max(1, run_bytes // size)
+        for begin in range(0, len(data), count * size):
+            part = view[begin : begin + count * size]
+            yield Chunk(number, part, size if len(part) > size else 0)
+            number += count
 
 
 def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
-    sizes = [len(data) for _, data in chunks]
+    heads = [(number, len(data), size) for number, data, size in chunks]
+    sizes = [length for _, length, _ in heads]
     total = sum(sizes)
     if not min(sizes) or total > MAX_DATA_BYTES:
         raise ValueError(f"chunks of {sizes} bytes in it")
     body_bytes = _COUNT_BYTES + len(chunks) * _CHUNK.size + total
     head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
-    head += [_CHUNK.pack(chunk[0], size) for chunk, size in zip(chunks, sizes, strict=True)]
-    return [b"".join(head), *[data for _, data in chunks]]
+    head += [_CHUNK.pack(*one) for one in heads]
+    return [b"".join(head), *[data for _, data, _ in chunks]]
+
+
+class _Run(NamedTuple):
+    """Chunks with consecutive numbers in the data of a frame, where they begin and end."""
+
+    number: int
+    begin: int
+    end: int
+    chunk_bytes: int
+
+    @property
+    def numbers(self) -> range:
+        chunks = peer_request.chunks_in(self.end - self.begin, self.chunk_bytes)
+        return range(self.number, self.number + chunks)
+
+    def whole_at(self, filled: int, is_past: bool = False) -> int:
+        """Return where the chunk ends that is on its way, or where the last whole one has ended."""
+        size = self.chunk_bytes or self.end - self.begin
+        chunks = (filled - self.begin) // size + (not is_past)
+        return min(self.begin + chunks * size, self.end)
+
+    def divide(self, stop: int) -> tuple["_Run", list["_Run"]]:
+        """Return the chunks before ``stop``, which is between two, and the others, if any."""
+        size = self.chunk_bytes
+        if stop == self.end:
+            return self, []
+        chunks = (stop - self.begin) // size
+        some = _Run(self.number, self.begin, stop, size if chunks > 1 else 0)
+        rest_size = size if self.end - stop > size else 0
+        return some, [_Run(self.number + chunks, stop, self.end, rest_size)]
 
 
 class Receiver:
@@ -189,8 +240,7 @@ class Receiver:
         self._data: bytearray | None = None  # of the chunks in the frame that is on its way
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._chunks: list[tuple[int, int]] = []  # of them: the request, where its bytes end
-        self._given = 0  # of them
+        self._runs: list[_Run] = []  # of them: which are on their way, the next one first
         self._is_shared = True  # they are given out where they lie, as neighbours
 
     least_bytes = HEADER_BYTES
@@ -201,7 +251,7 @@ class Receiver:
         """Bytes missing until something that is on its way is whole: a message, a header."""
         have = self._end - self._start
         if self._data is not None:
-            return self._chunks[self._given][1] - self._filled
+            return self._runs[0].whole_at(self._filled) - self._filled
         if have < HEADER_BYTES:
             return HEADER_BYTES - have
         _, _, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
@@ -303,8 +353,8 @@ class Receiver:
             return False
         begin = self._start + head_bytes
         head = bytes(self._small_view[self._start : begin])
-        self._chunks = self._chunks_in(head, total_bytes)
-        self._data, self._given = bytearray(total_bytes), 0
+        self._runs = self._runs_in(head, total_bytes)
+        self._data = bytearray(total_bytes)
         self._data_view = memoryview(self._data)
         self._filled = min(total_bytes, self._end - begin)
         self._start = begin + self._filled
@@ -319,39 +369,54 @@ class Receiver:
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
-    def _chunks_in(self, head: bytes, total_bytes: int) -> list[tuple[int, int]]:
-        """Return which chunks a frame carries, and where in its data each ends."""
-        found, end, chunks = [], 0, list(_CHUNK.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
-        for request_id, length in chunks:
+    def _runs_in(self, head: bytes, total_bytes: int) -> list["_Run"]:
+        """Return which runs a frame carries, and where in its data each begins and ends."""
+        found: list[_Run] = []
+        end = chunks = 0
+        heads = list(_CHUNK.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
+        for number, length, chunk_bytes in heads:
             if not length:
                 raise self._error("an empty Chunk")
-            end += length
-            found.append((request_id, end))
+            if chunk_bytes and not chunk_bytes < length <= RUN_BYTES:
+                raise self._error(f"a run of {length} bytes with chunks of {chunk_bytes}")
+            begin, end = end, end + length
+            found.append(_Run(number, begin, end, chunk_bytes))
+            its = peer_request.chunks_in(length, chunk_bytes)
+            chunks += its
+            if number + its > 1 << 32:
+                raise self._error(f"a run with numbers from {number} on")
         if end != total_bytes:
-            raise self._error(f"{len(found)} chunks of {end} bytes in {total_bytes}")
-        if len({request_id for request_id, _ in found}) < len(found):
+            raise self._error(f"{len(found)} runs of {end} bytes in {total_bytes}")
+        self._check_count(chunks)
+        if len(found) > 1 and len({n for run in found for n in run.numbers}) < chunks:
             raise self._error("a number twice in a Chunk")
-        self._is_shared = self.expects(chunks)
+        self._is_shared = self.expects(heads)
         return found
 
     def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
         """Give out what is whole of a frame with chunks; False if more must come first."""
-        is_whole = self._filled == len(data)
-        chunks = self._chunks
-        if len(chunks) == 1 and is_whole:
-            messages.append(Chunk(chunks[0][0], data))
-        else:
-            begin = chunks[self._given - 1][1] if self._given else 0
-            for request_id, end in chunks[self._given :]:
-                if end > self._filled:
-                    break
-                part = self._data_view[begin:end]
-                messages.append(Chunk(request_id, part if self._is_shared else bytes(part)))
-                begin = end
-                self._given += 1
+        is_whole, runs = self._filled == len(data), self._runs
+        while runs:
+            run = runs[0]
+            stop = run.end if run.end <= self._filled else run.whole_at(self._filled, is_past=True)
+            if stop > run.begin:
+                some, rest = run.divide(stop)
+                self._give_run(some, self._data_view, messages)
+                runs[:1] = rest
+            if stop < run.end:
+                break
         if is_whole:
-            self._data, self._data_view, self._chunks = None, self._small_view[:0], []
+            self._data, self._data_view = None, self._small_view[:0]
         return is_whole
+
+    def _give_run(self, run: "_Run", data: memoryview, messages: list[Message]) -> None:
+        """Give out a run where it lies, or where it is not shared each chunk for itself."""
+        if self._is_shared:
+            messages.append(Chunk(run.number, data[run.begin : run.end], run.chunk_bytes))
+            return
+        size = run.chunk_bytes or run.end - run.begin
+        for number, begin in zip(run.numbers, range(run.begin, run.end, size), strict=True):
+            messages.append(Chunk(number, bytes(data[begin : min(begin + size, run.end)])))
 
     def _take_small(self, type_: Type, have: int, body_bytes: int, messages: list[Message]) -> bool:
         self._check_small(type_, body_bytes)
@@ -468,11 +533,8 @@ class EncryptedReceiver(Receiver):
         begin = HEADER_BYTES + _COUNT_BYTES + count * _CHUNK.size
         self._check_total(begin, len(frame) - begin)
         data = frame[begin:]
-        start = 0
-        for request_id, end in self._chunks_in(bytes(frame[:begin]), len(data)):
-            part = data[start:end]
-            messages.append(Chunk(request_id, part if self._is_shared else bytes(part)))
-            start = end
+        for run in self._runs_in(bytes(frame[:begin]), len(data)):
+            self._give_run(run, data, messages)
 
 
 def receiver(

@@ -49,17 +49,35 @@ class ChunkRef(NamedTuple):
         return ids.cid_of(data) == cid if not ids.is_keyed(cid) else self.content.matches(data)
 
 
+def matching(
+    refs: Sequence[ChunkRef], data: bytes | bytearray | memoryview
+) -> list[memoryview | None]:
+    """Return the bytes of chunks that lie one behind the other; None for those that are wrong.
+
+    :param data: as many bytes as the chunks have
+    """
+    view, begin, found = memoryview(data), 0, list[memoryview | None]()
+    for ref in refs:
+        end = begin + ref.length
+        piece = view[begin:end]
+        cid = ref.cid
+        is_right = ids.cid_of(piece) == cid if not ids.is_keyed(cid) else ref.matches(piece)
+        found.append(piece if is_right else None)
+        begin = end
+    return found
+
+
 class Run(NamedTuple):
     """Chunks of one image that lie side by side, with numbers that follow each other.
 
     :param number: of the first chunk
-    :param cids: of the chunks
+    :param refs: the chunks
     :param length: bytes of all chunks
     :param chunk_bytes: the length of each but the last, which may be shorter; 0: it is one chunk
     """
 
     number: int
-    cids: list[ids.Cid]
+    refs: Sequence[ChunkRef]
     image_id: ids.ImageId
     offset: int
     length: int
@@ -83,10 +101,10 @@ def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
                 break
             end += refs[at].length
             at += 1
-        cids = [ref.cid for ref in refs[begin:at]]
+        some = refs[begin:at] if at - begin < count else refs
         chunk_bytes = size if at > begin + 1 else 0
         yield Run(
-            numbers[begin], cids, first.image_id, first.offset, end - first.offset, chunk_bytes
+            numbers[begin], some, first.image_id, first.offset, end - first.offset, chunk_bytes
         )
         begin = at
 

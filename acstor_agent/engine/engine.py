@@ -217,13 +217,13 @@ class Engine:
 
     @_event
     def chunks_arrived(
-        self, host: ids.HostId, chunks: Iterable[tuple[int, transfer_.Bytes]]
+        self, host: ids.HostId, chunks: Sequence[tuple[int, transfer_.Bytes]]
     ) -> None:
         """A peer gave contents, by the numbers of attempts; they are what was asked for."""
         self._responses.gave(host, chunks)
 
     @_event
-    def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
+    def refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """A peer does not give contents; INVALID: it gave bytes that are not what was asked for."""
         self._responses.refused(host, failed)
 

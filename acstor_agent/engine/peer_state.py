@@ -154,16 +154,20 @@ class PeerStates:
         """Return all of whom something is known."""
         return list(self._peers.values())
 
-    def new_number(self, peer: Peer) -> int:
-        """Return the number of a new attempt: 32 bits, as on the wire.
+    def new_numbers(self, peer: Peer, count: int) -> tuple[int, ...]:
+        """Return consecutive numbers for the chunks of a new attempt: 32 bits, as on the wire.
 
         They are counted over all peers: a peer that was forgotten meanwhile may still answer what
         it was asked before.
         """
         while True:
-            self._last_number = (self._last_number + 1) & 0xFFFFFFFF
-            if self._last_number not in peer.asks:
-                return self._last_number
+            first = self._last_number + 1
+            if first + count > 1 << 32:
+                first = 0
+            self._last_number = first + count - 1
+            numbers = range(first, first + count)
+            if peer.asks.keys().isdisjoint(numbers):
+                return tuple(numbers)
 
     def pending(self, host: ids.HostId) -> int:
         """Return how many attempts a host has not answered."""

@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -65,8 +66,17 @@ _URGENT = peer_wire.Priority.PEER
 _RELAYED = peer_wire.Mode.RELAYED
 _ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in peer_wire.Mode}
 
-Asked = tuple[chunk_ref.ChunkRef, peer_wire.Mode, float | None]
-"""A chunk that is asked for, in which mode, and when; None: no guest waited for it then."""
+
+class Asked(NamedTuple):
+    """Chunks that a peer is asked for, which have consecutive numbers.
+
+    :param since_s: when they were asked for; None: no guest waited for them then
+    """
+
+    number: int
+    refs: Sequence[chunk_ref.ChunkRef]
+    mode: peer_wire.Mode
+    since_s: float | None
 
 
 class PeerClient:
@@ -117,15 +127,17 @@ class PeerClient:
         for attempt in ask.attempts:
             priority, mode = PRIORITIES[attempt.priority], attempt.mode
             since_s = now if priority is _URGENT else None
-            asked = [(ref, mode, since_s) for ref in attempt.refs]
-            self._asked.update(zip(attempt.numbers, asked, strict=True))
             some = urgent if priority is _URGENT else others
-            mode = mode if self._may_refer else mode.plain
+            wire_mode = mode if self._may_refer else mode.plain
             for run in chunk_ref.runs(attempt.numbers, attempt.refs):
-                proof = peer_wire.proof_of(b"".join(run.cids), self._here, host)
+                cids = b"".join([ref.cid for ref in run.refs])
+                proof = peer_wire.proof_of(cids, self._here, host)
                 place = run.number, run.image_id, run.offset, run.length
-                how = mode, priority, timeout_ms, run.chunk_bytes
-                some.append(peer_wire.Request(*place, proof, *how))
+                how = wire_mode, priority, timeout_ms, run.chunk_bytes
+                request = peer_wire.Request(*place, proof, *how)
+                asked = Asked(run.number, run.refs, mode, since_s)
+                self._asked.update(dict.fromkeys(request.numbers, asked))
+                some.append(request)
         for some in (urgent, others):
             if some:
                 self._net.ask(host, address, some, hear)
@@ -134,7 +146,8 @@ class PeerClient:
         now, took_s = trio.current_time(), 0.0
         for number in cancel.numbers:
             asked = self._asked.pop(number, None)
-            given_up_s = now - asked[2] if asked and asked[2] is not None else math.inf
+            since_s = asked.since_s if asked is not None else None
+            given_up_s = now - since_s if since_s is not None else math.inf
             if (
                 given_up_s < self._core.context.requests_out.timeout_s
             ):  # else it does not answer at all
@@ -149,20 +162,13 @@ class PeerClient:
         moved: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
         for answer in answers:
-            number = answer.request_id
-            asked = self._asked.pop(number, None)
-            if asked is None:
-                continue
-            ref, mode, asked_s = asked
             if isinstance(answer, peer_wire.Chunk):
-                data = answer.data
-                moved.append((len(data), asked_s))  # wrong ones have moved, too
-                if not ref.matches(data):
-                    failed.append((number, Failure.INVALID))
-                    continue
-                self._counters.relayed_bytes += len(data) if mode is _RELAYED else 0
-                came.append((number, read_request.Fetched(data, _ORIGINS[mode])))
-            elif isinstance(answer, peer_wire.Refer):
+                self._take(answer, came, moved, failed)
+                continue
+            number = answer.request_id
+            if self._asked.pop(number, None) is None:
+                continue
+            if isinstance(answer, peer_wire.Refer):
                 self._counters.referrals += 1
                 self._feed(self._core.referred, host, number, answer.hosts)
             else:
@@ -175,6 +181,35 @@ class PeerClient:
             self._feed(self._core.refused, host, failed)
         if not answers:
             self._feed(self._core.alive, host)
+
+    def _take(
+        self,
+        answer: peer_wire.Chunk,
+        came: list[tuple[int, read_request.Fetched]],
+        moved: list[tuple[int, float | None]],
+        failed: list[tuple[int, Failure]],
+    ) -> None:
+        """Check chunks, and sort them into those that came and those that are wrong."""
+        numbers = answer.numbers
+        asked = self._asked.get(answer.request_id)
+        if asked is None or any([self._asked.get(number) is not asked for number in numbers]):
+            if len(numbers) > 1:  # some of them were given up, or they were asked for apart
+                for chunk in answer.each():
+                    self._take(chunk, came, moved, failed)
+            return
+        for number in numbers:
+            del self._asked[number]
+        begin, origin = answer.request_id - asked.number, _ORIGINS[asked.mode]
+        refs = asked.refs[begin : begin + len(numbers)]
+        moved.append((len(answer.data), asked.since_s))  # wrong ones have moved, too
+        pieces, right_bytes = chunk_ref.matching(refs, answer.data), 0
+        for number, data in zip(numbers, pieces, strict=True):
+            if data is None:
+                failed.append((number, Failure.INVALID))
+            else:
+                came.append((number, read_request.Fetched(data, origin)))
+                right_bytes += len(data)
+        self._counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
 
     def _count(self, host: ids.HostId, moved: list[tuple[int, float | None]]) -> None:
         """Count bytes that a peer gave, each with when they were asked for if a guest waited."""

@@ -8,7 +8,6 @@ count against the peer.
 
 from collections.abc import Callable
 from collections.abc import Hashable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -32,6 +31,10 @@ T = TypeVar("T")
 Attempt = transfer_.Attempt
 Track = transfer_.Track
 PEER = priority_.Priority.PEER
+
+
+def _one_fate(answer: object) -> None:
+    """Let all answers have one fate."""
 
 
 def divide_alone(attempt: Attempt, some: list[int]) -> Attempt:
@@ -70,10 +73,9 @@ class RequestsOut:
     ) -> Attempt:
         """Ask a peer, as soon as it owes this host less than its credit."""
         peer = self._book.of(host)
-        numbers = tuple([self._book.new_number(peer) for _ in refs])
+        numbers = self._book.new_numbers(peer, len(refs))
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
-        for number in numbers:
-            peer.asks[number] = attempt
+        peer.asks.update(dict.fromkeys(numbers, attempt))
         attempt.watch(self._new)
         under_bytes = peer.under_bytes + attempt.length
         if not peer.line.length and under_bytes <= peer_state.CREDIT_BYTES:
@@ -89,8 +91,7 @@ class RequestsOut:
         if attempt.host is None or attempt.is_over:
             return
         peer = self._book.of(attempt.host)
-        for number in part.numbers:
-            peer.asks[number] = part
+        peer.asks.update(dict.fromkeys(part.numbers, part))
         if part.sent_s is None:
             peer.line.put(part.priority, part.want.image_id, part)
         else:
@@ -130,9 +131,9 @@ class RequestsOut:
     def take(
         self,
         host: ids.HostId,
-        answers: Iterable[tuple[int, T]],
+        answers: Sequence[tuple[int, T]],
         now: float,
-        fate: Callable[[T], Hashable] = lambda answer: None,
+        fate: Callable[[T], Hashable] | None = None,
     ) -> list[tuple[Attempt, list[T]]]:
         """End attempts that a host has answered; return them, with the answers for their chunks.
 
@@ -140,13 +141,20 @@ class RequestsOut:
         part are split.
 
         :param answers: by number
-        :param fate: chunks with different ones do not go on together
+        :param fate: chunks with different ones do not go on together; None: all have one
         """
         peer = self._book.get(host)
         if peer is None:
             return []
-        left = dict(reversed(list(answers)))  # the first answer counts
         taken: list[tuple[Attempt, list[T]]] = []
+        begin = 0
+        if fate is None:
+            while (attempt := self._whole(peer, answers, begin)) is not None:
+                end = begin + len(attempt.numbers)
+                taken.append((attempt, [answer for _, answer in answers[begin:end]]))
+                self._answered(peer, attempt)
+                begin = end
+        left = dict(reversed(answers[begin:])) if begin < len(answers) else {}  # the first counts
         while left:
             number, answer = left.popitem()
             attempt = peer.asks.get(number)
@@ -156,16 +164,29 @@ class RequestsOut:
                 what = [answer]
             else:
                 left[number] = answer
-                attempt, what = self._answered(attempt, left, fate)
-            self._over(peer, attempt)
-            peer.under_bytes -= attempt.length
+                attempt, what = self._divide(attempt, left, fate or _one_fate)
+            self._answered(peer, attempt)
             taken.append((attempt, what))
         if taken:
             peer.heard_s = now
             self._send_more(peer, now)
         return taken
 
-    def _answered(
+    def _whole(
+        self, peer: peer_state.Peer, answers: Sequence[tuple[int, object]], begin: int
+    ) -> Attempt | None:
+        """Return the attempt that the next answers are all for, and for all of whose chunks."""
+        attempt = peer.asks.get(answers[begin][0]) if begin < len(answers) else None
+        if attempt is None or attempt.sent_s is None:
+            return None
+        some = answers[begin : begin + len(attempt.numbers)]
+        return attempt if tuple([number for number, _ in some]) == attempt.numbers else None
+
+    def _answered(self, peer: peer_state.Peer, attempt: Attempt) -> None:
+        self._over(peer, attempt)
+        peer.under_bytes -= attempt.length
+
+    def _divide(
         self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
     ) -> tuple[Attempt, list[T]]:
         """Return what is answered of an attempt with one fate, split off, and its answers.

@@ -50,7 +50,7 @@ class Responses:
 
     # Peers
 
-    def gave(self, host: ids.HostId, chunks: Iterable[tuple[int, Bytes]]) -> None:
+    def gave(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take what a peer gave, by the numbers of attempts."""
         context, now = self._context, self._context.now
         given = context.requests_out.take(host, chunks, now)
@@ -68,7 +68,7 @@ class Responses:
             if attempt.track is not Track.TRIAL:
                 self._came(attempt.transfer, chunks, attempt)
 
-    def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
+    def refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """Take what a peer does not give."""
         taken = self._context.requests_out.take(host, failed, self._context.now, _itself)
         self.ended([(attempt, whys[0]) for attempt, whys in taken])

@@ -27,6 +27,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import peer_request
 from acstor_common import peer_wire
 
 UNTOLD_BYTES = 256 * geometry.KIB
@@ -182,7 +183,7 @@ class Asking(base.Connection):
         others: list[peer_wire.Message] = []
         for message in messages:
             if isinstance(message, peer_wire.Chunk):
-                self._answer(message)
+                self._take(message)
             else:
                 others.append(message)
         self._account(loop_share.small_messages(others), is_useful=False)
@@ -201,20 +202,58 @@ class Asking(base.Connection):
                 self.tell(peer_wire.Pong(token))
                 self._has_shown_life = True
 
-    def _expects(self, chunks: Sequence[tuple[int, int]]) -> bool:
+    def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
         """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
         are_awaited = True
-        for request_id, length in chunks:
-            waiting = self._waiting.get(request_id)
-            if waiting is not None and request_id not in self._soon:
-                asked_bytes: int | None = waiting[0].length_of(request_id)
-            else:
-                asked_bytes, are_awaited = self._given_up.get(request_id), False
-            if asked_bytes is None:
-                raise self._rude("an answer that nobody asked for (Chunk)")
-            if length != asked_bytes:
+        for first, length, chunk_bytes in chunks:
+            waiting = self._waiting_for(first, peer_request.chunks_in(length, chunk_bytes))
+            if waiting is None:
+                are_awaited &= self._expects_each(first, length, chunk_bytes)
+                continue
+            request, count = waiting[0], peer_request.chunks_in(length, chunk_bytes)
+            is_as_cut = not chunk_bytes or chunk_bytes == request.chunk_bytes
+            if length != (asked_bytes := request.length_of(first, count)) or not is_as_cut:
                 raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
         return are_awaited
+
+    def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, Hear] | None:
+        """Return the request to which so many numbers belong, if all of them are awaited."""
+        known = self._waiting
+        waiting = known.get(first) if not self._soon else None
+        if waiting is None or count == 1:
+            return waiting
+        are_of_it = all([known.get(number) is waiting for number in range(first, first + count)])
+        return waiting if are_of_it else None
+
+    def _expects_each(self, first: int, length: int, chunk_bytes: int) -> bool:
+        """Look at each chunk of a run for itself."""
+        are_awaited, size = True, chunk_bytes or length
+        for number, begin in enumerate(range(0, length, size), first):
+            waiting = self._waiting.get(number)
+            if waiting is not None and number not in self._soon:
+                asked_bytes: int | None = waiting[0].length_of(number)
+            else:
+                asked_bytes, are_awaited = self._given_up.get(number), False
+            if asked_bytes is None:
+                raise self._rude("an answer that nobody asked for (Chunk)")
+            if (given_bytes := min(size, length - begin)) != asked_bytes:
+                raise self._rude(f"{given_bytes} bytes where {asked_bytes} were asked for")
+        return are_awaited
+
+    def _take(self, answer: peer_wire.Chunk) -> None:
+        """Give chunks to who waits for them, together if one does who waits for all of them.
+
+        :raises errors.RemoteProtocolError: nobody ever waited for one of them
+        """
+        numbers = answer.numbers
+        waiting = self._waiting_for(answer.request_id, len(numbers))
+        if waiting is None:
+            for chunk in answer.each():
+                self._answer(chunk)
+            return
+        for number in numbers:
+            del self._waiting[number]
+        self._heard.append((waiting[1], answer))
 
     def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
         """Give an answer to who waits for it; if nobody does any more, drop it.

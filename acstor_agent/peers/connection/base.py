@@ -209,7 +209,7 @@ class Connection(abc.ABC):
             run, self._run = self._run, []
             buffers = peer_wire.encode_chunks(run, self.link.sending, self.link.run_bytes)
             self._outbox.extend(buffers)
-            self.outbox_bytes += sum(map(len, buffers)) - sum([len(data) for _, data in run])
+            self.outbox_bytes += sum(map(len, buffers)) - sum([len(answer.data) for answer in run])
         if not self._outbox:
             return
         if not self._is_writing:

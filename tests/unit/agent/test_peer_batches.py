@@ -609,7 +609,7 @@ async def test_requests_that_came_together_are_looked_for_together_and_leave_in_
         await stream.aclose()
     assert chunks == [chunk(request(n)) for n in range(1, COUNT + 1)]
     assert server.groups == [list(range(1, COUNT + 1))]
-    assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (8 + CHUNK)
+    assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (12 + CHUNK)
 
 
 async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batch():
@@ -825,6 +825,73 @@ async def test_chunks_of_a_run_are_answered_each_for_itself_in_any_order():
         assert not client.net._asking()[0]._waiting
     assert [answer.request_id for answer in heard] == [4, 3, 1, 2]
     assert heard[2].data == DATA[CHUNK : 2 * CHUNK]
+
+
+def whole(asked, first=0, stop=None):
+    """Return an answer with the chunks of a run, or some of them, in one piece."""
+    data = DATA[asked.offset : asked.offset + asked.length][first * CHUNK : stop and stop * CHUNK]
+    return peer_wire.Chunk(asked.request_id + first, data, CHUNK if len(data) > CHUNK else 0)
+
+
+@pytest.mark.parametrize("parts", [[(0, 5)], [(3, 5), (0, 3)], [(4, 5), (0, 4)]])
+async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
+    """Its last chunk is shorter than the others."""
+    heard, asked = [], run(1, 5)._replace(length=5 * CHUNK - 7)
+
+    async def converse(host):
+        await host.hear(1)
+        await host.say(frames(*[whole(asked, *part) for part in parts]))
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [asked], heard.extend)
+        await nets.wait_until(lambda: sum(answer.chunks for answer in heard) == 5)
+        assert not client.net._asking()[0]._waiting
+    answered = [chunk for part in parts for chunk in whole(asked, *part).each()]
+    assert [chunk for answer in heard for chunk in answer.each()] == answered
+
+
+async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
+    heard, asked, may_answer = [], run(1, 4), trio.Event()
+
+    async def converse(host):
+        await host.hear(1)
+        await may_answer.wait()
+        await host.say(frames(whole(asked)))
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [asked], heard.extend)
+        await nets.wait_until(client.net._asking)
+        client.net.cancel(nets.SERVER, [3])
+        may_answer.set()
+        await nets.wait_until(lambda: len(heard) == 3)
+    assert heard == chunks(asked, 3)
+    assert {type(answer.data) for answer in heard} == {bytes}  # none holds the others' memory
+
+
+@pytest.mark.expect_log("bytes where .* were asked for|nobody asked for")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        peer_wire.Chunk(1, bytes(4 * CHUNK), 2 * CHUNK),
+        peer_wire.Chunk(1, bytes(4 * CHUNK), CHUNK - 1),
+        peer_wire.Chunk(1, bytes(3 * CHUNK + 1), CHUNK),
+        peer_wire.Chunk(1, bytes(5 * CHUNK), CHUNK),
+        peer_wire.Chunk(3, bytes(3 * CHUNK), CHUNK),
+        peer_wire.Chunk(2, bytes(2 * CHUNK)),
+    ],
+)
+async def test_run_that_is_cut_otherwise_than_it_was_asked_for_ends_the_connection(answer):
+    heard = []
+
+    async def converse(host):
+        await host.hear(1)
+        await host.say(frames(answer))
+        await host.hear_more()
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == 4)
+    assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
 
 
 @pytest.mark.expect_log("bytes where .* were asked for")

@@ -31,6 +31,7 @@ BATCH = peer_wire.Get(
 RUN = REQUEST._replace(length=3 * 65536 + 5, chunk_bytes=65536)
 RUNS = peer_wire.Get((RUN, RUN._replace(request_id=1, offset=0, length=65537)))
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
+RUN = peer_wire.Chunk(0x01020305, b"three chunks", 5)
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
@@ -63,7 +64,7 @@ SAID = {
         KEPT,
         peer_wire.Hurry((9, 1)),
     ],
-    "server": [HELLO._replace(host_id=ASKED), CHUNK, REFUSE, PING(5), PONG(6), REFER],
+    "server": [HELLO._replace(host_id=ASKED), CHUNK, RUN, REFUSE, PING(5), PONG(6), REFER],
 }
 KEYS = peer_encryption.keys(bytes(range(32)), bytes(range(32, 64)))._asdict()
 ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
@@ -74,7 +75,23 @@ u64 = st.integers(0, 2**64 - 1)
 prefixes = st.integers(1, 2**64 - 1)
 proofs = st.binary(min_size=16, max_size=16)
 hosts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", fullmatch=True)
-chunks = st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000))
+
+
+@st.composite
+def chunk_messages(draw) -> peer_wire.Chunk:
+    data = draw(st.binary(min_size=1, max_size=9000))
+    count = draw(st.integers(1, min(len(data), peer_wire.MAX_BATCH)))
+    size = -(-len(data) // count)
+    return peer_wire.Chunk(draw(st.integers(0, 2**32 - 64)), data, size if size < len(data) else 0)
+
+
+def singly(messages) -> list[peer_wire.Message]:
+    """Return messages with each chunk of a run by itself."""
+    return [
+        one
+        for message in messages
+        for one in (message.each() if isinstance(message, peer_wire.Chunk) else (message,))
+    ]
 
 
 @st.composite
@@ -105,7 +122,7 @@ def get_messages(draw) -> peer_wire.Get:
 gets = get_messages()
 later_messages = st.one_of(
     gets,
-    chunks,
+    chunk_messages(),
     st.builds(peer_wire.Refuse, u32, st.sampled_from(peer_wire.RefuseCode)),
     st.builds(peer_wire.Cancel, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
     st.builds(peer_wire.Hurry, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
@@ -211,7 +228,7 @@ def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_encrypted):
     for cut in [*cuts, len(data) + 1]:
         got += receive(to, data[:cut])
         data = data[cut:]
-    assert got == sent and to.is_between_frames
+    assert singly(got) == singly(sent) and to.is_between_frames
 
 
 @given(
@@ -274,9 +291,37 @@ def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_encry
 def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
     data = b"".join(map(bytes, peer_wire.encode_chunks(run([50_000, 60_000]))))
     to = receiver(peer_wire.FROM_SERVER)
-    assert receive(to, stream(HELLO) + data[:50_025]) == [HELLO, run([50_000])[0]]
+    assert receive(to, stream(HELLO) + data[:50_033]) == [HELLO, run([50_000])[0]]
     assert to.wanted_bytes == 60_000 and not to.is_between_frames
-    assert receive(to, data[50_025:]) == run([0, 60_000])[1:]
+    assert receive(to, data[50_033:]) == run([0, 60_000])[1:]
+
+
+def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
+    [head, data] = peer_wire.encode_chunks([peer_wire.Chunk(7, bytes(range(100)) * 4, 150)])
+    to = receiver(peer_wire.FROM_SERVER)
+    assert receive(to, stream(HELLO) + head + data[:149]) == [HELLO]
+    assert to.wanted_bytes == 1
+    [one] = receive(to, data[149:299])
+    assert one == (7, data[:150], 0) and to.wanted_bytes == 1
+    [rest] = receive(to, data[299:])
+    assert rest == (8, data[150:], 150) and [c.request_id for c in rest.each()] == [8, 9]
+    assert to.is_between_frames and rest.data.obj is one.data.obj
+
+
+def test_chunks_of_a_run_that_are_not_all_awaited_lie_apart():
+    to = receiver(peer_wire.FROM_SERVER)
+    to.expects = lambda chunks: False
+    run_ = peer_wire.Chunk(7, bytes(range(100)), 40)
+    _, *chunks = to.feed(stream(HELLO) + b"".join(peer_wire.encode_chunks([run_])))
+    assert chunks == list(run_.each()) and {type(chunk.data) for chunk in chunks} == {bytes}
+
+
+@pytest.mark.parametrize(("run_bytes", "numbers"), [(400, [[7, 8, 9]]), (299, [[7], [8], [9]])])
+def test_run_that_is_longer_than_a_frame_leaves_in_parts(run_bytes, numbers):
+    run_ = peer_wire.Chunk(7, bytes(range(100)) * 4, 150)
+    buffers = peer_wire.encode_chunks([run_], run_bytes=run_bytes)
+    _, *got = receiver(peer_wire.FROM_SERVER).feed(stream(HELLO) + b"".join(buffers))
+    assert [[*one.numbers] for one in got] == numbers and singly(got) == list(run_.each())
 
 
 def test_no_chunk_of_a_frame_is_given_out_before_its_tag_was_found_right():
@@ -309,7 +354,7 @@ def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
     hello = stream(HELLO, encryption=ours)
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000]), ours))
     _, *chunks = receive(to, hello + data)
-    assert chunks == run([5000, 6000]) and asked == [[(0, 5000), (1, 6000)]]
+    assert chunks == run([5000, 6000]) and asked == [[(0, 5000, 0), (1, 6000, 0)]]
     assert len({id(chunk.data.obj) for chunk in chunks}) == 1
 
 
@@ -326,7 +371,7 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
     ("accepts", "length"),
     [
         (peer_wire.FROM_SERVER, 7),
-        (peer_wire.FROM_SERVER, 2**22 + 18),
+        (peer_wire.FROM_SERVER, 2**22 + 22),
         (peer_wire.FROM_CLIENT, 2**13),
         (peer_wire.FROM_CLIENT, 2**32 - 1),
     ],
@@ -358,9 +403,9 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
     to = receiver(peer_wire.FROM_SERVER)
     to.expects = expects
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000])))
-    assert to.feed(stream(HELLO) + data[:25]) == [HELLO]
-    assert asked == [([(0, 5000), (1, 6000)], None)]
-    chunks = to.feed(data[25:])
+    assert to.feed(stream(HELLO) + data[:33]) == [HELLO]
+    assert asked == [([(0, 5000, 0), (1, 6000, 0)], None)]
+    chunks = to.feed(data[33:])
     assert chunks == run([5000, 6000])
     assert {type(chunk.data) for chunk in chunks} == {bytes}  # none holds the other's memory
 
@@ -494,10 +539,11 @@ def share(state: int = 1, total: int = 8, left: int = 0) -> bytes:
     return bytes(16) + bytes([state]) + total.to_bytes(8, "big") + left.to_bytes(8, "big")
 
 
-def chunk_body(index: list[tuple[int, int]], data: bytes | None = None) -> bytes:
-    """Return the body of a frame with chunks."""
-    said = b"".join(n.to_bytes(4, "big") + size.to_bytes(4, "big") for n, size in index)
-    data = bytes(sum(size for _, size in index)) if data is None else data
+def chunk_body(index: list[tuple[int, ...]], data: bytes | None = None) -> bytes:
+    """Return the body of a frame with chunks: number, length, and of runs the chunks' length."""
+    heads = [(*one, 0)[:3] for one in index]
+    said = b"".join(field.to_bytes(4, "big") for head in heads for field in head)
+    data = bytes(sum(length for _, length, _ in heads)) if data is None else data
     return bytes([len(index)]) + said + data
 
 
@@ -529,7 +575,14 @@ BAD_STREAMS = {
     "Chunk of 65": stream(HELLO) + frame(3, chunk_body([(n, 1) for n in range(65)])),
     "Chunks of 4 GiB": stream(HELLO) + frame(3, chunk_body([(1, 2**32 - 1), (2, 1)], b"x")),
     "oversized Chunk": stream(HELLO) + frame(3, chunk_body([(1, 2**22 + 1)], bytes(2**22 + 1))),
-    "oversized body of a Chunk": stream(HELLO) + b"AC\x03\x03" + bytes([0, 64, 0, 10]),
+    "oversized body of a Chunk": stream(HELLO) + b"AC\x03\x03" + bytes([0, 64, 0, 14]),
+    "run of one chunk": stream(HELLO) + frame(3, chunk_body([(1, 9, 9)])),
+    "run of 65 chunks": stream(HELLO) + frame(3, chunk_body([(1, 65, 1)])),
+    "run of a million chunks": stream(HELLO) + frame(3, chunk_body([(1, 2**20, 1)])),
+    "two runs of 65 chunks": stream(HELLO) + frame(3, chunk_body([(1, 33, 1), (99, 32, 1)])),
+    "oversized run": stream(HELLO) + frame(3, chunk_body([(1, 2**20 + 1, 2**20)])),
+    "runs with a number twice": stream(HELLO) + frame(3, chunk_body([(1, 4, 2), (2, 9)])),
+    "run beyond the last number": stream(HELLO) + frame(3, chunk_body([(2**32 - 1, 4, 2)])),
     "oversized Chunk of two": stream(HELLO) + frame(3, chunk_body([(1, 2**20), (2, 1)])),
     "unknown": stream(HELLO) + frame(99, b""),
     "oversized unknown": stream(HELLO) + b"AC\x03\x63" + b"\xff" * 4,
