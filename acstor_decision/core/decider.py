@@ -147,8 +147,9 @@ class Decider:
         self._segment_chunks.observe(self.policy.segment_chunks or self._chunks_for_links())
 
     def _chunks_for_links(self) -> int:
-        known = [self._members[host].last for host in self.table.places if host in self._members]
-        return segment_length.chunks_for([sample.link_bytes_s for sample in known])
+        known = [self._members[host] for host in self.table.places if host in self._members]
+        links = [member.last.link_bytes_s for member in known if member.is_heard]
+        return segment_length.chunks_for(links, self.table.segment_chunks)
 
     def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
         """Note how fast chunks come out of places, and what they cost each group."""
@@ -249,7 +250,8 @@ class Decider:
         """Return a host's traffic for Equation 1; a link half as fast is busy twice as much."""
         member = self._members[host]
         share = max(self.policy.traffic_floor, member.traffic_share())
-        return share * fastest_bytes_s / member.last.link_bytes_s
+        link_bytes_s = member.last.link_bytes_s if member.is_heard else fastest_bytes_s
+        return share * fastest_bytes_s / link_bytes_s
 
     def _decision(
         self, wanted: weights.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
