@@ -2,6 +2,7 @@
 """What images name, for those who answer peers: attached ones, and any other that is asked for."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 from acstor_agent.core.images import shares
 from acstor_agent.engine import chunk_ref
@@ -17,8 +18,8 @@ from acstor_common import segments
 TRIES = 3
 
 
-class Naming:
-    """Says what lies where in images; see :class:`engine.serve.authorization.Named`.
+class Naming(authorization.ChunkMaps):
+    """Says what lies where in images.
 
     :param images: those that this host mirrors
     :param others: all others, as far as peers have asked for them
@@ -40,43 +41,38 @@ class Naming:
         """Say whether this host mirrors an image."""
         return self._images.get_nowait(image_id) is not None
 
-    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content`."""
         found = self._images.named(image_id, offset, length)
         if found is None and self.others.is_known(image_id, offset):
             return self.others.content_at(image_id, offset, length)
         return found
 
-    def run(self, request: chunk_ref.Request) -> list[ids.Content] | None:
-        """Return what lies where a peer asks for chunks; None if it must be looked up.
-
-        No contents: the image has no such chunks.
-        """
+    def contents(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+        """See :meth:`authorization.ChunkMaps.contents`."""
         if (image := self._images.get_nowait(request.image_id)) is not None:
             return image.contents(request)
-        found: list[ids.Content] = []
-        for offset, length in request.places():
-            if (content := self(request.image_id, offset, length)) is None:
-                return None
-            found.append(content)
-        return found
+        return super().contents(request)
 
-    def around(self, request: chunk_ref.Request) -> authorization.Around | None:
-        """Return the segments that chunks touch which a peer asks for; see ``Authorization``."""
+    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
+        """See :meth:`authorization.ChunkMaps.segments`."""
         length = self._segment_chunks()
         if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
             return None
         image = self._images.get_nowait(request.image_id)
         cut = image.map.geometry if image else self.others.geometry_of(request.image_id)
-        size = cut.chunk_bytes
-        asked = request.offset // size
+        if cut is None:
+            return None
+        asked = request.offset // cut.chunk_bytes
         stop = asked + request.chunks
         first, stop = segments.around(asked, stop, length, cut.chunk_count)
         if image is not None:
-            cids = image.map.cids(first, stop)
+            cids: list[ids.Cid] | None = image.map.cids(first, stop)
         else:
             cids = self.others.cids_of(request.image_id, first, stop)
-        return authorization.Around(cids, asked - first, size, length)
+        if cids is None:
+            return None
+        return authorization.Segments(cids, asked - first, cut.chunk_bytes, length)
 
     def layout_of(self, image_id: ids.ImageId) -> layout.Layout | None:
         """Return where the bytes of an image are; None if that is not known here."""
@@ -96,11 +92,11 @@ class Naming:
         :raises errors.SourceUnreachable: nobody can say, or too much is asked
         """
         for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
-            if (found := self(image_id, offset, length)) is not None:
+            if (found := self.content(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):
                 await self.others.learn(host, image_id, offset)
-        if (found := self(image_id, offset, length)) is None:
+        if (found := self.content(image_id, offset, length)) is None:
             what = f"image {image_id}"
             raise errors.SourceUnreachable(what, "this host", "too many are asked for")
         return found

@@ -143,16 +143,20 @@ class UnattachedImages:
         image = self._images[image_id]
         return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
 
-    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry:
-        """Return the cut of an image of which something is known."""
-        return self._images[image_id].subject.geometry
+    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry | None:
+        """Return the cut of an image; None if nothing is known of it any more."""
+        image = self._images.get(image_id)
+        return None if image is None else image.subject.geometry
 
-    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid]:
-        """Return the CIDs of chunks of one page, of which one is known."""
-        image = self._images[image_id]
-        cut = image.subject.geometry
-        numbers = range(first, stop)
-        return [self._cid_at(image, cut.chunk_offset(n), cut.chunk_length(n)) for n in numbers]
+    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid] | None:
+        """Return the CIDs of chunks; None if a page with one of them is not known any more."""
+        found: list[ids.Cid] = []
+        for number in range(first, stop):
+            page = self._pages.get((image_id, number // map_page.PAGE_CIDS))
+            if page is None:
+                return None
+            found.append(page.cid(number % map_page.PAGE_CIDS))
+        return found
 
     def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
         image_id = image.subject.image_id

@@ -89,7 +89,7 @@ def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
 
 
 def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
-    machine.core.rights._named_run = lambda request: [chunk(FIRST).content] * COUNT
+    machine.maps.contents = lambda request: [chunk(FIRST).content] * COUNT
     machine.ask_me("h2", run(machine, [chunk(FIRST).cid] * COUNT))
     assert given(machine) == [*NUMBERS]
 

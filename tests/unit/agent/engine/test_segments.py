@@ -35,14 +35,14 @@ def around(request):
     asked = request.offset // one_machine.CHUNK
     first, stop = segments.around(asked, asked + request.chunks, LENGTH, 10_000)
     cids = [chunk(number).cid for number in range(first, stop)]
-    return authorization.Around(cids, asked - first, one_machine.CHUNK, LENGTH)
+    return authorization.Segments(cids, asked - first, one_machine.CHUNK, LENGTH)
 
 
 @pytest.fixture
 def machine():
     table = ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
     made = one_machine.Machine(table=table, run_chunks=16)
-    made.rights._around = around
+    made.maps.find_segments = around
     return made
 
 
