@@ -24,6 +24,8 @@ async def sweep(
         await trio.sleep(min(idle_s, limits.silence_s) / 4)
         now = trio.current_time()
         for connection in connections():
+            if connection.is_closed:  # its tasks end in a moment; what it received may be no frame
+                continue
             if connection.is_too_slow(now, limits.serve_s):
                 why = f"what waits for it was not taken in {limits.serve_s:g} s"
                 connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))

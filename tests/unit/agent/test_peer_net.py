@@ -726,6 +726,27 @@ async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
         await wait_until(lambda: server.connections[0] == 0)
 
 
+@pytest.mark.expect_log("server.example .* broke the protocol")
+async def test_sweep_that_meets_a_connection_just_dropped_goes_on(monkeypatch):
+    """A peer could time it: the sweep ends with all that the agent does, if it raises."""
+    often = peer_net.Limits(silence_s=0.0)  # in each turn of the loop
+    is_stuck = base.Connection.is_stuck
+    monkeypatch.setattr(base.Connection, "is_stuck", lambda *args: is_stuck(*args) and False)
+    no_chunks = b"AC\x03\x03\x00\x00\x00\x10\x00"
+
+    async def handler(stream):
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(SERVER_HELLO)
+            await stream.receive_some()
+            await stream.send_all(no_chunks)
+            await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=often) as client:
+        for _ in range(20):
+            with pytest.raises(errors.RemoteProtocolError):
+                await client.fetch()
+
+
 @pytest.mark.expect_log("no Hello in time")
 async def test_slow_loris_is_dropped():
     async with serving(limits=QUICK) as (server, address):
