@@ -87,7 +87,8 @@ def get_messages(draw) -> peer_wire.Get:
         "timeout_ms": draw(st.integers(1, 2**32 - 1)),
     }
     if draw(st.booleans()):
-        size, count = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(st.integers(2, 64))
+        count = draw(st.integers(2, 64))
+        size = draw(st.integers(1, peer_wire.MAX_DATA_BYTES // count))
         length = (count - 1) * size + draw(st.integers(1, size))
         place = draw(st.integers(0, 2**32 - count)), shared["image_id"], draw(st.integers(0, 2**50))
         how = shared["mode"], shared["priority"], shared["timeout_ms"], size
@@ -640,6 +641,7 @@ def raw_get(chunks=1, **changes) -> bytes:
         {"size": 65536},
         {"size": 65537},
         {"size": 4 * 2**20 + 1, "length": 2**23},
+        {"size": 2**20, "length": 2**22 + 1},
         {"size": 1, "length": 65},
         {"size": 1, "length": 2**32 - 1},
         {"size": 1, "length": 2, "number": 2**32 - 1},
