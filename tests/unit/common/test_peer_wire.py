@@ -334,9 +334,21 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
 )
 def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, length):
     to = receiver(accepts, encryption_of())
+    to.feed(stream(HELLO, encryption=encryption_of()))
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
         to.feed(length.to_bytes(4, "big"))
     assert to._data is None
+
+
+@pytest.mark.parametrize("accepts", [peer_wire.FROM_SERVER, peer_wire.FROM_CLIENT])
+def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
+    """So who has not said who it is gets no memory for a chunk."""
+    longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.Klass.BULK, 1)
+    data = stream(longest, encryption=encryption_of())
+    assert receiver(accepts, encryption_of()).feed(data) == [longest]
+    to, length = receiver(accepts, encryption_of()), len(stream(longest)) + 1
+    with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
+        to.feed(length.to_bytes(4, "big"))
 
 
 def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
