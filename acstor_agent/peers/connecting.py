@@ -24,19 +24,19 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
 
 
 async def _start(
-    sock: socket.socket, credentials: credentials_.Credentials | None, *, is_server: bool
+    sock: socket.socket,
+    credentials: credentials_.Credentials | None,
+    silence_s: float,
+    *,
+    is_server: bool,
 ) -> peer_link.Link:
-    if credentials is None:
-        return peer_link.Link(sock)
     try:
-        shaking = handshake.Handshake(sock, credentials, is_server=is_server)
-    except OSError:
-        sock.close()
-        raise
-    try:
-        return await shaking.run()
+        _tune(sock, silence_s)
+        if credentials is None:
+            return peer_link.Link(sock)
+        return await handshake.Handshake(sock, credentials, is_server=is_server).run()
     except BaseException:
-        shaking.close()
+        sock.close()
         raise
 
 
@@ -57,8 +57,7 @@ async def connect(
         dialled.close()
         raise
     sock = socket.socket(fileno=dialled.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=False)
+    return await _start(sock, credentials, silence_s, is_server=False)
 
 
 async def begun(stream: trio.SocketStream) -> None:
@@ -75,5 +74,4 @@ async def accept(
 ) -> peer_link.Link:
     """Make a link of a connection that another agent has opened; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=True)
+    return await _start(sock, credentials, silence_s, is_server=True)

@@ -117,9 +117,3 @@ class Handshake:
             else:
                 self._session.end()
             return
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        if self._sock.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
