@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images name, for those who answer peers: attached ones, and any other that is asked for."""
+"""The chunk maps that requests of peers are checked against: of attached images and of others."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ TRIES = 3
 
 
 class Naming(authorization.ChunkMaps):
-    """Says what lies where in images.
+    """The chunk maps of attached images, and of others that peers have asked for.
 
-    :param images: those that this host mirrors
-    :param others: all others, as far as peers have asked for them
+    :param images: attached images
+    :param others: all other images
     :param kept: returns what is kept of an image, with its map: it may be filled, and not be open
-    :param segment_chunks: returns how many chunks have one home, by the table in force
+    :param segment_chunks: returns the length of segments, by the table in force
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Naming(authorization.ChunkMaps):
     async def learn(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
-        """Look up what lies there, for a peer.
+        """Return what lies there; read the map from the source for a peer if need be.
 
         :raises errors.ChunkMissing: there is no such image
         :raises errors.ChunkRefused: this host may not read it
-        :raises errors.SourceUnreachable: nobody can say, or too much is asked
+        :raises errors.SourceUnreachable: the source does not answer, or peers ask for too much
         """
-        for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
+        for _ in range(TRIES):  # requests of others may evict the page at once
             if (found := self.content(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):
