@@ -139,8 +139,6 @@ class Agent:
                 self._naming,
                 self._named,
                 attached=self._images.attached_now,
-                named_run=self._naming.run,
-                around=self._naming.around,
             ),
             rng=random.Random(),
             settings=settings.exchange(own, has_others=self._member.has_others),

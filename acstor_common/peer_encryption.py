@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encryption of frames between agents.
+"""Encryption of frames between agents: AES-256-GCM (NIST SP 800-38D).
 
-The one rule: a tag covers all of a frame and the frame's number.  The next check of a tag finds a
-frame that was changed, left out, repeated or moved on its way.
-
-AES-256 in Galois/counter mode (NIST SP 800-38D), whose nonce is the frame's number.  A key for each
-direction is derived from the secrets that both sides sent each other inside TLS.  TLS itself would
-encrypt 16 KiB at a time, and its calls cost more than ten times what the cipher does.
+The nonce is the number of the frame in its direction, so a tag also fails where a frame was left
+out, repeated or moved.  Each direction has a key of its own, derived from the secrets that both
+sides sent each other by TLS.  TLS itself would encrypt 16 KiB at a time, and its calls cost more
+than ten times what the cipher does.
 """
 
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ _NONCE_BYTES = 12
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 36
-"""Are encrypted with one key, and a frame more: RFC 8446 (5.5) allows TLS five times as many."""
+"""Bytes encrypted with one key, plus a frame: RFC 8446 (5.5) allows TLS five times as many."""
 
 _NEXT_CONTEXT = "acstor 2026-11 peer protocol 3: the next key of a direction"
 _CLIENT_CONTEXT = "acstor 2026-11 peer protocol 3: frames of the client"
@@ -34,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Encryption:
-    """Encrypts or decrypts the frames of one direction of a connection, one after the other.
+    """Encrypts or decrypts the frames of one direction of a connection, in their order.
 
     A frame becomes a *record*: its length, the encrypted frame, its tag.
 
@@ -43,8 +41,8 @@ class Encryption:
     >>> len(record), bytes(theirs.decrypt(memoryview(record)))
     (27, b'a frame')
 
-    :param key: 32 bytes that nobody but the two sides knows
-    :param most_bytes: are encrypted with one key; the next one is derived from it
+    :param key: 32 bytes that only the two sides know
+    :param most_bytes: after so many the next key is derived from this one
     """
 
     def __init__(self, key: bytes, most_bytes: int = MOST_BYTES) -> None:
@@ -53,7 +51,7 @@ class Encryption:
         self._number = 0
 
     def encrypt(self, parts: Sequence[Buffer]) -> bytearray:
-        """Return the record of a frame, which consists of ``parts``."""
+        """Return the record of the frame that ``parts`` make."""
         length = sum(map(len, parts))
         record = bytearray(LENGTH_BYTES + length + MAC_BYTES)
         view, at = memoryview(record), LENGTH_BYTES
@@ -68,9 +66,9 @@ class Encryption:
         return record
 
     def decrypt(self, record: memoryview) -> memoryview:
-        """Return the frame of a record, where it lies.
+        """Decrypt a record in place; return the frame in it.
 
-        :raises ValueError: it is not what the other side has encrypted next
+        :raises ValueError: it is not the record that the other side encrypted next
         """
         frame = record[LENGTH_BYTES:-MAC_BYTES]
         nonce, tag = self._next_nonce(len(frame)), bytes(record[-MAC_BYTES:])
@@ -84,7 +82,7 @@ class Encryption:
         return frame
 
     def _next_nonce(self, length: int) -> bytes:
-        """Return the nonce of the next frame; take the next key before it if it is time."""
+        """Return the nonce of the next frame; derive the next key first if it is time."""
         if self._left_bytes <= 0:
             self._key = blake3.blake3(self._key, derive_key_context=_NEXT_CONTEXT).digest()
             self._aes, self._left_bytes = algorithms.AES(self._key), self._most_bytes
@@ -95,14 +93,14 @@ class Encryption:
 
 
 class Keys(NamedTuple):
-    """Keys of a connection's two directions."""
+    """The keys of a connection: of the frames that each side sends."""
 
     client: bytes
     server: bytes
 
 
 def keys(client_secret: bytes, server_secret: bytes) -> Keys:
-    """Return the keys that follow from what both sides have sent each other in secret.
+    """Derive the keys of a connection from the secrets of both sides.
 
     >>> made = keys(bytes(32), bytes(32))
     >>> len(made.client), made.client == made.server

@@ -23,6 +23,7 @@ from acstor_common import ids
 MAX_BATCH = 64
 """Chunks in one message."""
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
+"""Of a request, for a chunk or for a run: so much is set aside for the answer."""
 PROOF_BYTES = 16
 MAX_OFFSET = (1 << 63) - 1
 MAX_NUMBER = (1 << 32) - 1
@@ -316,7 +317,7 @@ def _check_run(request: Request) -> None:
     """
     request_id, _, offset, length, proof, _, _, _, size = request
     is_run = size > 0
-    if not 1 <= (size or length) <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
+    if not 1 <= length <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
         raise ValueError(f"a Get of {length} bytes, {size} in a chunk")
     if not 0 <= offset <= MAX_OFFSET - length:
         raise ValueError(f"a Get at offset {offset}")

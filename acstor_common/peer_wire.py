@@ -86,6 +86,8 @@ _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 _MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
 
+_MAX_HELLO_BYTES = _HEADER.size + _SMALL[Type.HELLO].max_bytes
+
 _TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
 
 HEADER_BYTES = _HEADER.size
@@ -492,7 +494,8 @@ class EncryptedReceiver(Receiver):
         """Return the length of the record that begins in the small buffer."""
         begin = self._start
         length = int.from_bytes(self._small_view[begin : begin + self.least_bytes], "big")
-        if not HEADER_BYTES <= length <= self._most_bytes:
+        most_bytes = self._most_bytes if self._is_greeted else _MAX_HELLO_BYTES
+        if not HEADER_BYTES <= length <= most_bytes:
             raise self._error(f"an encrypted frame of {length} bytes")
         return self.least_bytes + length + peer_encryption.MAC_BYTES
 

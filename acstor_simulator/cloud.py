@@ -73,9 +73,7 @@ class Host(hosts.Host):
             name,
             table,
             cache=self.cache,
-            rights=authorization.Authorization(
-                name, world.named, identity.ByContent(), self.images
-            ),
+            rights=authorization.Authorization(name, world, identity.ByContent(), self.images),
             rng=random.Random(f"{world.seed}/{name}"),
             settings=settings,
         )
@@ -171,7 +169,7 @@ class Host(hosts.Host):
         super()._cancel(cancel)
 
 
-class Cloud:
+class Cloud(authorization.ChunkMaps):
     """The hosts and the network between them, at one moment of virtual time.
 
     :param images: what each of them has, in the order of its chunks
@@ -217,8 +215,8 @@ class Cloud:
         self.hosts[name] = host
         return host
 
-    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Say what an image has somewhere."""
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content`."""
         return self._named.get((image_id, offset), NOTHING)
 
     def content_of(self, cid: ids.Cid) -> Any:

@@ -85,7 +85,7 @@ class Run(NamedTuple):
 
 
 def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
-    """Cut chunks of one image into as few runs as may be.
+    """Cut chunks of one image into as few runs as may be, each of MAX_DATA_BYTES at most.
 
     >>> one = ChunkRef(ids.Cid(bytes(32)), ids.Oid(0), ids.ImageId("i"), 0, 8)
     >>> refs = [one._replace(offset=at, length=length) for at, length in ((0, 8), (8, 5), (24, 8))]
@@ -98,6 +98,8 @@ def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
         at, size, end = begin + 1, first.length, first.offset + first.length
         while at < count and refs[at].offset == end and numbers[at] == numbers[at - 1] + 1:
             if refs[at - 1].length != size or refs[at].length > size:
+                break
+            if end + size - first.offset > peer_request.MAX_DATA_BYTES:
                 break
             end += refs[at].length
             at += 1

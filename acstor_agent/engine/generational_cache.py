@@ -48,18 +48,22 @@ class GenerationalCache(Generic[K, V]):
         """Return a value, which counts as a use; None if there is none."""
         value = self._young.get(key)
         if value is None and (value := self._old.pop(key, None)) is not None:
-            self._add(key, value)
+            self.add(key, value)
         return value
 
     def put(self, key: K, value: V) -> None:
         """Set a value."""
         if key in self._young or key in self._old:
             self.pop(key)
-        self._add(key, value)
+        self.add(key, value)
 
     def add(self, key: K, value: V) -> None:
         """Set the value of a key that has none."""
-        self._add(key, value)
+        weight = 1 if self._weigh is None else self._weigh(value)
+        self._weight += weight
+        if self._weight > self._half and self._young:
+            self._old, self._young, self._weight = self._young, {}, weight
+        self._young[key] = value
 
     def pop(self, key: K) -> V | None:
         """Forget an entry; return its value, None if there is none."""
@@ -72,10 +76,3 @@ class GenerationalCache(Generic[K, V]):
     def keys(self) -> list[K]:
         """Return all keys, those that were not used for longest first."""
         return [*self._old, *self._young]
-
-    def _add(self, key: K, value: V) -> None:
-        weight = 1 if self._weigh is None else self._weigh(value)
-        self._weight += weight
-        if self._weight > self._half and self._young:
-            self._old, self._young, self._weight = self._young, {}, weight
-        self._young[key] = value

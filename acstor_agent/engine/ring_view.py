@@ -33,11 +33,12 @@ class RingView:
     def change(self, table: ring.Ring, former: ring.Ring | None) -> None:
         """Put tables in force.
 
-        :param former: the one before, while its homes are worth asking
+        :param former: the one before, while its hosts are worth asking
         """
-        if former is not None and former.segment_chunks != table.segment_chunks:
-            former = None  # names of its segments are others
         self.table, self.former = table, former
+        if former is not None and former.segment_chunks != table.segment_chunks:
+            former = None  # its segments have other names, so nobody knows their homes
+        self._former_homes = former
         self.near = table.group_of(self.here)
         self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
@@ -102,8 +103,8 @@ class RingView:
         yield self.owners(oid, limit)
         if (outer := placement.outer_home(self.table, self.here, oid)) is not None:
             yield (outer,)
-        if self.former is not None:
-            yield placement.owners(self.former, self.here, oid, limit)
+        if self._former_homes is not None:
+            yield placement.owners(self._former_homes, self.here, oid, limit)
 
     def is_near(self, host: ids.HostId) -> bool:
         """Say whether a host is of this host's group: chunks cross its border only by homes."""
@@ -125,9 +126,10 @@ class RingView:
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home, before the source."""
-        if self.former is None and self._outer is None and not is_moved:
+        table, former = self.table, self._former_homes
+        if former is None and self._outer is None and not is_moved:
             return []  # nearly always
-        found = placement.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
+        found = placement.upstreams(table, former, self.here, oid, requester, is_moved)
         return [upstream.host for upstream in found]
 
     def with_image_homes(
@@ -146,4 +148,4 @@ class RingView:
 
     def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
         """Say whether this host, the former home, leaves a content to the new one that asks."""
-        return placement.is_left_to(self.table, self.former, self.here, oid, requester)
+        return placement.is_left_to(self.table, self._former_homes, self.here, oid, requester)

@@ -7,8 +7,8 @@ an answer occupies a *place* until it has arrived; others queue, and meanwhile r
 referred to earlier ones.
 
 A slow receiver keeps a place for PATIENCE_S and then gets none until it has caught up.  Where
-answers arrive at once, places are many (``upload_slots``).  A host has at most UNDELIVERED_BYTES
-queued or on their way; what is beyond is *parked* without its bytes.
+answers arrive at once, places are many (``upload_slots``).  A host that has UNDELIVERED_BYTES
+queued or on their way gets no more; its further answers are *parked* without their bytes.
 """
 
 import collections
@@ -16,6 +16,7 @@ from collections.abc import Collection
 from collections.abc import Sequence
 
 from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import requester
@@ -75,11 +76,12 @@ class UploadScheduler:
         """Say that who can had better ask somebody else."""
         return self._turns.length >= BUSY_QUEUE
 
-    def has_place(self, receiver: Requester, answers: int = 1) -> bool:
-        """Say whether so many answers may leave at once."""
-        if self._turns.length or self.used + answers > self.places.count:
+    def has_place(self, receiver: Requester, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
+        """Say whether answers with these chunks may leave at once."""
+        if self._turns.length or self.used + len(wants) > self.places.count:
             return False
-        return not self._is_full(receiver) and receiver.undelivered < UNDELIVERED_BYTES
+        before_last = receiver.undelivered + sum(map(_cost, wants[:-1]))
+        return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
         """Say whether a receiver has as many places as are not left to others."""
@@ -94,7 +96,7 @@ class UploadScheduler:
     def _put(self, asker: PendingRequest) -> None:
         receiver = asker.link.receiver
         if receiver.undelivered < UNDELIVERED_BYTES:
-            receiver.undelivered += _cost(asker)
+            receiver.undelivered += _cost(asker.want)
             self._turns.put(asker.priority, asker.host, asker)
         else:
             asker.data = None
@@ -108,13 +110,13 @@ class UploadScheduler:
         without = full.host if full is not None and self._is_full(full) else None
         asker = self._turns.take(without=without)
         if asker is not None:
-            asker.link.receiver.undelivered -= _cost(asker)
+            asker.link.receiver.undelivered -= _cost(asker.want)
         return asker
 
     def remove(self, asker: PendingRequest) -> bool:
         """Let an answer wait no more; say whether it did."""
         if self._turns.remove(asker.priority, asker.host, asker):
-            asker.link.receiver.undelivered -= _cost(asker)
+            asker.link.receiver.undelivered -= _cost(asker.want)
             self.unpark(asker.link.receiver)
             return True
         return self._parked.remove(asker.priority, asker.host, asker)
@@ -130,7 +132,7 @@ class UploadScheduler:
 
     def sent(self, askers: Sequence[PendingRequest], now: float) -> None:
         """Note that answers to requests of one connection are on their way."""
-        link, cost = askers[0].link, sum(map(_cost, askers))
+        link, cost = askers[0].link, sum([_cost(asker.want) for asker in askers])
         link.undelivered += cost
         link.receiver.undelivered += cost
         if not link.is_slow:
@@ -188,7 +190,7 @@ class UploadScheduler:
         for link in links:
             link.receiver.places = link.receiver.undelivered = 0
         for asker in self._turns:
-            asker.link.receiver.undelivered += _cost(asker)
+            asker.link.receiver.undelivered += _cost(asker.want)
         for link in links:
             link.receiver.places += link.places
             link.receiver.undelivered += link.undelivered
@@ -233,5 +235,5 @@ class UploadScheduler:
         link.is_due = True
 
 
-def _cost(asker: PendingRequest) -> int:
-    return int(asker.want.length) + ANSWER_BYTES
+def _cost(want: chunk_ref.ChunkRef) -> int:
+    return want.length + ANSWER_BYTES

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images name, for those who answer peers: attached ones, and any other that is asked for."""
+"""The chunk maps that requests of peers are checked against: of attached images and of others."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 from acstor_agent.core.images import shares
 from acstor_agent.engine import chunk_ref
@@ -17,13 +18,13 @@ from acstor_common import segments
 TRIES = 3
 
 
-class Naming:
-    """Says what lies where in images; see :class:`engine.serve.authorization.Named`.
+class Naming(authorization.ChunkMaps):
+    """The chunk maps of attached images, and of others that peers have asked for.
 
-    :param images: those that this host mirrors
-    :param others: all others, as far as peers have asked for them
+    :param images: attached images
+    :param others: all other images
     :param kept: returns what is kept of an image, with its map: it may be filled, and not be open
-    :param segment_chunks: returns how many chunks have one home, by the table in force
+    :param segment_chunks: returns the length of segments, by the table in force
     """
 
     def __init__(
@@ -40,43 +41,38 @@ class Naming:
         """Say whether this host mirrors an image."""
         return self._images.get_nowait(image_id) is not None
 
-    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content`."""
         found = self._images.named(image_id, offset, length)
         if found is None and self.others.is_known(image_id, offset):
             return self.others.content_at(image_id, offset, length)
         return found
 
-    def run(self, request: chunk_ref.Request) -> list[ids.Content] | None:
-        """Return what lies where a peer asks for chunks; None if it must be looked up.
-
-        No contents: the image has no such chunks.
-        """
+    def contents(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+        """See :meth:`authorization.ChunkMaps.contents`."""
         if (image := self._images.get_nowait(request.image_id)) is not None:
             return image.contents(request)
-        found: list[ids.Content] = []
-        for offset, length in request.places():
-            if (content := self(request.image_id, offset, length)) is None:
-                return None
-            found.append(content)
-        return found
+        return super().contents(request)
 
-    def around(self, request: chunk_ref.Request) -> authorization.Around | None:
-        """Return the segments that chunks touch which a peer asks for; see ``Authorization``."""
+    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
+        """See :meth:`authorization.ChunkMaps.segments`."""
         length = self._segment_chunks()
         if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
             return None
         image = self._images.get_nowait(request.image_id)
         cut = image.map.geometry if image else self.others.geometry_of(request.image_id)
-        size = cut.chunk_bytes
-        asked = request.offset // size
+        if cut is None:
+            return None
+        asked = request.offset // cut.chunk_bytes
         stop = asked + request.chunks
         first, stop = segments.around(asked, stop, length, cut.chunk_count)
         if image is not None:
-            cids = image.map.cids(first, stop)
+            cids: list[ids.Cid] | None = image.map.cids(first, stop)
         else:
             cids = self.others.cids_of(request.image_id, first, stop)
-        return authorization.Around(cids, asked - first, size, length)
+        if cids is None:
+            return None
+        return authorization.Segments(cids, asked - first, cut.chunk_bytes, length)
 
     def layout_of(self, image_id: ids.ImageId) -> layout.Layout | None:
         """Return where the bytes of an image are; None if that is not known here."""
@@ -89,18 +85,18 @@ class Naming:
     async def learn(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
-        """Look up what lies there, for a peer.
+        """Return what lies there; read the map from the source for a peer if need be.
 
         :raises errors.ChunkMissing: there is no such image
         :raises errors.ChunkRefused: this host may not read it
-        :raises errors.SourceUnreachable: nobody can say, or too much is asked
+        :raises errors.SourceUnreachable: the source does not answer, or peers ask for too much
         """
-        for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
-            if (found := self(image_id, offset, length)) is not None:
+        for _ in range(TRIES):  # requests of others may evict the page at once
+            if (found := self.content(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):
                 await self.others.learn(host, image_id, offset)
-        if (found := self(image_id, offset, length)) is None:
+        if (found := self.content(image_id, offset, length)) is None:
             what = f"image {image_id}"
             raise errors.SourceUnreachable(what, "this host", "too many are asked for")
         return found

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is named by images that this host does not mirror, as far as peers ask for them.
+"""Chunk maps of images that are not attached here, as far as peers ask for chunks of them.
 
-A home is asked for chunks of images that no guest of its own uses.  It answers for
-what the image's own chunk map names, and it takes that map from the source itself:
-so it gives nothing of an image that it could not open, and notices within LOOK_AGAIN_S
-that an image was deleted, or its map or boot image replaced.  What was deactivated is given on:
-who knows its CIDs has attached it when that was allowed, and his guests read on.
+Peers ask a home for chunks of images that none of its guests uses.  The home reads the chunk map
+from the source itself.  So it serves no image that it could not open, and notices within
+LOOK_AGAIN_S that an image was deleted, or its map or boot image replaced.  It still serves an image
+that was deactivated: a peer that knows its CIDs attached it before, and its guests read on.
 
-Of a map only the pages are read that are asked about, so nobody makes this host
-read or keep the map of a very large image.  A page is not covered by the map's
-checksum; what is wrong in it leads to a refusal and no further, since who asks has
-to prove that he knows the same CID.
+Only those pages of a map are read that hold a requested chunk, so no peer makes this host read or
+keep the map of a very large image.  The map's checksum does not cover a page by itself.  A wrong
+page only leads to refusals, since the peer has to prove that it knows the same CID.
 
-What peers can make this host load and remember is bounded, for all of them and for
-each: at a time, and in a second.  Who asks for what is not there, as somebody who
-makes up ids, is soon refused without a look.
+Loads and memory are bounded, for each peer and for all.  Requests for images that do not exist cost
+a peer more of its rate, and are soon refused without a look at the source.
 """
 
 import collections
@@ -143,16 +140,20 @@ class UnattachedImages:
         image = self._images[image_id]
         return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
 
-    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry:
-        """Return the cut of an image of which something is known."""
-        return self._images[image_id].subject.geometry
+    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry | None:
+        """Return the cut of an image; None if nothing is known of it any more."""
+        image = self._images.get(image_id)
+        return None if image is None else image.subject.geometry
 
-    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid]:
-        """Return the CIDs of chunks of one page, of which one is known."""
-        image = self._images[image_id]
-        cut = image.subject.geometry
-        numbers = range(first, stop)
-        return [self._cid_at(image, cut.chunk_offset(n), cut.chunk_length(n)) for n in numbers]
+    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid] | None:
+        """Return the CIDs of chunks; None if a page with one of them is not known any more."""
+        found: list[ids.Cid] = []
+        for number in range(first, stop):
+            page = self._pages.get((image_id, number // map_page.PAGE_CIDS))
+            if page is None:
+                return None
+            found.append(page.cid(number % map_page.PAGE_CIDS))
+        return found
 
     def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
         image_id = image.subject.image_id

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a connection between agents begins: it is opened here or taken, tuned, and TLS is agreed on.
+"""Opens and accepts connections between agents: TCP options and the handshake.
 
-The one rule: what fails on the way leaves no socket open.
+A failure leaves no socket open.
 """
 
 import socket
@@ -14,7 +14,7 @@ from acstor_common import credentials as credentials_
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
-    """Make a connection fast and make the kernel notice that the other host is gone."""
+    """Set TCP options: low latency, and detection of a host that is gone."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, peer_link.NOT_SENT_BYTES)
@@ -24,19 +24,19 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
 
 
 async def _start(
-    sock: socket.socket, credentials: credentials_.Credentials | None, *, is_server: bool
+    sock: socket.socket,
+    credentials: credentials_.Credentials | None,
+    silence_s: float,
+    *,
+    is_server: bool,
 ) -> peer_link.Link:
-    if credentials is None:
-        return peer_link.Link(sock)
     try:
-        shaking = handshake.Handshake(sock, credentials, is_server=is_server)
-    except OSError:
-        sock.close()
-        raise
-    try:
-        return await shaking.run()
+        _tune(sock, silence_s)
+        if credentials is None:
+            return peer_link.Link(sock)
+        return await handshake.Handshake(sock, credentials, is_server=is_server).run()
     except BaseException:
-        shaking.close()
+        sock.close()
         raise
 
 
@@ -47,7 +47,7 @@ async def connect(
 
     :param credentials: None for clear text
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
-    :raises errors.NotAuthentic: the other side is not to be believed
+    :raises errors.NotAuthentic: the other side's certificate is not valid
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     dialled = trio.socket.socket(family, socket.SOCK_STREAM)
@@ -57,14 +57,13 @@ async def connect(
         dialled.close()
         raise
     sock = socket.socket(fileno=dialled.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=False)
+    return await _start(sock, credentials, silence_s, is_server=False)
 
 
 async def begun(stream: trio.SocketStream) -> None:
-    """Return when the other side of a new connection has sent something; it stays to be read.
+    """Return when the first byte of a new connection can be read; leave it there.
 
-    :raises OSError: it has hung up instead
+    :raises OSError: the other side has hung up instead
     """
     if not await stream.socket.recv(1, socket.MSG_PEEK):
         raise OSError("closed before Hello")
@@ -73,7 +72,6 @@ async def begun(stream: trio.SocketStream) -> None:
 async def accept(
     stream: trio.SocketStream, credentials: credentials_.Credentials | None, silence_s: float
 ) -> peer_link.Link:
-    """Make a link of a connection that another agent has opened; see :func:`connect`."""
+    """Return the link of a connection that another agent opened; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=True)
+    return await _start(sock, credentials, silence_s, is_server=True)

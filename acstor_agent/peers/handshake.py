@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How two agents prove who they are, and agree on keys: TLS 1.3, then a secret from each side.
+"""The handshake of two agents: mutual TLS 1.3, in which each side sends a secret.
 
-TLS ends with these secrets, without a word of its own.  What follows on the connection are frames,
-encrypted with keys that are made of both secrets.  So frames are encrypted whole, and TLS with its
-records of 16 KiB is on no path of bulk data.
+Then TLS ends, without a close_notify.  Frames follow, which are encrypted whole with keys derived
+from both secrets (``peer_encryption``).  So no bulk data goes through TLS records of 16 KiB.
 """
 
 import contextlib
@@ -22,11 +21,11 @@ from acstor_common import peer_encryption
 
 
 class ProofGiven(Exception):
-    """The other side wanted to see this host's certificate, and nothing else."""
+    """The other side asked for this host's certificate only (ALPN ``acstor-proof``)."""
 
 
 class Handshake:
-    """The handshake on a connection that was opened just now.
+    """The handshake on a new connection; the caller closes the socket if it fails.
 
     :raises OSError: this host has no certificate yet
     """
@@ -39,10 +38,10 @@ class Handshake:
         self._session = tls_session.TlsSession(context, is_server=is_server)
 
     async def run(self) -> peer_link.Link:
-        """Do it; return the connection, on which frames may be sent now.
+        """Do the handshake; return the link, which is ready for frames.
 
-        :raises errors.NotAuthentic: the other side is nobody whose certificate may be taken
-        :raises ProofGiven: it wanted no more than the certificate
+        :raises errors.NotAuthentic: the other side's certificate is not valid
+        :raises ProofGiven: the other side asked for the certificate only
         """
         generation, certificate = await self._prove()
         keys = await self._agree()
@@ -56,9 +55,9 @@ class Handshake:
         return link
 
     async def _prove(self) -> tuple[int, certificates.HostCertificate]:
-        """Do the handshake of TLS; return the other side's certificate.
+        """Do the TLS handshake.
 
-        And the generation of the credentials that it was checked with.
+        Return the generation of the credentials, and the other side's certificate that they accept.
         """
         credentials, session = self._credentials, self._session
         try:
@@ -68,22 +67,22 @@ class Handshake:
         except ssl.SSLError as error:
             if session.protocol == credentials_.PROOF_PROTOCOL:
                 raise ProofGiven from error
-            with contextlib.suppress(OSError):  # tell what was wrong, if that can be done at once
+            with contextlib.suppress(OSError):  # an alert, if it can be sent at once
                 self._sock.send(session.take())
             raise
         await self._send(session.take())
         if session.protocol != credentials.protocol:
             why = f"peer_security differs: this host's is {credentials.protocol}"
             raise errors.NotAuthentic("the other side's TLS", why)
-        generation = credentials.generation  # first: other files may come meanwhile
+        generation = credentials.generation  # before the check: the files may change meanwhile
         return generation, credentials.check(session.certificate)
 
     async def _agree(self) -> peer_encryption.Keys:
-        """Exchange secrets in TLS; return the keys that follow from them."""
+        """Exchange secrets by TLS; return the keys derived from them."""
         session = self._session
         ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
         await self._send(session.encrypt(ours))
-        session.put(session.unread())  # it may have come with the end of the handshake
+        session.put(session.unread())  # the secret may have come with the end of the handshake
         theirs, filled = bytearray(len(ours)), 0
         while filled < len(theirs):
             count = session.read_into(memoryview(theirs)[filled:])
@@ -104,8 +103,8 @@ class Handshake:
                 rest = rest[self._sock.send(rest) :]
 
     async def _receive(self) -> None:
-        """Receive at least a byte, or that no more comes."""
-        await trio.lowlevel.checkpoint()  # all of it may be what TLS ignores
+        """Receive at least a byte, or the end of the stream."""
+        await trio.lowlevel.checkpoint()  # TLS may ignore all that comes
         while True:
             try:
                 data = self._sock.recv(tls_session.RECORD_BYTES)
@@ -117,9 +116,3 @@ class Handshake:
             else:
                 self._session.end()
             return
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        if self._sock.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()

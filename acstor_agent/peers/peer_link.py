@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to another agent: bytes in and out.
+"""A connection to another agent: bytes in and out, on a socket that only this module uses.
 
-Where hosts prove who they are (:mod:`acstor_agent.peers.handshake`) frames are encrypted.
+``peer_wire`` makes messages of the bytes; ``peers.connection`` says what each side may send.  After
+a handshake (``peers.handshake``) frames are encrypted.
 
-Once connected, sockets between agents are touched here and nowhere else.  What
-the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say what
-to whom that of :mod:`acstor_agent.peers.peer_net`.
-
-The clear-text link calls a non-blocking socket itself and waits by trio only
-when it must: trio's own socket methods take one turn of the scheduler per call,
-which is a third of the cost of a chunk.
+A link calls the non-blocking socket itself and waits by trio only when it must: trio's own socket
+methods take one turn of the scheduler per call, which is a third of the cost of a chunk.
 """
 
 import array
@@ -45,7 +41,7 @@ NOT_SENT_S = 0.0005
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
 
 FRAME_S = 0.004
-"""So much time frames take that are used whole or not, where they need not be longer."""
+"""How long an encrypted frame with chunks takes on the link: none is of use before its end."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
@@ -69,7 +65,7 @@ _MEANINGS = {
 
 
 def reason(error: Exception) -> str:
-    """Return why a connection was lost, in words."""
+    """Return why a connection was lost, for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not believed: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason in _MEANINGS:
@@ -80,11 +76,12 @@ def reason(error: Exception) -> str:
 class Link:
     """A TCP connection.
 
-    ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
-    is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
-    encrypt and decrypt frames, where they are encrypted.  ``turn`` is awaited before anything is
-    received.  ``is_brief``: little is decoded at a time.  ``upload`` and ``download`` limit the
-    rates of sending and receiving; ``is_held``: the connection waits for one of them.
+    :ivar certificate: of the other side; None in insecure mode
+    :ivar believed_by: the generation of the credentials that accepted the certificate
+    :ivar sending: encrypts frames, and ``receiving`` decrypts them; None in insecure mode
+    :ivar turn: is awaited before the link receives anything
+    :ivar is_brief: little is decoded at a time
+    :ivar upload: limits the rate of sending, and ``download`` that of receiving
     """
 
     certificate: certificates.HostCertificate | None = None
@@ -146,7 +143,7 @@ class Link:
 
     @property
     def is_held(self) -> bool:
-        """See the class."""
+        """Whether the link waits for one of its rate limits."""
         return self._holds > 0
 
     def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
@@ -205,7 +202,7 @@ class Link:
 
     @property
     def run_bytes(self) -> int:
-        """How many bytes of chunks a frame may carry, as the other side uses it whole or not."""
+        """How many bytes of chunks a frame carries: few on a slow link where it is encrypted."""
         if self.sending is None:
             return peer_wire.RUN_BYTES
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)

@@ -11,6 +11,7 @@ Bytes are handed on as they came: whoever asked checks them against the CID.
 import contextlib
 import functools
 import logging
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ from acstor_common import ids
 from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause of a loop that failed."""
 
 Limits = base.Limits
 Credentials = credentials_.Credentials
@@ -126,16 +130,28 @@ class PeerNet:
             finally:
                 self._scopes.discard(scope)
 
+    async def _keep(self, what: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop, again when it fails: an error at one connection must not end the others."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:
+                self.faults.note(what, error)
+            await trio.sleep(RETRY_S)
+
     # Asking
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections to other agents until :meth:`aclose`."""
         with self._until_closed():
             async with trio.open_nursery() as nursery:
-                idle_s = self._limits.idle_s
-                nursery.start_soon(idle.sweep, self._asking, idle_s, self._limits)
+                sweep = functools.partial(
+                    idle.sweep, self._asking, self._limits.idle_s, self._limits
+                )
                 rights_ = rights.Rights(self._may_speak, self._credentials)
-                nursery.start_soon(rights_.watch, self._all)
+                watch = functools.partial(rights_.watch, self._all)
+                nursery.start_soon(self._keep, "a look at connections to peers", sweep)
+                nursery.start_soon(self._keep, "a check of peers' certificates", watch)
                 self._nursery = nursery
                 task_status.started()
                 try:
@@ -300,9 +316,11 @@ class PeerNet:
         self._giver = giver
         with self._until_closed():
             async with trio.open_nursery() as nursery:
-                idle_s = 2 * self._limits.idle_s
-                nursery.start_soon(idle.sweep, lambda: list(self._answering), idle_s, self._limits)
-                nursery.start_soon(self._show_life)
+                sweep = functools.partial(
+                    idle.sweep, lambda: list(self._answering), 2 * self._limits.idle_s, self._limits
+                )
+                nursery.start_soon(self._keep, "a look at connections of peers", sweep)
+                nursery.start_soon(self._keep, "a sign of life to peers", self._show_life)
                 await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:

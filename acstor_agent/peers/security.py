@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How agents talk to each other: the values of ``peer_security``."""
+"""The values of ``peer_security``."""
 
 import enum
 
 
 class Security(enum.StrEnum):
-    """Both sides must be set to the same; it is also what they agree on by ALPN."""
+    """How agents talk to each other; both sides must have the same, which ALPN checks."""
 
     SECURE = "secure"  # mutual TLS 1.3, then encrypted frames
-    INSECURE = "insecure"  # clear text, and everybody is whom he says he is
+    INSECURE = "insecure"  # clear text; no host proves who it is

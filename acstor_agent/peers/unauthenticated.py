@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those who have connected and not shown yet who they are: few, for a moment.
+"""Bounds incoming connections before their Hello, in number and in time.
 
-The unauthenticated never keep out others.  Each address at which hosts of the v-node table stand
-has places of its own; all other addresses share theirs.  When there are too many, one
-goes: the oldest of that address, or of the address that has most of the shared places,
-so a crowd pushes itself out.
+Each address of hosts on the v-node table has places of its own; all other addresses share theirs.
+When the places are used up, the oldest connection is dropped: of that address, or of the address
+that has most of the shared places.  So a flood from one address pushes out its own connections.
 """
 
 import collections

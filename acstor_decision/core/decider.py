@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+from typing import TypeVar
 
 from acstor_common import ids
 from acstor_common import location
@@ -26,8 +27,11 @@ from acstor_decision.core import members
 from acstor_decision.core import outlets
 from acstor_decision.core import segment_length
 from acstor_decision.core import standing
+from acstor_decision.core import streak
 from acstor_decision.core import threshold
 from acstor_decision.core import weights
+
+V = TypeVar("V")
 
 UNPLACED = "unplaced"
 """The place of hosts whose locations have another number of levels than those of most hosts."""
@@ -123,9 +127,8 @@ class Decider:
         self.policy = policy
         self.table = table
         self._members = known
-        self._asked_for = table.thresholds
-        self._asked_times = 0
-        self._asked_segments, self._asked_segments_times = table.segment_chunks, 0
+        self._thresholds = streak.Streak(table.thresholds)
+        self._segment_chunks = streak.Streak(table.segment_chunks)
         self._busy: Collection[int] = ()
         self._collections = 0
         needed = known.limits.overload_collections
@@ -140,19 +143,13 @@ class Decider:
         self._busy = self._busy if busy is None else busy
         levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
         self._observe_places(levels)
-        asked_for = threshold.thresholds_for(levels.values(), self._busy)
-        self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
-        self._asked_for = asked_for
-        self._observe_links()
+        self._thresholds.observe(threshold.thresholds_for(levels.values(), self._busy))
+        self._segment_chunks.observe(self.policy.segment_chunks or self._chunks_for_links())
 
-    def _observe_links(self) -> None:
-        known = [self._members[host].last for host in self.table.places if host in self._members]
-        chunks = self.policy.segment_chunks
-        if chunks is None:
-            chunks = segment_length.chunks_for([sample.link_bytes_s for sample in known])
-        is_same = chunks == self._asked_segments
-        self._asked_segments_times = self._asked_segments_times + 1 if is_same else 1
-        self._asked_segments = chunks
+    def _chunks_for_links(self) -> int:
+        known = [self._members[host] for host in self.table.places if host in self._members]
+        links = [member.last.link_bytes_s for member in known if member.is_heard]
+        return segment_length.chunks_for(links, self.table.segment_chunks)
 
     def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
         """Note how fast chunks come out of places, and what they cost each group."""
@@ -253,7 +250,8 @@ class Decider:
         """Return a host's traffic for Equation 1; a link half as fast is busy twice as much."""
         member = self._members[host]
         share = max(self.policy.traffic_floor, member.traffic_share())
-        return share * fastest_bytes_s / member.last.link_bytes_s
+        link_bytes_s = member.last.link_bytes_s if member.is_heard else fastest_bytes_s
+        return share * fastest_bytes_s / link_bytes_s
 
     def _decision(
         self, wanted: weights.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
@@ -265,10 +263,13 @@ class Decider:
             host: Place(self._members[host].last.address, self._location(host, levels), names)
             for host, names in owners.items()
         }
-        thresholds = self._steady_thresholds() if levels is not None else threshold.Thresholds()
+        thresholds = threshold.Thresholds()
+        if levels is not None:
+            thresholds = self._settled(self._thresholds, self.table.thresholds)
         moved = handover.moved_between(old, owners)
         outward = self._outward(places.values(), thresholds.near)
-        table = Table(places, thresholds, self._revoked, outward, self._steady_segments())
+        segment_chunks = self._settled(self._segment_chunks, self.table.segment_chunks)
+        table = Table(places, thresholds, self._revoked, outward, segment_chunks)
         return Decision(table, reason, moved, overloaded)
 
     def _outward(self, places: Iterable[Place], near: int | None) -> outward_.Places:
@@ -300,14 +301,10 @@ class Decider:
             return self._members[host].last.location if levels else ""
         return "/".join([UNPLACED] * levels)
 
-    def _steady_thresholds(self) -> threshold.Thresholds:
+    def _settled(self, observed: streak.Streak[V], current: V) -> V:
+        """Return what was observed often enough in a row; else what the table says now."""
         needed = self._members.limits.overload_collections
-        return self._asked_for if self._asked_times >= needed else self.table.thresholds
-
-    def _steady_segments(self) -> int:
-        needed = self._members.limits.overload_collections
-        is_steady = self._asked_segments_times >= needed
-        return self._asked_segments if is_steady else self.table.segment_chunks
+        return observed.value if observed.times >= needed else current
 
     def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
         return sketch.similarity(self._members[one].last.sketch, self._members[other].last.sketch)

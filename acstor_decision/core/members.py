@@ -63,6 +63,11 @@ class Member:
         self.overloaded_in_a_row = 0
         self.recent: collections.deque[decision_api.Sample] = collections.deque()
 
+    @property
+    def is_heard(self) -> bool:
+        """Say whether it has sent a sample; until then the table alone tells of it."""
+        return bool(self.recent)
+
     def traffic_share(self) -> float:
         """Return the traffic without chunks, in plus out, as a share of the link's rate.
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from acstor_common import outward
 from acstor_decision.core import outlets
+from acstor_decision.core import streak
 
 LEAST_SHARE = 5
 """Percent: something is always asked of every place, or nobody would notice that it is free."""
@@ -32,20 +33,6 @@ MOST_PLACES = 1024
 """Places that a table says something of, those that give least: a table has a bound."""
 AT_ONCE = 4
 """One group in so many may turn to the source in one table: the next figures tell what it did."""
-
-
-@dataclasses.dataclass
-class _Row:
-    """Collections in a row that ask for one thing."""
-
-    wanted: int = 0
-    times: int = 0
-
-    def note(self, wanted: int) -> int:
-        """Count one more; return how many it has been."""
-        self.times = self.times + 1 if wanted == self.wanted else 1
-        self.wanted = wanted
-        return self.times
 
 
 @dataclasses.dataclass
@@ -82,12 +69,12 @@ class Standing:
         self._needed = needed
         self._shares: dict[str, _Share] = {}
         self._detours: dict[str, _Detour] = {}
-        self._rows: dict[str, _Row] = {}
+        self._ways: dict[str, streak.Streak[int]] = {}
         self.replace(places)
 
     def replace(self, places: outward.Places) -> None:
         """Go on from a table that somebody else has published."""
-        self._rows.clear()
+        self._ways.clear()
         self._shares = {p: _Share(r.share) for p, r in places.items() if r.share < outward.WHOLE}
         self._detours = {
             place: _Detour(rule.outer_threshold, outlets.LONGEST)
@@ -158,11 +145,11 @@ class Standing:
         """
         for group in list(self._detours):
             self._check_detour(group, waits.get(group, {}))
-        self._rows = {group: self._rows.get(group, _Row()) for group in waits}
+        self._ways = {group: self._ways.get(group, streak.Streak(0)) for group in waits}
         gains = {group: self._gain(group, usual, by) for group, by in waits.items()}
         turns = max(1, len(waits) // AT_ONCE)
         for group in sorted(gains, key=lambda group: (-gains[group], group)):
-            best = self._rows[group].wanted
+            best = self._ways[group].value
             is_to_source = best == outward.FROM_SOURCE
             if gains[group] and (turns or not is_to_source):
                 turns -= is_to_source
@@ -174,7 +161,7 @@ class Standing:
             return 0.0
         best = min(waits, key=lambda outer: (waits[outer], -outer))
         is_marked = waits[best] * MARKED <= waits[usual]
-        times = self._rows[group].note(best if is_marked else usual)
+        times = self._ways[group].observe(best if is_marked else usual)
         return waits[usual] / waits[best] if is_marked and times >= self._needed else 0.0
 
     def _check_detour(self, group: str, waits: Mapping[int, float]) -> None:

@@ -28,6 +28,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
+from tests.fakes import known_maps
 from tests.fakes import reading_source
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -278,7 +279,9 @@ class Cloud:
             self.ring,
             given_as=given_as,
             cache=self.caches[here],
-            rights=authorization.Authorization(here, self.named, self.names[here], self.attached),
+            rights=authorization.Authorization(
+                here, known_maps.KnownMaps(self.named), self.names[here], self.attached
+            ),
             rng=random.Random(1),
             settings=settings.Settings(**self.chosen),
         )

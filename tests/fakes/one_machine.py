@@ -20,6 +20,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
+from tests.fakes import known_maps
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.ImageId("b3f10d1c-1a2b-4c3d-8e4f-5a6b7c8d9e0f")
@@ -82,7 +83,10 @@ class Machine:
         self.table = more.pop("table", None) or table(hosts)
         names = more.pop("names", None) or identity.ByContent()
         given_as = more.pop("given_as", lambda image_id, offset: placement.Given.IN_PARTS)
-        self.rights = authorization.Authorization(self.here, named, names, more.pop("attached", ()))
+        self.maps = known_maps.KnownMaps(named)
+        self.rights = authorization.Authorization(
+            self.here, self.maps, names, more.pop("attached", ())
+        )
         self.core = engine.Engine(
             self.here,
             self.table,

@@ -23,6 +23,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_simulator import hosts
 from tests.fakes import giving_checks
+from tests.fakes import known_maps
 
 Failure = failure.Failure
 
@@ -69,7 +70,7 @@ class Host(hosts.Host):
         names.found(self.cache)
         self.found, self.came = frozenset(self.cache), set()
         self.rights = authorization.Authorization(
-            self.name, self.named, names, attached, around=self.world.around
+            self.name, known_maps.KnownMaps(self.named, self.world.segments), names, attached
         )
         self.core = engine.Engine(
             self.name,

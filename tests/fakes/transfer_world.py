@@ -192,7 +192,7 @@ class World:
         chunks = {(chunk.cid, chunk.place) for its in self._images.values() for chunk in its}
         return collections.Counter(cid for cid, _ in chunks)
 
-    def around(self, request: chunk_ref.Request) -> authorization.Around | None:
+    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
         """Return the segments that a request touches."""
         if self.segment_chunks == 1:
             return None
@@ -201,7 +201,7 @@ class World:
         stop = asked + request.chunks
         first, stop = segments.around(asked, stop, self.segment_chunks, len(chunks))
         cids = [chunk.cid for chunk in chunks[first:stop]]
-        return authorization.Around(cids, asked - first, CHUNK, self.segment_chunks)
+        return authorization.Segments(cids, asked - first, CHUNK, self.segment_chunks)
 
     def content_of(self, cid: ids.Cid) -> bytes:
         """Return what a CID says."""

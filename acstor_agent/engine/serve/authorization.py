@@ -6,14 +6,11 @@ sender knows the CID of that chunk.  All other requests get the same refusal, wh
 No cache look-up, read or answer happens before authorization.
 """
 
+import abc
 import hmac
-import itertools
-from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
-from typing import Protocol
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
@@ -23,66 +20,70 @@ from acstor_common import peer_request
 from acstor_common import segments
 
 
-class Named(Protocol):
-    """Says what images name."""
-
-    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
-
-
-class Around(NamedTuple):
+class Segments(NamedTuple):
     """The chunks of the segments that a request touches.
 
-    :param cids: of these chunks
+    :param cids: of these chunks, in their order
     :param skipped: how many of them come before what is asked for
     :param chunk_bytes: the length of a chunk of the image
     :param segment_chunks: chunks of a segment
     """
 
-    cids: Sequence[ids.Cid]
+    cids: list[ids.Cid]
     skipped: int
     chunk_bytes: int
     segment_chunks: int
 
 
-NamedRun = Callable[[chunk_ref.Request], Sequence[ids.Content] | None]
+class ChunkMaps(abc.ABC):
+    """What the chunk maps of images say, as far as they are known here."""
+
+    @abc.abstractmethod
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+
+    def contents(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+        """Return the contents of the chunks of a request; None if they must be looked up.
+
+        Fewer than it has: the image has no such chunks.
+        """
+        found = [self.content(request.image_id, *place) for place in request.places()]
+        known = [content for content in found if content is not None]
+        return known if len(known) == len(found) else None
+
+    def segments(self, request: chunk_ref.Request) -> Segments | None:
+        """Return the segments that a request touches, of whose chunks the contents are known.
+
+        None: each chunk is one, or the map is not known any more.
+        """
+        return None
 
 
 class Authorization:
     """Who may have what.
 
-    :param named: says what images name that are attached here or known from the source
+    :param maps: of images that are attached here or known from the source
     :param names: what hosts mean by the same chunk
     :param attached: the images that are attached here, at any moment: it is looked at again
-    :param named_run: says the same of all chunks of a request, where one look is enough
-    :param around: returns the segments that a request touches; None: each chunk is one
     :ivar refused: requests that were not authorized
     """
 
     def __init__(
         self,
         here: ids.HostId,
-        named: Named,
+        maps: ChunkMaps,
         names: identity.Identity,
         attached: Collection[ids.ImageId] = (),
-        named_run: NamedRun | None = None,
-        around: Callable[[chunk_ref.Request], Around | None] = lambda request: None,
     ) -> None:
-        self._around = around
         self.names = names
         self.refused = 0
-        self._here, self._named, self._named_run = here, named, named_run or self._each_named
+        self._here, self._maps = here, maps
         self._attached, self._attached_first = attached, frozenset(attached)
 
     @property
     def images(self) -> int:
         """Return how many images are attached."""
         return len(self._attached)
-
-    def _each_named(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
-        named = [self._named(request.image_id, *place) for place in request.places()]
-        found = [content for content in named if content is not None]
-        return found if len(found) == len(named) else None
 
     def authorize(
         self,
@@ -94,7 +95,7 @@ class Authorization:
 
         :param contents: what was found to lie there; None: nobody looked
         """
-        if contents is None and (contents := self._named_run(request)) is None:
+        if contents is None and (contents := self._maps.contents(request)) is None:
             return None
         cids = [content.cid for content in contents]
         if len(cids) != request.chunks or ids.ZERO_CID in cids:
@@ -106,21 +107,30 @@ class Authorization:
             return "it does not prove that it knows the CIDs"
         image_id, places, keys = request.image_id, [*request.places()], contents[0].keys
         oids = self.names.oids(image_id, [offset for offset, _ in places], cids)
-        names = self._segment_names(request)
+        names = self._segment_names(request, cids)
         return [
             chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, segment)
-            for cid, oid, (offset, length), segment in zip(cids, oids, places, names, strict=False)
+            for cid, oid, (offset, length), segment in zip(cids, oids, places, names, strict=True)
         ]
 
-    def _segment_names(self, request: chunk_ref.Request) -> Iterable[ids.Oid | None]:
-        around = self._around(request)
-        if around is None:
-            return itertools.repeat(None)
-        cids, skipped, size, length = around
+    def _segment_names(
+        self, request: chunk_ref.Request, asked: list[ids.Cid]
+    ) -> Sequence[ids.Oid | None]:
+        """Return the name of the segment of each chunk; None: the chunk is one, or nobody knows.
+
+        After a look-up the map may be another one than that which named what is asked for.
+        """
+        found = self._maps.segments(request)
+        if found is None:
+            return [None] * len(asked)
+        cids, skipped, size, length = found
+        end = skipped + len(asked)
+        if cids[skipped:end] != asked:
+            return [None] * len(asked)
         begin = request.offset - skipped * size
         offsets = range(begin, begin + len(cids) * size, size)
         oids = self.names.oids(request.image_id, offsets, cids)
-        return segments.names(cids, oids, length)[skipped:]
+        return segments.names(cids, oids, length)[skipped:end]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

@@ -170,7 +170,7 @@ class PeerRequests:
     def _may_give_all(self, asker: PendingRequest, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Say whether chunks are here and may leave at once, without a word about other hosts."""
         context, uploads, receiver = self._context, self.uploads, asker.link.receiver
-        if context.settings.learns_ring or not uploads.has_place(receiver, len(wants)):
+        if context.settings.learns_ring or not uploads.has_place(receiver, wants):
             return False
         cids = [want.cid for want in wants]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
@@ -298,7 +298,7 @@ class PeerRequests:
             wants = (asker.want,)
             known = self.referrals.gave_all([asker.want.oid], asker.host, asker.priority)
             self._note_copies(asker.host, wants, known)
-        if self.uploads.has_place(asker.link.receiver):
+        if self.uploads.has_place(asker.link.receiver, (asker.want,)):
             self._answer(asker)
         else:
             self.uploads.put(asker, self._context.now)

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a connection that answers another agent's requests for chunks.
+"""The server end of a connection: takes another agent's requests, and sends the answers.
 
-What a peer can make this host do at a time is bounded, in requests and in bytes,
-for itself and for all peers together; beyond that its requests wait in the
-socket.
+The requests in progress and the bytes of their answers are bounded, for each host and for all;
+further requests wait in the socket.  The timeout of a request begins when it is received, also
+where it waits for room.  A request that has timed out or was cancelled by then is not begun.
 
-Who gives the answers is told of requests that came together in one call, and may answer
-in one call; nothing is made here for a request but its place in a table.  A request's time
-begins when it came, also where it waits for room, and nothing is begun whose time is over or
-which was cancelled by then.
+The giver gets requests that came together in one call and may answer them in one call, so a
+request takes no more here than an entry in a table.
 """
 
 from collections.abc import Callable

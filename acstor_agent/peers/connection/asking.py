@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a connection that asks another agent for chunks.
+"""The client end of a connection: asks another agent for chunks.
 
-For each request there is one answer or one loss, soon after the connection has ended at the
-latest; an answer that nobody waits for any more is dropped, and one that nobody ever waited
-for ends the connection.  So what was given up is remembered, and its number is not used again
-while it is.
+Each request gets one answer, or is lost when the connection ends.  A late answer to a cancelled
+request is dropped; an answer to no request ends the connection.  So the numbers of cancelled
+requests are remembered, and not used again meanwhile.
 
-Requests leave in batches, and answers that came together are given out together; nothing
-is made for one chunk but its place in a table.  While the socket is full, what is to be said
-waits here, and who goes first when there is room is decided by ``core.send_queue``.
+Requests leave in batches, and answers that came together are delivered together, so a chunk takes
+no more here than an entry in a table.  While the socket is full, ``core.send_queue`` keeps what is
+to be sent, in the order of its priority.
 """
 
 import collections

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ends of a connection between agents do: read, write, and end.
+"""Base of both ends of a connection between agents: reads, writes, and ends.
 
-A connection may end at any moment, for any reason, and then everybody who waits
-on it hears of it at once; nothing else suffers.
+When a connection ends, for whatever reason, all who wait for something on it are told at once.
 
-What is to be sent goes straight to the socket while that takes it, else to the
-outbox, which one task per connection empties.  What messages that came together bring
-about is sent together, chunks in as few frames as may be.  Bulk connections let demand
-connections of the same process go first, but never wait long for them.
+Messages go straight to the socket while it takes them, else to the outbox, which one task of the
+connection empties.  The answers to messages that came together leave together, chunks in as few
+frames as possible.  Bulk connections let demand connections of this process go first, but never
+wait long for them.
 """
 
 import abc
@@ -47,20 +46,20 @@ class Limits:
     """Bounds of the peer network.
 
     :param incoming: connections from other agents; an idle one makes room for a new one
-    :param of_host: of them from one host, for each class
-    :param unauthenticated: connections of those who have not said yet who they are
+    :param of_host: incoming connections of one host, for each class
+    :param unauthenticated: incoming connections before their Hello, from other addresses than
+        those of hosts on the table
     :param outgoing: connections to other agents; an idle one makes room for a new one
-    :param requests: requests that are being answered, for all hosts; further ones wait in the
-        sockets
-    :param host_requests: of one host, for each class
-    :param answer_bytes: bytes of the answers to them, for all hosts, until the kernel has them
-    :param host_answer_bytes: of one host, for each class
-    :param hello_s: time for connecting and for Hello
-    :param idle_s: a connection without requests is closed after this; by the server after twice
-        that
-    :param silence_s: a connection is dropped when a frame or the outbox makes no progress so long
-    :param serve_s: no request is worked on for longer, whatever its sender says, and what was
-        posted must be on its way after so long
+    :param requests: requests in progress, of all hosts; further ones wait in the sockets
+    :param host_requests: requests in progress of one host, for each class
+    :param answer_bytes: bytes of the answers, for all hosts, until the kernel has them
+    :param host_answer_bytes: bytes of the answers for one host, for each class
+    :param hello_s: time to connect, for the handshake and for Hello
+    :param idle_s: the client closes a connection without requests after so long, the server after
+        twice that
+    :param silence_s: a connection ends when a frame or the outbox makes no progress for so long
+    :param serve_s: a request is worked on no longer, whatever its sender says, and what was posted
+        must have left by then
     """
 
     incoming: int = 8192
@@ -78,9 +77,9 @@ class Limits:
 
 
 class DemandGate:
-    """Lets bulk connections wait while demand connections have something to send.
+    """Holds bulk connections back while demand connections send.
 
-    Only while that moves: a demand connection whose other side does not read holds nobody up.
+    A demand connection whose other side does not read holds nobody back.
     """
 
     def __init__(self) -> None:
@@ -117,7 +116,7 @@ class DemandGate:
 
 
 class Connection(abc.ABC):
-    """What both ends have: a link, an outbox, and the tasks that read and write.
+    """One end of a connection: a link, an outbox, and the tasks that read and write.
 
     :param host: the other side
     :param receiver: has already received Hello

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first message on a connection: who are you, and can you prove it?
+"""Exchanges Hello, the first message of each side on a connection.
 
-The one rule: no other message is acted upon before the other side's host id is
-known, is the expected one, is that of its certificate, and may speak.
+No other message is handled before the other side's host id is known, matches its certificate and,
+where this host dialled, the host that it dialled, and is that of a host that may speak.
 """
 
 import math
@@ -25,10 +25,10 @@ async def greet(
     expected: ids.HostId,
     may_speak: MaySpeak,
 ) -> list[peer_wire.Message]:
-    """Say Hello first and check who answers; return what came with the answer.
+    """Send Hello and check the answer; return the messages that came with it.
 
-    :raises errors.RemoteProtocolError: it is not ``expected``
-    :raises errors.NotAuthentic: it may not speak
+    :raises errors.RemoteProtocolError: another host than ``expected`` answers
+    :raises errors.NotAuthentic: the host may not speak
     """
     await _send(link, ours)
     theirs, early = await _receive_hello(link, receiver, may_speak)
@@ -51,8 +51,8 @@ async def welcome(
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     """Wait for Hello and answer it; return it and the messages that came with it.
 
-    :raises errors.NotAuthentic: who says it may not speak, or has this host's own name, which
-        anybody may say where nothing is proven; it gets no answer
+    :raises errors.NotAuthentic: the host may not speak, or gives this host's own name, which
+        anybody can where hosts prove nothing; it gets no answer
     """
     theirs, early = await _receive_hello(link, receiver, may_speak)
     if theirs.host_id == host_id:

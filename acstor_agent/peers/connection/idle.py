@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends connections that are of no use: idle for too long, or on which nothing moves.
+"""Ends connections that were idle for too long, and those whose other side has stopped.
 
-A connection that works on something is left alone as long as that moves.
+A connection with work in progress stays open as long as the work makes progress.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,16 @@ from acstor_common import errors
 async def sweep(
     connections: Callable[[], Sequence[base.Connection]], idle_s: float, limits: base.Limits
 ) -> None:
-    """End such connections, for ever.
+    """Look for such connections again and again.
 
-    :param idle_s: one without requests is closed after this
+    :param idle_s: a connection without requests is closed after so long
     """
     while True:
         await trio.sleep(min(idle_s, limits.silence_s) / 4)
         now = trio.current_time()
         for connection in connections():
+            if connection.is_closed:  # its receiver may have refused a frame, and knows no more
+                continue
             if connection.is_too_slow(now, limits.serve_s):
                 why = f"what waits for it was not taken in {limits.serve_s:g} s"
                 connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to one host for one class of requests, from the first wish for it on.
+"""A connection to one host for one class of requests, while it is dialled and when it is open.
 
-What is wished before there is a connection is said when there is one, or is lost with the reason
-why there is none; it never waits longer than a dial may take.  Nobody is told from within his
-wish: who wishes again when told would never come to an end.
+Requests wait for the dial, which is bounded.  They are sent when it succeeds, else the requesters
+are told why it failed: in the next turn of the loop, since a requester that asks again when it is
+told would recurse.
 """
 
 import contextvars
@@ -20,7 +20,7 @@ from acstor_common import ids
 from acstor_common import peer_wire
 
 EARLY_MESSAGES = 16
-"""News that wait for a connection; more are not sent."""
+"""News that wait for a connection; more are dropped."""
 
 
 class Line:
@@ -53,13 +53,13 @@ class Line:
 
     @property
     def may_be_unheard(self) -> bool:
-        """Say whether who was told may not know it: it was not reached, or has gone since."""
+        """Say whether the host may have missed news: not reached, or gone since."""
         connection = self.connection
         has_gone = connection is None or connection.failure is not None or connection.is_left
         return self._has_told and has_gone
 
     def tell(self, news: peer_wire.News) -> None:
-        """Send news, now or when there is a connection; in between few are kept."""
+        """Send news, now or when there is a connection."""
         self._has_told = True
         if self.connection:
             self.connection.tell(news)
@@ -71,10 +71,7 @@ class Line:
         return is_under_way or number in self._requests
 
     def ask(self, requests: Sequence[peer_wire.Request], hear: asking.Hear) -> None:
-        """Send requests, now or when there is a connection; see :meth:`asking.Asking.ask`.
-
-        Where there will be none they are lost; that is told in the next turn of the tasks.
-        """
+        """Send requests, now or when there is a connection; see :meth:`asking.Asking.ask`."""
         if self.connection is not None and self.is_open:
             self.connection.ask(requests, hear)
             return
@@ -99,7 +96,7 @@ class Line:
         self._hurried.update(one for one in request_ids if one in self._requests)
 
     def open(self, connection: asking.Asking) -> None:
-        """Have a connection, and say on it what has waited for it."""
+        """Take the connection, and send what has waited for it."""
         self.connection = connection
         self.is_decided.set()
         for news in self._news:
@@ -116,7 +113,7 @@ class Line:
         self._hurried = set()
 
     def end(self) -> None:
-        """Have no connection, or no more; who waits for one hears of it."""
+        """Note that there is no connection, or no more; tell the requesters that wait for one."""
         self.is_decided.set()
         failure = self.failure or (self.connection.failure if self.connection else None)
         waiting, self._requests = self._requests, {}
@@ -126,14 +123,14 @@ class Line:
         ]
         try:
             asking.give_out(heard)
-        except Exception as error:  # a bug of who waits
+        except Exception as error:  # a bug of a requester
             self._faults.note("an answer of a peer", error)
 
 
 def next_turn(do: Callable[[], None]) -> None:
-    """Have something done in the next turn of the tasks, as if this task did it.
+    """Call something in the next turn of the loop, in this task's context.
 
-    What that begins inherits this task's context: trio's own has nothing in it.
+    Trio's own context is empty.
     """
     token = trio.lowlevel.current_trio_token()
     token.run_sync_soon(contextvars.copy_context().run, do)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends connections of hosts that may not speak any more.
 
-A right that was looked at when a connection began is looked at again and again,
-since tables change, certificates end, and authorities are replaced.
-
-After other files each certificate is checked anew (0.15 ms), each host's once; between a
-few of them others have their turn, and a pause.
+Tables change, certificates expire and authorities are replaced while connections are open, so the
+check of Hello is repeated.  After a change of the files each certificate is checked anew (0.15 ms),
+each host's once; a few at a time, with pauses, so that other tasks run.
 """
 
 import logging
@@ -30,10 +28,10 @@ PAUSE_S = 0.005
 
 
 class Rights:
-    """Who may go on speaking.
+    """Checks open connections.
 
     :param may_speak: says why a host may not speak; empty if it may
-    :param credentials: whom this host believes; None where nobody proves anything
+    :param credentials: of this host; None in insecure mode
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class Rights:
         self._credentials = credentials
 
     async def watch(self, connections: Callable[[], Sequence[base.Connection]]) -> None:
-        """Look for new files, and at all connections, for ever."""
+        """Look for new files and check all connections, again and again."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
             if self._credentials is not None:
@@ -51,7 +49,7 @@ class Rights:
             await self._look(connections())
 
     async def _look(self, connections: Sequence[base.Connection]) -> None:
-        """Look at all, some in each turn."""
+        """Check all connections, some in each turn of the loop."""
         checked: dict[bytes, str] = {}  # certificates, and what is wrong with them
         work = 0
         for connection in connections:
@@ -67,8 +65,8 @@ class Rights:
     def _why_silent(self, connection: base.Connection, checked: dict[bytes, str]) -> str:
         link, credentials, why = connection.link, self._credentials, ""
         if link.certificate is not None and credentials is not None:
-            # Of the link, not of the last look: it may have been checked before that, and be a
-            # connection only since, as long after as Hello may take.
+            # The link's generation, not the last look's: Hello may have come after that look, with
+            # a certificate that was checked before it.
             before, link.believed_by = link.believed_by, credentials.generation
             pem = link.certificate.pem
             if before != link.believed_by and pem not in checked:

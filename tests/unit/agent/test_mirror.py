@@ -292,6 +292,6 @@ async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     assert {content.cid for content in halves} == {ids.ZERO_CID}
     frame = run_of(0, 1, offset=base.AT_BOOT_IMAGE, chunk_bytes=0)
     assert image.contents(frame) is None  # whether there is a boot image is not known yet
-    assert host.naming.around(whole) is None
+    assert host.naming.segments(whole) is None
     host.naming._segment_chunks = lambda: 4
-    assert host.naming.around(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)
+    assert host.naming.segments(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)

@@ -62,6 +62,26 @@ async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room
     assert held.used == server._budgets.requests.used == 0  # all connections have ended
 
 
+@pytest.mark.expect_log("broke the protocol: GET")
+async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take():
+    """Until it is known whether the host may have it, the answer's bytes are set aside."""
+    limits, most = peer_net.Limits(), peer_wire.MAX_DATA_BYTES
+    head = nets.get_of()[: -peer_wire.PROOF_BYTES - 8]
+    frame = head + (31 * most).to_bytes(4, "big") + most.to_bytes(4, "big") + nets.PROOF
+
+    async def never(host, get):
+        await trio.sleep_forever()
+
+    async with nets.serving(never, limits=limits) as (server, address):
+        stream = await nets.dial(address)
+        await stream.send_all(hello("h1") + frame)
+        with trio.move_on_after(0.2), contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
+        assert server._budgets.bytes.used <= limits.host_answer_bytes
+        await trio.aclose_forcefully(stream)
+
+
 async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
     limits = peer_net.Limits(host_requests=2)
 

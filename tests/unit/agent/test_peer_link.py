@@ -88,6 +88,24 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
     assert heard == [hello]
 
 
+async def test_socket_that_cannot_be_tuned_is_closed(monkeypatch):
+    """The other side may have reset the connection by then."""
+    failed = []
+
+    def tune(sock, silence_s):
+        failed.append(sock)
+        raise OSError("reset")
+
+    monkeypatch.setattr(connecting, "_tune", tune)
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        with pytest.raises(OSError, match="reset"):
+            await connecting.connect(*listener.socket.getsockname(), None, SILENCE_S)
+        with pytest.raises(OSError, match="reset"):
+            await connecting.accept(await listener.accept(), None, SILENCE_S)
+    assert [sock.fileno() for sock in failed] == [-1, -1]
+
+
 async def test_bytes_are_undelivered_until_the_other_side_has_them():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # accepted ones inherit it

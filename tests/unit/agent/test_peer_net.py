@@ -15,6 +15,7 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import rights
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -724,6 +725,46 @@ async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
                 pass
         await stream.aclose()
         await wait_until(lambda: server.connections[0] == 0)
+
+
+@pytest.mark.expect_log("server.example .* broke the protocol")
+async def test_sweep_that_meets_a_connection_just_dropped_goes_on(monkeypatch):
+    """A peer could time it: the sweep ends with all that the agent does, if it raises."""
+    often = peer_net.Limits(silence_s=0.0)  # in each turn of the loop
+    is_stuck = base.Connection.is_stuck
+    monkeypatch.setattr(base.Connection, "is_stuck", lambda *args: is_stuck(*args) and False)
+    no_chunks = b"AC\x03\x03\x00\x00\x00\x10\x00"
+
+    async def handler(stream):
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(SERVER_HELLO)
+            await stream.receive_some()
+            await stream.send_all(no_chunks)
+            await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=often) as client:
+        for _ in range(20):
+            with pytest.raises(errors.RemoteProtocolError):
+                await client.fetch()
+
+
+@pytest.mark.expect_log("a look at connections (to|of) peers has failed")
+@pytest.mark.expect_log("a check of peers' certificates has failed")
+async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
+    """An error that nobody foresaw, in a loop that looks at all connections."""
+
+    def fail(*args):
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(base.Connection, "is_stuck", fail)
+    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(rights.Rights, "_look", fail)
+    often = peer_net.Limits(silence_s=0.04)
+    async with both(limits=often, server_limits=often) as (client, server):
+        for _ in range(5):
+            assert len(await client.fetch()) == 65536
+            await trio.sleep(0.05)
+        assert client.net.faults.count and server.faults.count
 
 
 @pytest.mark.expect_log("no Hello in time")

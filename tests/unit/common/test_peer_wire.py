@@ -104,7 +104,8 @@ def get_messages(draw) -> peer_wire.Get:
         "timeout_ms": draw(st.integers(1, 2**32 - 1)),
     }
     if draw(st.booleans()):
-        size, count = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(st.integers(2, 64))
+        count = draw(st.integers(2, 64))
+        size = draw(st.integers(1, peer_wire.MAX_DATA_BYTES // count))
         length = (count - 1) * size + draw(st.integers(1, size))
         place = draw(st.integers(0, 2**32 - count)), shared["image_id"], draw(st.integers(0, 2**50))
         how = shared["mode"], shared["priority"], shared["timeout_ms"], size
@@ -378,9 +379,21 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
 )
 def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, length):
     to = receiver(accepts, encryption_of())
+    to.feed(stream(HELLO, encryption=encryption_of()))
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
         to.feed(length.to_bytes(4, "big"))
     assert to._data is None
+
+
+@pytest.mark.parametrize("accepts", [peer_wire.FROM_SERVER, peer_wire.FROM_CLIENT])
+def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
+    """So who has not said who it is gets no memory for a chunk."""
+    longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.Klass.BULK, 1)
+    data = stream(longest, encryption=encryption_of())
+    assert receiver(accepts, encryption_of()).feed(data) == [longest]
+    to, length = receiver(accepts, encryption_of()), len(stream(longest)) + 1
+    with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
+        to.feed(length.to_bytes(4, "big"))
 
 
 def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
@@ -693,6 +706,7 @@ def raw_get(chunks=1, **changes) -> bytes:
         {"size": 65536},
         {"size": 65537},
         {"size": 4 * 2**20 + 1, "length": 2**23},
+        {"size": 2**20, "length": 2**22 + 1},
         {"size": 1, "length": 65},
         {"size": 1, "length": 2**32 - 1},
         {"size": 1, "length": 2, "number": 2**32 - 1},

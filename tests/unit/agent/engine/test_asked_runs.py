@@ -6,6 +6,7 @@ import pytest
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
+from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.serve import peer_requests
 from acstor_common import ids
 from acstor_common import peer_request
@@ -88,7 +89,7 @@ def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
 
 
 def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
-    machine.core.rights._named_run = lambda request: [chunk(FIRST).content] * COUNT
+    machine.maps.contents = lambda request: [chunk(FIRST).content] * COUNT
     machine.ask_me("h2", run(machine, [chunk(FIRST).cid] * COUNT))
     assert given(machine) == [*NUMBERS]
 
@@ -131,6 +132,16 @@ def test_run_for_which_there_are_too_few_places_waits_chunk_by_chunk(machine):
     assert given(machine) == [*NUMBERS][: COUNT - 1] and len(uploads) == 1
     machine.peer_cancelled("h2", [NUMBERS[-1]])
     assert not len(uploads)
+
+
+@pytest.mark.parametrize("left", [1, 3, COUNT])
+def test_run_leaves_only_as_far_as_a_peer_may_have_undelivered_bytes(machine, left):
+    receiver = machine.core.requests._link("h2", H2).receiver
+    cost = one_machine.CHUNK + upload_scheduler.ANSWER_BYTES
+    receiver.undelivered = upload_scheduler.UNDELIVERED_BYTES - left * cost
+    machine.ask_me("h2", run(machine))
+    assert given(machine) == [*NUMBERS][:left]
+    assert receiver.undelivered <= upload_scheduler.UNDELIVERED_BYTES
 
 
 def test_peer_that_has_asked_for_too_much_gets_no_chunk_of_a_run(machine):

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
@@ -120,6 +121,13 @@ def test_run_is_no_longer_than_is_allowed(machine):
     asks = machine.got(actions.Ask)
     assert [a.transfer.count for ask in asks for a in ask.attempts] == [16, 16, 8]
     assert max(len(list(ask.chunks())) for ask in asks) <= peer_request.MAX_BATCH
+
+
+def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
+    size = peer_request.MAX_DATA_BYTES // 3
+    refs = [one_machine.chunk(n)._replace(offset=n * size, length=size) for n in range(7)]
+    found = [run.length // size for run in chunk_ref.runs(range(7), refs)]
+    assert found == [3, 3, 1]
 
 
 @pytest.mark.parametrize("why", [F.INVALID, F.MISSING, F.BUSY, F.WITHHELD, F.UNREACHABLE])

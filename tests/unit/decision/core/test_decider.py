@@ -264,7 +264,7 @@ TEN_GBIT_S = 1_250_000_000
 
 def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
     cloud = Cloud(5)
-    cloud.links = {f"h{n}": TEN_GBIT_S for n in (1, 2, 3)}
+    cloud.links = {f"h{n}": TEN_GBIT_S for n in (1, 2, 3, 4)}
     cloud.collect({})
     cloud.decider.observe()
     assert cloud.collect({}) == []
@@ -273,12 +273,72 @@ def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
     assert (decision.reason, decision.moved) == (Reason.SEGMENTS, 0)
     assert table.to_ring(decision.table, 2).segment_chunks == 16
     assert table.from_ring(table.to_ring(decision.table, 2)) == decision.table
-    cloud.links["h1"] = LINK_BYTES_S  # one that is slow, or lies, is outvoted or not by itself
+    cloud.links = {"h1": TEN_GBIT_S}
     cloud.collect({})
     cloud.decider.observe()
     assert cloud.collect({}) == []
     cloud.decider.observe()
     assert cloud.collect({})[0].table.segment_chunks == 1
+
+
+def observe_segments(cloud: Cloud, collections: int) -> list[int]:
+    """Return the lengths of segments that the decider publishes."""
+    published = []
+    for _ in range(collections):
+        cloud.decider.observe()
+        published += [decision.table.segment_chunks for decision in cloud.collect({})]
+    return published
+
+
+def test_one_host_that_lies_does_not_change_the_length_of_segments_again_and_again():
+    cloud = Cloud(11)
+    cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 6)}  # a median link would be the liar's
+    cloud.collect({})
+    published = []
+    for collection in range(10):
+        cloud.links["h11"] = TEN_GBIT_S if collection % 2 else LINK_BYTES_S
+        cloud.collect({})
+        published += observe_segments(cloud, 3)
+    assert published == []
+
+
+def test_hosts_that_come_and_go_in_a_cloud_of_two_kinds_of_links_change_no_length():
+    cloud = Cloud(10)
+    cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 8)}
+    cloud.collect({})
+    assert observe_segments(cloud, 3) == [16]
+    for number in range(11, 18):
+        cloud.hosts.append(f"h{number}")  # with slow links
+        cloud.collect({}, times=2)
+        assert set(observe_segments(cloud, 3)) <= {16}
+    for number in range(18, 24):
+        cloud.hosts.append(f"h{number}")
+    cloud.collect({}, times=2)
+    assert 1 in observe_segments(cloud, 3)
+
+
+def successor_of(cloud: Cloud) -> Cloud:
+    """Return an instance that goes on from a cloud's table, and has not heard any host."""
+    made = Cloud(0)
+    made.round, made.decider.table = cloud.round, cloud.decider.table
+    for host, place in cloud.decider.table.places.items():
+        made.members.expect(host, place.address, place.location, cloud.round * COLLECTION_S)
+    return made
+
+
+def test_instance_that_takes_over_does_not_take_hosts_that_it_has_not_heard_for_slow():
+    cloud = Cloud(6)
+    cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 7)}
+    cloud.collect({})
+    assert observe_segments(cloud, 3) == [16]
+    assert observe_segments(successor_of(cloud), 3) == []
+
+
+def test_host_that_was_not_heard_yet_keeps_its_v_nodes_when_others_are_overloaded():
+    successor = successor_of(Cloud(4))
+    successor.hosts = ["h1", "h2", "h3"]
+    places = successor.collect({"h1": 0.9}, times=3)[-1].table.places
+    assert abs(len(places[ids.HostId("h4")].names) - len(places[H2].names)) <= 1
 
 
 def test_option_says_how_long_segments_are_whatever_the_links():

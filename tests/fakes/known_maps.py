@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk maps that a function stands for."""
+
+from collections.abc import Callable
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine.serve import authorization
+from acstor_common import ids
+
+Content = Callable[[ids.ImageId, int, int], ids.Content | None]
+Segments = Callable[[chunk_ref.Request], authorization.Segments | None]
+
+
+class KnownMaps(authorization.ChunkMaps):
+    """See above; ``find_segments`` may be replaced."""
+
+    def __init__(self, content: Content, find_segments: Segments = lambda request: None) -> None:
+        self._content, self.find_segments = content, find_segments
+
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content`."""
+        return self._content(image_id, offset, length)
+
+    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
+        """See :meth:`authorization.ChunkMaps.segments`."""
+        return self.find_segments(request)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host with a certificate breaks off, stretches or repeats the handshake with an agent."""
+
+import contextlib
+
+import pytest
+import trio
+
+from acstor_agent import tls_session
+from acstor_agent.peers import peer_net
+from acstor_common import peer_encryption
+from acstor_common import peer_wire
+from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_security as security
+
+CLIENT, SERVER = nets.CLIENT, nets.SERVER
+SECRET = bytes(peer_encryption.SECRET_BYTES)
+HELLO = peer_wire.Hello(CLIENT, peer_wire.Klass.DEMAND, 1)
+
+
+@pytest.fixture
+def tls(tmp_path):
+    return {host: security.Identity(tmp_path, host).read() for host in (CLIENT, SERVER)}
+
+
+class Attacker:
+    """TLS with an agent, as a host that has a certificate."""
+
+    def __init__(self, credentials, stream):
+        context = credentials.context(is_server=False)
+        self.session, self.stream = tls_session.TlsSession(context, is_server=False), stream
+
+    async def prove(self):
+        """Do the handshake of TLS, and nothing else."""
+        while not self.session.handshake():
+            await self.stream.send_all(self.session.take())
+            self.session.put(await self.stream.receive_some())
+        await self.stream.send_all(self.session.take())
+
+    async def say(self, data):
+        """Send something by TLS."""
+        await self.stream.send_all(self.session.encrypt(data))
+
+    async def is_dropped(self):
+        """Return when the agent has hung up."""
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await self.stream.receive_some():
+                pass
+
+
+@contextlib.asynccontextmanager
+async def attacking(tls, **options):
+    """Give an attacker who has proven that he is the client; the agent must drop him, and go on."""
+    async with nets.serving(tls=tls[SERVER], **options) as (server, address):
+        attacker = Attacker(tls[CLIENT], await nets.dial(address))
+        await attacker.prove()
+        yield attacker
+        with trio.fail_after(5):
+            await attacker.is_dropped()
+        await attacker.stream.aclose()
+        await nets.wait_until(lambda: server.connections == (0, 0))
+        async with nets.asking(address, tls=tls[CLIENT]) as client:
+            assert len(await client.fetch()) == 65536
+
+
+@pytest.mark.expect_log("no Hello in time")
+@pytest.mark.parametrize("said", [b"", SECRET[:31]], ids=["nothing", "all but a byte"])
+async def test_host_that_keeps_its_secret_is_dropped_when_its_time_is_over(tls, said):
+    async with attacking(tls, limits=peer_net.Limits(hello_s=0.5)) as attacker:
+        if said:
+            await attacker.say(said)
+
+
+@pytest.mark.expect_log("no Hello in time")
+async def test_host_that_sends_its_secret_byte_by_byte_has_no_more_time_than_others(tls):
+    async with attacking(tls, limits=peer_net.Limits(hello_s=0.5)) as attacker:
+        with contextlib.suppress(trio.BrokenResourceError):
+            for _ in range(peer_encryption.SECRET_BYTES):
+                await attacker.say(b"x")
+                await trio.sleep(0.05)
+
+
+@pytest.mark.expect_log("closed during the handshake")
+async def test_host_that_hangs_up_instead_of_its_secret_leaves_nothing(tls):
+    async with attacking(tls) as attacker:
+        await attacker.say(SECRET[:5])
+        await attacker.stream.send_eof()
+
+
+@pytest.mark.expect_log("more came by TLS than the handshake")
+async def test_secret_that_is_longer_is_refused(tls):
+    async with attacking(tls) as attacker:
+        await attacker.say(SECRET + b"x")
+
+
+@pytest.mark.expect_log("an encrypted frame of")
+async def test_frames_in_tls_are_refused(tls):
+    async with attacking(tls) as attacker:
+        await attacker.say(SECRET)
+        await attacker.say(b"".join(peer_wire.encode(HELLO)))
+
+
+@pytest.mark.expect_log("an encrypted frame of")
+async def test_frames_in_clear_text_behind_the_handshake_are_refused(tls):
+    async with attacking(tls) as attacker:
+        await attacker.say(SECRET)
+        await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO)))
+
+
+@pytest.mark.expect_log("its MAC is wrong")
+async def test_keys_of_another_connection_are_of_no_use(tls):
+    """Frames that were recorded on another connection are refused, whoever sends them again."""
+    async with attacking(tls) as attacker:
+        await attacker.say(SECRET)
+        key = peer_encryption.keys(SECRET, SECRET).client  # the server's secret is another one
+        encryption = peer_encryption.Encryption(key)
+        await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO, encryption)))
+
+
+async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
+    async with nets.serving(tls=tls[SERVER]) as (server, address):
+        async with nets.asking(address, tls=tls[CLIENT]) as client:
+            await client.fetch(priority=nets.PEER)
+            await client.fetch(priority=nets.LATER)
+            ours = [line.connection.link for line in client.net._lines.values()]
+            theirs = [connection.link for connection in server._answering]
+            sending = {link.sending._key for link in (*ours, *theirs)}
+            assert len(sending) == 4
+            assert sending == {link.receiving._key for link in (*ours, *theirs)}
