@@ -240,7 +240,7 @@ class Host:
     def _reply(self, reply: actions.Reply) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES
         host = self.world.host_of(connection)
-        for answer in reply.answers:
+        for answer in reply.singly():
             if isinstance(answer, actions.Given):
                 if answer.data is None:
                     answer = answer._replace(data=self.cache[answer.want.cid])

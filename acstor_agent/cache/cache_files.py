@@ -59,8 +59,8 @@ class CacheFiles:
         self._io = io or disk_io.DiskIo()
         self._core = core = mends.core
         self._mends = mends
-        self.lookup = core.lookup
-        """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
+        self.lookup, self.lookup_all = core.lookup, core.lookup_all
+        """Return slots of CIDs, to be read before the next checkpoint; this is a use."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
             files, mends, self._io, self.store, pending_limit_bytes
@@ -211,6 +211,18 @@ class CacheFiles:
                 found[index] = view[begin : begin + slot.length]
                 begin += slot.length
         return found
+
+    def read_run_nowait(self, cids: Sequence[ids.Cid]) -> memoryview | None:
+        """Return the bytes of chunks, one behind the other; None if one is not to be had at once.
+
+        Nobody may change them.
+        """
+        slots = self._core.lookup_all(cids)
+        parts = [(slot, 0, slot.length) for slot in slots if slot is not None]
+        if len(parts) < len(slots):
+            return None
+        view = memoryview(bytearray(sum([stop for _, _, stop in parts])))
+        return view if self.read_nowait(parts, view) else None
 
     async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
         """Return the bytes of a chunk, None if the cache has not got it; nobody may change them."""

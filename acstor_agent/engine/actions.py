@@ -156,6 +156,22 @@ class Given(NamedTuple):
     priority: priority_.Priority
 
 
+class GivenRun(NamedTuple):
+    """A run is answered with bytes, as the cache has them: a ``Given`` for each chunk.
+
+    :param number: of the first chunk; each chunk has the number behind that of the one before
+    """
+
+    number: int
+    wants: Sequence[chunk_ref.ChunkRef]
+    priority: priority_.Priority
+
+    def each(self) -> Iterator[Given]:
+        """Yield its chunks."""
+        for number, want in enumerate(self.wants, self.number):
+            yield Given(number, want, None, self.priority)
+
+
 class Refused(NamedTuple):
     """A request is answered with a reason.
 
@@ -176,7 +192,7 @@ class Referred(NamedTuple):
     hosts: tuple[ids.HostId, ...]
 
 
-Answer = Given | Refused | Referred
+Answer = Given | GivenRun | Refused | Referred
 
 
 class Reply(NamedTuple):
@@ -184,6 +200,13 @@ class Reply(NamedTuple):
 
     connection: Hashable
     answers: list[Answer]
+
+    def singly(self) -> list[Given | Refused | Referred]:
+        """Return the answers with each chunk of a run by itself."""
+        found: list[Given | Refused | Referred] = []
+        for answer in self.answers:
+            found += answer.each() if isinstance(answer, GivenRun) else (answer,)
+        return found
 
 
 class LookUp(NamedTuple):

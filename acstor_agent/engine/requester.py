@@ -2,9 +2,12 @@
 """Hosts that request chunks from this one, their connections, and their pending requests."""
 
 from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority as priority_
 from acstor_common import ids
 
 
@@ -27,7 +30,7 @@ class RequesterLink:
     """A connection on which a host asks: from its first request until it ends.
 
     :ivar askers: its requests that wait, by their numbers
-    :ivar given: those that were answered from the cache, until that is delivered
+    :ivar given: by number what was given from the cache, until that is delivered
     :ivar places: on the uplink that its answers take
     :ivar undelivered: bytes that are on their way
     :ivar watched_s: since when it is known how long they take; None: it is not looked after
@@ -43,11 +46,24 @@ class RequesterLink:
     def __init__(self, connection: Hashable, receiver: Requester) -> None:
         self.connection, self.receiver = connection, receiver
         self.askers: dict[int, PendingRequest] = {}
-        self.given: dict[int, PendingRequest] = {}
+        self.given: dict[int, GivenRequest] = {}
         self.places = self.undelivered = 0
         self.is_due = self.is_slow = False
         self.watched_s: float | None = None
         self.alive_s = 0.0
+
+
+class GivenRequest(NamedTuple):
+    """Chunks of a request that were given from the cache.
+
+    :param number: of the first of them
+    """
+
+    number: int
+    request: chunk_ref.Request
+    wants: Sequence[chunk_ref.ChunkRef]
+    priority: priority_.Priority
+    deadline_s: float
 
 
 class PendingRequest:

@@ -80,7 +80,7 @@ class UploadScheduler:
         """Say whether answers with these chunks may leave at once."""
         if self._turns.length or self.used + len(wants) > self.places.count:
             return False
-        before_last = receiver.undelivered + sum(map(_cost, wants[:-1]))
+        before_last = receiver.undelivered + _cost_of(wants[:-1])
         return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
@@ -130,17 +130,17 @@ class UploadScheduler:
                 return
             self._put(asker)
 
-    def sent(self, askers: Sequence[PendingRequest], now: float) -> None:
-        """Note that answers to requests of one connection are on their way."""
-        link, cost = askers[0].link, sum([_cost(asker.want) for asker in askers])
+    def sent(self, link: RequesterLink, wants: Sequence[chunk_ref.ChunkRef], now: float) -> None:
+        """Note that chunks are on their way on a connection."""
+        cost = _cost_of(wants)
         link.undelivered += cost
         link.receiver.undelivered += cost
         if not link.is_slow:
-            link.places += len(askers)
-            link.receiver.places += len(askers)
+            link.places += len(wants)
+            link.receiver.places += len(wants)
             if self._is_full(link.receiver):
                 self._full = link.receiver
-            self.used += len(askers)
+            self.used += len(wants)
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
                 self._unwatched[link] = None
@@ -233,6 +233,10 @@ class UploadScheduler:
         """Look whether a connection still keeps places then; there is one entry of each."""
         self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
         link.is_due = True
+
+
+def _cost_of(wants: Sequence[chunk_ref.ChunkRef]) -> int:
+    return sum([want.length for want in wants]) + ANSWER_BYTES * len(wants)
 
 
 def _cost(want: chunk_ref.ChunkRef) -> int:

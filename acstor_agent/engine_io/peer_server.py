@@ -140,18 +140,16 @@ class PeerServer:
         answers: list[answering.Answer] = []
         here: list[actions.Given] = []
         for answer in reply.answers:
-            match answer:
-                case actions.Given(data=None):
-                    here.append(answer)
-                case actions.Given():
-                    answers.append(_answer(answer, answer.data.data))
-                case actions.Refused(number, failure, why, request):
-                    code = _CODES.get(failure, peer_wire.RefuseCode.UNREACHABLE)
-                    answers.append(peer_wire.Refuse(number, code))
-                    if request is not None:
-                        self._warn(connection.host, request, why)
-                case actions.Referred(number, hosts):
-                    answers.append(peer_wire.Refer(number, hosts))
+            if isinstance(answer, actions.GivenRun):
+                run = self._read_run_nowait(answer)
+                if run is None:
+                    here += answer.each()
+                else:
+                    answers.append(run)
+            elif isinstance(answer, actions.Given) and answer.data is None:
+                here.append(answer)
+            else:
+                answers.append(self._told(connection, answer))
         for given, data in zip(here, self._read_nowait(here), strict=True):
             if data is None:
                 scope = trio.CancelScope()
@@ -161,8 +159,33 @@ class PeerServer:
                 answers.append(_answer(given, data))
         self._send(connection, answers)
 
+    def _told(
+        self,
+        connection: answering.Answering,
+        answer: actions.Given | actions.Refused | actions.Referred,
+    ) -> answering.Answer:
+        """Return an answer for which nothing has to be read, as it is sent."""
+        match answer:
+            case actions.Given():
+                return _answer(answer, answer.data.data)
+            case actions.Referred(number, hosts):
+                return peer_wire.Refer(number, hosts)
+            case actions.Refused(number, failure, why, request):
+                if request is not None:
+                    self._warn(connection.host, request, why)
+                code = _CODES.get(failure, peer_wire.RefuseCode.UNREACHABLE)
+                return peer_wire.Refuse(number, code)
+
     def _read_nowait(self, given: list[actions.Given]) -> Sequence[read_request.Bytes | None]:
         return self._cache.read_chunks_nowait([one.want.cid for one in given]) if given else ()
+
+    def _read_run_nowait(self, given: actions.GivenRun) -> peer_wire.Chunk | None:
+        """Return a run as it is sent; None if that takes waiting, or a chunk is not as it says."""
+        wants = given.wants
+        data = self._cache.read_run_nowait([want.cid for want in wants])
+        if data is None or len(data) != sum([want.length for want in wants]):
+            return None
+        return peer_wire.Chunk(given.number, data, wants[0].length)
 
     async def _read(
         self, connection: answering.Answering, given: actions.Given, scope: trio.CancelScope
@@ -191,10 +214,10 @@ class PeerServer:
             self._delivering.look_soon(connection)
 
     def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
-        given = [len(one.data) for one in answers if isinstance(one, peer_wire.Chunk)]
+        given = [one for one in answers if isinstance(one, peer_wire.Chunk)]
         if given:
-            total = sum(given)
-            self._counters.served_chunks += len(given)
+            total = sum([len(one.data) for one in given])
+            self._counters.served_chunks += sum([one.chunks for one in given])
             self._counters.served_bytes += total
             self._moved.sent(connection.host, total)
         connection.reply(answers)

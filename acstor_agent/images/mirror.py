@@ -205,9 +205,9 @@ class Mirror:
 
     def _plan(self, offset: int, length: int) -> list[_Step]:
         size = self._chunk_bytes
-        cids = self.map.cids(offset // size, -(-(offset + length) // size)) if length else ()
+        cids = self.map.cids(offset // size, -(-(offset + length) // size)) if length else []
         in_memory = self.boots.in_memory
-        return read_plan.plan(offset, length, size, cids, self._cache.lookup, in_memory)
+        return read_plan.plan(offset, length, size, cids, self._cache.lookup_all(cids), in_memory)
 
     def _read_chunk_nowait(self, offset: int, length: int) -> memoryview | None:
         """Answer from one cached chunk, as most reads are: a look-up and a pread."""

@@ -93,8 +93,9 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
             match one:
                 case actions_.Ask():
                     counts["asked"] += len(list(one.chunks()))
-                case actions_.Reply(answers=answers):
-                    counts["given"] += sum([isinstance(one, actions_.Given) for one in answers])
+                case actions_.Reply():
+                    given = [isinstance(one, actions_.Given) for one in one.singly()]
+                    counts["given"] += sum(given)
                 case actions_.ReadSource(wants=wants):
                     counts["read"] += len(wants)
                 case actions_.Store(runs=runs):

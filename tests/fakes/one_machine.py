@@ -215,7 +215,7 @@ class Machine:
 
     def answers(self) -> list[Any]:
         """Return what peers are answered now."""
-        return [answer for reply in self.got(actions.Reply) for answer in reply.answers]
+        return [answer for reply in self.got(actions.Reply) for answer in reply.singly()]
 
     def completes(self) -> list[actions.Complete]:
         """Return who of this host is answered now."""

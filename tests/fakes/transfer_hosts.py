@@ -192,7 +192,7 @@ class Host(hosts.Host):
         super()._ask(ask)
 
     def _reply(self, reply: actions.Reply) -> None:
-        for answer in reply.answers:
+        for answer in reply.singly():
             if isinstance(answer, actions.Referred):
                 host = self.world.host_of(reply.connection)
                 giving_checks.check_referral(self, host, answer.hosts)

@@ -8,6 +8,7 @@ knows nothing of classes, limits or files; public_cache.py does.
 import abc
 import collections
 import enum
+from collections.abc import Iterable
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import checksums
@@ -132,6 +133,11 @@ class Order(abc.ABC):
     def touch(self, slot: Slot) -> None:
         """Note a use; a parked slot is not in the order and that is no error."""
 
+    def touch_all(self, slots: Iterable[Slot]) -> None:
+        """Note a use of each of some slots."""
+        for slot in slots:
+            self.touch(slot)
+
     @abc.abstractmethod
     def remove(self, slot: Slot) -> None:
         """Forget a slot that is in the order."""
@@ -162,6 +168,9 @@ class FifoOrder(Order):
     def touch(self, slot: Slot) -> None:
         """Do nothing: only age counts."""
 
+    def touch_all(self, slots: Iterable[Slot]) -> None:
+        """Do nothing: only age counts."""
+
     def remove(self, slot: Slot) -> None:
         """Forget ``slot``."""
         del self._slots[slot]
@@ -187,6 +196,13 @@ class LruOrder(FifoOrder):
         """Make ``slot`` the last to go."""
         if not slot.is_parked:
             self._slots.move_to_end(slot)
+
+    def touch_all(self, slots: Iterable[Slot]) -> None:
+        """Make slots the last to go, in their order."""
+        move = self._slots.move_to_end
+        for slot in slots:
+            if not slot.is_parked:
+                move(slot)
 
     def put_back(self, slot: Slot) -> None:
         """Make ``slot`` the last to go: it was in use until now."""

@@ -97,6 +97,24 @@ class PublicCache:
             slot.order.touch(slot)
         return slot
 
+    def lookup_all(self, cids: Sequence[ids.Cid]) -> list[cache_slot.Slot | None]:
+        """Return the slots of CIDs and count this as a use, as :meth:`lookup` does for one."""
+        found = [*map(self._index.get, cids)]
+        order: cache_slot.Order | None = None
+        same: list[cache_slot.Slot] = []
+        for slot in found:
+            if slot is None:
+                continue
+            self._tick = slot.used_at = slot.slab.used_at = self._tick + 1
+            if slot.order is not order:
+                if order is not None:
+                    order.touch_all(same)
+                order, same = slot.order, []
+            same.append(slot)
+        if order is not None:
+            order.touch_all(same)
+        return found
+
     def peek(self, cid: ids.Cid) -> cache_slot.Slot | None:
         """Return the slot of ``cid``; this is not a use."""
         return self._index.get(cid)

@@ -7,7 +7,7 @@ own: its bytes are answered without a copy where a read needs no others.
 
 import dataclasses
 import enum
-from collections.abc import Callable
+import itertools
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def plan(
     length: int,
     chunk_bytes: int,
     cids: Sequence[ids.Cid],
-    lookup: Callable[[ids.Cid], SlotT | None],
+    slots: Sequence[SlotT | None],
     in_memory: Mapping[ids.Cid, memoryview],
 ) -> list[Step[SlotT]]:
     """Return the steps of a read, in order; together they cover it.
@@ -63,15 +63,17 @@ def plan(
     :param offset: of the read in the image
     :param length: of the read, which does not reach beyond the image
     :param cids: of the chunks that the read touches
-    :param lookup: the cache's answer for a CID
-    :param in_memory: chunks that need no look-up, by CID; most often there are none
+    :param slots: of these chunks in the cache; None: it is not there
+    :param in_memory: chunks that come before those of the cache, by CID; most often there are none
     """
     steps: list[Step[SlotT]] = []
     last: Step[SlotT] | None = None
     first = offset // chunk_bytes
     begin, origin = 0, first * chunk_bytes - offset  # of the chunk, as the read counts
-    for chunk_no, cid in enumerate(cids, first):
-        end = min(origin + chunk_bytes, length)
+    for chunk_no, cid, slot in zip(itertools.count(first), cids, slots, strict=False):
+        end = origin + chunk_bytes
+        if end > length:
+            end = length
         if cid == ids.ZERO_CID:
             if last is not None and last.kind is StepKind.ZERO:
                 last.stop = end
@@ -80,7 +82,7 @@ def plan(
         elif in_memory and (data := in_memory.get(cid)) is not None:
             data = data[begin - origin : end - origin]
             steps.append(last := Step(StepKind.MEMORY, begin, end, data=data))
-        elif (slot := lookup(cid)) is not None:
+        elif slot is not None:
             part = slot, begin - origin, end - origin
             if last is not None and last.parts is not None:
                 last.parts.append(part)

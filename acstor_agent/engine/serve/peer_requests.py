@@ -80,24 +80,29 @@ class PeerRequests:
         context, link = self._context, self._link(connection, host)
         unknown: list[chunk_ref.Request] = []
         for request in requests:
-            deadline_s = context.now + min(request.timeout_s, LONGEST_S)
-            askers = [PendingRequest(link, request, n, deadline_s) for n in request.numbers]
-            if not link.askers.keys().isdisjoint(request.numbers):
+            numbers = request.numbers
+            if not link.askers.keys().isdisjoint(numbers):
                 why = f"request {request.number} twice"
                 context.out.others.append(actions.Drop(connection, why))
                 break
-            if link.receiver.requests + len(askers) > REQUESTS_OF_A_PEER:
+            deadline_s = context.now + min(request.timeout_s, LONGEST_S)
+            if link.receiver.requests + len(numbers) > REQUESTS_OF_A_PEER:
+                askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
                 self._refuse_all(askers, Failure.BUSY)
                 continue
             wants = self._rights.authorize(host, request)
-            if not isinstance(wants, list):
-                self._begin(askers)
+            if isinstance(wants, list) and self._may_give_all(link.receiver, request, wants):
+                self._give_all(link, request, wants, deadline_s)
+                continue
+            askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
+            self._begin(askers)
             if wants is None:
                 unknown.append(request)
             elif isinstance(wants, str):
                 self._refuse_all(askers, Failure.MISSING, wants)
             else:
-                self._authorized(askers, wants)
+                for asker, want in zip(askers, wants, strict=True):
+                    self._go_on(asker, want)
         if unknown:
             context.out.others.append(actions.LookUp(connection, host, unknown))
 
@@ -156,43 +161,42 @@ class PeerRequests:
             if (asker := link.askers.get(number)) is not None:
                 yield asker
 
-    def _authorized(
-        self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]
-    ) -> None:
-        """Give the chunks of a request that nobody waits for yet, or let each go on by itself."""
-        if len(askers) > 1 and self._may_give_all(askers[0], wants):
-            self._give_all(askers, wants)
-            return
-        self._begin(askers)
-        for asker, want in zip(askers, wants, strict=True):
-            self._go_on(asker, want)
-
-    def _may_give_all(self, asker: PendingRequest, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
-        """Say whether chunks are here and may leave at once, without a word about other hosts."""
-        context, uploads, receiver = self._context, self.uploads, asker.link.receiver
-        if context.settings.learns_ring or not uploads.has_place(receiver, wants):
+    def _may_give_all(
+        self,
+        receiver: requester.Requester,
+        request: chunk_ref.Request,
+        wants: Sequence[chunk_ref.ChunkRef],
+    ) -> bool:
+        """Say whether a run is here and may leave at once, without a word about other hosts."""
+        context, uploads = self._context, self.uploads
+        if len(wants) == 1 or context.settings.learns_ring:
             return False
         cids = [want.cid for want in wants]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
             return False
-        return all([self._rights.may_give(want, asker.mode) for want in wants])
+        if not uploads.has_place(receiver, wants):
+            return False
+        return all([self._rights.may_give(want, request.mode) for want in wants])
 
-    def _give_all(self, askers: list[PendingRequest], wants: Sequence[chunk_ref.ChunkRef]) -> None:
-        context, first = self._context, askers[0]
-        if first.priority is not LATER:
+    def _give_all(
+        self,
+        link: requester.RequesterLink,
+        request: chunk_ref.Request,
+        wants: Sequence[chunk_ref.ChunkRef],
+        deadline_s: float,
+    ) -> None:
+        """Give a run as one answer; no chunk of it waits for anything."""
+        context, host, priority = self._context, link.receiver.host, request.priority
+        if priority is not LATER:
             context.overlap.note(True, len(wants))
-        if first.mode is not RELAYED and self._is_named(first.host):
-            oids = [want.oid for want in wants]
-            known = self.referrals.gave_all(oids, first.host, first.priority)
-            self._note_copies(first.host, wants, known)
+        if request.mode is not RELAYED and self._is_named(host):
+            known = self.referrals.gave_all([want.oid for want in wants], host, priority)
+            self._note_copies(host, wants, known)
         self.given += len(wants)
-        for asker, want in zip(askers, wants, strict=True):
-            asker.want = want
-            context.out.reply(
-                first.link.connection, actions.Given(asker.number, want, None, asker.priority)
-            )
-        first.link.given.update([(asker.number, asker) for asker in askers])
-        self.uploads.sent(askers, context.now)
+        context.out.reply(link.connection, actions.GivenRun(request.number, wants, priority))
+        given = requester.GivenRequest(request.number, request, wants, priority, deadline_s)
+        link.given.update(dict.fromkeys(request.numbers, given))
+        self.uploads.sent(link, wants, context.now)
 
     def _go_on(self, asker: PendingRequest, want: chunk_ref.ChunkRef) -> None:
         asker.want = want
@@ -282,8 +286,10 @@ class PeerRequests:
     def could_not_read(self, connection: Hashable, number: int) -> None:
         """Bring a content that was to be given from the cache, which cannot read it."""
         link = self._links.get(connection)
-        asker = link.given.pop(number, None) if link is not None else None
-        if asker is not None and number not in asker.link.askers:
+        given = link.given.pop(number, None) if link is not None else None
+        if link is not None and given is not None and number not in link.askers:
+            asker = PendingRequest(link, given.request, number, given.deadline_s)
+            asker.want, asker.priority = given.wants[number - given.number], given.priority
             self._begin([asker])
             self._bring(asker)
 
@@ -351,10 +357,13 @@ class PeerRequests:
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
-        self.uploads.sent((asker,), self._context.now)
+        link, want = asker.link, asker.want
+        self.uploads.sent(link, (want,), self._context.now)
         if asker.data is None:
-            asker.link.given[asker.number] = asker
-        self._end(asker, actions.Given(asker.number, asker.want, asker.data, asker.priority))
+            how = asker.priority, asker.deadline_s
+            what = asker.number, asker.request, (want,)
+            link.given[asker.number] = requester.GivenRequest(*what, *how)
+        self._end(asker, actions.Given(asker.number, want, asker.data, asker.priority))
 
     def _send_more(self) -> None:
         """Answer those whose turn it is; what they want may have left the cache meanwhile."""

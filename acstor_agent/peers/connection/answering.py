@@ -11,6 +11,7 @@ request takes no more here than an entry in a table.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -234,19 +235,34 @@ class Answering(base.Connection):
         is_useful, refused = False, 0
         awaited: list[Answer] = []
         lengths: list[int] = []
-        for answer in answers:
-            length = self._open.pop(answer.request_id, None)
-            if length is not None:
-                awaited.append(answer)
-                if isinstance(answer, peer_wire.Refuse):
-                    refused += answer.code in _USELESS
-                else:
-                    is_useful = True
-                lengths.append(length)
+        for answer in self._awaited(answers):
+            awaited.append(answer)
+            if isinstance(answer, peer_wire.Chunk):
+                is_useful = True
+                for number in answer.numbers:
+                    lengths.append(self._open.pop(number))
+                continue
+            lengths.append(self._open.pop(answer.request_id))
+            if isinstance(answer, peer_wire.Refuse):
+                refused += answer.code in _USELESS
+            else:
+                is_useful = True
         if awaited:
             self._release(lengths)
             self.post(*awaited)
         self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
+
+    def _awaited(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Yield answers to requests that wait, of a run in part answered those of its chunks."""
+        known = self._open
+        for answer in answers:
+            if isinstance(answer, peer_wire.Chunk) and answer.chunk_bytes:
+                if all([number in known for number in answer.numbers]):
+                    yield answer
+                else:
+                    yield from (one for one in answer.each() if one.request_id in known)
+            elif answer.request_id in known:
+                yield answer
 
     def _release(self, lengths: Sequence[int]) -> None:
         """Note that requests for so many bytes each are not worked on any more."""

@@ -38,7 +38,7 @@ def plan(kinds, offset, length):
     length = max(0, min(length, SIZE - offset))
     numbers = [piece.chunk_no for piece in CUT.pieces(offset, length)]
     cids = [cid_of(kinds, n) for n in numbers]
-    return read_plan.plan(offset, length, CHUNK, cids, cached.get, in_memory)
+    return read_plan.plan(offset, length, CHUNK, cids, [*map(cached.get, cids)], in_memory)
 
 
 @given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
