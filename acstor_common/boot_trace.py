@@ -63,11 +63,12 @@ class Recorder:
         """Note a read; what lies past the end of the image, or over the limit, is left out."""
         if self._first_s is None:
             self._first_s = self._last_new_s = now_s
-        before = len(self._seen)
-        for piece in self._cut.pieces(offset, length):
-            if self.is_full:
+        before, size = len(self._seen), self._cut.chunk_bytes
+        stop = min(offset + length, self._cut.size_bytes)
+        for chunk_no in range(offset // size, -(-stop // size)):
+            if len(self._seen) >= self._window.limit_chunks:
                 break
-            self._seen[piece.chunk_no] = None
+            self._seen[chunk_no] = None
         if len(self._seen) != before:
             self._last_new_s = now_s
 

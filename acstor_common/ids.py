@@ -14,7 +14,9 @@ bytes with either.
 """
 
 import re
+import struct
 import uuid
+from collections.abc import Iterable
 from typing import NamedTuple
 from typing import NewType
 
@@ -39,6 +41,7 @@ Oid = NewType("Oid", int)
 CID_BYTES = 32
 SCOPE_KEY_BYTES = 32
 OID_BYTES = 8
+_OID = struct.Struct(">Q24x")  # in a CID
 ZERO_CID = Cid(bytes(CID_BYTES))
 """Reserved: a chunk of zeros only, whatever its length.  It is never stored, sent or asked for."""
 
@@ -136,6 +139,15 @@ def oid_of(cid: Cid) -> Oid:
     True
     """
     return Oid(int.from_bytes(cid[:OID_BYTES], "big"))
+
+
+def oids_of(cids: Iterable[Cid]) -> list[Oid]:
+    """Return the OIDs of contents.
+
+    >>> oids_of([Cid(bytes(7) + bytes([n]) + bytes(24)) for n in (3, 7)])
+    [3, 7]
+    """
+    return [Oid(oid) for (oid,) in _OID.iter_unpack(b"".join(cids))]
 
 
 def parse_fingerprint(text: str) -> str:

@@ -168,7 +168,8 @@ class SlabIo:
         for index, (slot, start, stop) in enumerate(parts):
             offset = slot.offset
             if start or offset != next_offset or slot.slab is not slab or slot.data is not None:
-                if not self._read_run_nowait(parts[first:index], buffer[begin:end]):
+                run = parts[first:index]
+                if run and not self._read_run_nowait(run, buffer[begin:end]):
                     return False
                 first, begin, slab = index, end, slot.slab
             end += stop - start

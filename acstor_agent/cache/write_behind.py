@@ -96,8 +96,7 @@ class WriteBehind:
 
     def _mark(self, slots: Sequence[cache_slot.Slot]) -> None:
         self._dirty.update(dict.fromkeys(slots, disk_io.stream_of_later()))
-        for slot in slots:
-            self._core.hold(slot)
+        self._core.hold_all(slots)
         self._work.set()
         if self._is_enough:
             self.hurry()
@@ -176,11 +175,11 @@ class WriteBehind:
         Where a scheduler tells streams apart they are those of one stream.
         """
         jobs: list[slab_io.WriteJob] = []
-        batch_bytes = 0
+        batch_bytes, is_scheduling = 0, self._io.is_scheduling
         for slot, its in self._dirty.items():
             if batch_bytes >= BATCH_BYTES or len(jobs) == BATCH_JOBS:
                 break
-            if its != stream and self._io.is_scheduling:
+            if is_scheduling and its != stream:
                 continue
             data = None if slot.is_gone else slot.data
             if data is not None:
@@ -197,14 +196,19 @@ class WriteBehind:
         """Let go of the slots, but of those that changed while the jobs were being done."""
         if failed:
             self._note_failures(jobs, unmade, failed)
-        for slot, data, keep_class, was_gone in jobs:
-            if slot.slab in unmade:
-                continue
-            failure = failed.get(slot)
-            if failure is not None and data is not None:
-                self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
-            has_changed = slot.is_gone is not was_gone or slot.keep_class is not keep_class
-            self._let_go(slot, has_changed and failure is None)
+            for slot, data, _, _ in jobs:
+                failure = failed.get(slot)
+                if failure is not None and data is not None and slot.slab not in unmade:
+                    self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
+        written = [job for job in jobs if job.slot.slab not in unmade] if unmade else jobs
+        self._forget_bytes([job.slot for job in written])
+        self._let_go(
+            [
+                slot
+                for slot, _, keep_class, was_gone in written
+                if (slot.is_gone is was_gone and slot.keep_class is keep_class) or slot in failed
+            ]
+        )
         for slab, exc in unmade.items():
             self._lose_slab(slab, exc)
 
@@ -223,14 +227,18 @@ class WriteBehind:
         else:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
 
-    def _let_go(self, slot: cache_slot.Slot, is_dirty: bool = False) -> None:
-        """Forget a slot's bytes, and the slot where it has no more to write."""
-        if slot.data is not None:
-            slot.data = None
-            self.pending_bytes -= slot.length
-        if not is_dirty:
+    def _forget_bytes(self, slots: Sequence[cache_slot.Slot]) -> None:
+        """Have the bytes of slots in memory no more."""
+        for slot in slots:
+            if slot.data is not None:
+                slot.data = None
+                self.pending_bytes -= slot.length
+
+    def _let_go(self, slots: Sequence[cache_slot.Slot]) -> None:
+        """Forget slots that have no more to write."""
+        for slot in slots:
             del self._dirty[slot]
-            self._core.release(slot)
+        self._core.release_all(slots)
 
     def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
         """Go on without a slab that could not be made; its chunks look for other places."""
@@ -239,8 +247,8 @@ class WriteBehind:
         stranded = [slot for slot in self._dirty if slot.slab is slab]
         again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
         self._core.lose_slab(slab)
-        for slot in stranded:
-            self._let_go(slot)
+        self._forget_bytes(stranded)
+        self._let_go(stranded)
         for cid, data, keep_class in again:
             if data is not None:
                 self._store(cid, data, keep_class)

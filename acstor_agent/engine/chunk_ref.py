@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """References to chunks: by content, to check the bytes, and by place, to find them."""
 
+import operator
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +12,9 @@ from acstor_common import ids
 from acstor_common import peer_request
 
 Key = tuple[ids.Cid, ids.Oid, int, tuple[ids.ScopeKey, ...]]
+
+
+_KEY = operator.itemgetter(0, 1, 4, 5)
 
 
 class ChunkRef(NamedTuple):
@@ -36,7 +41,8 @@ class ChunkRef(NamedTuple):
     @property
     def key(self) -> "Key":
         """What is one and the same for all who want it: else one's keys would judge another's."""
-        return self[0], self[1], self[4], self[5]
+        key: Key = _KEY(self)
+        return key
 
     @property
     def content(self) -> ids.Content:
@@ -47,6 +53,11 @@ class ChunkRef(NamedTuple):
         """Say whether bytes are this chunk."""
         cid = self[0]
         return ids.cid_of(data) == cid if not ids.is_keyed(cid) else self.content.matches(data)
+
+
+def keys_of(refs: Iterable[ChunkRef]) -> tuple[Key, ...]:
+    """Return the key of each chunk."""
+    return tuple(map(_KEY, refs))
 
 
 def matching(
@@ -60,9 +71,7 @@ def matching(
     for ref in refs:
         end = begin + ref.length
         piece = view[begin:end]
-        cid = ref.cid
-        is_right = ids.cid_of(piece) == cid if not ids.is_keyed(cid) else ref.matches(piece)
-        found.append(piece if is_right else None)
+        found.append(piece if ref.matches(piece) else None)
         begin = end
     return found
 

@@ -297,7 +297,8 @@ class Engine:
     def _is_kept_no_more(self, run: actions.Arrived) -> None:
         kept = self.context.kept
         for key in run.keys:
-            kept.pop(key, None)
+            if key in kept:
+                del kept[key]
 
     @_event
     def gone(self, cids: Iterable[ids.Cid]) -> None:

@@ -85,7 +85,7 @@ class ByContent(Identity):
         self, image_id: ids.ImageId, offsets: Iterable[int], cids: Iterable[ids.Cid]
     ) -> list[ids.Oid]:
         """Return the first 8 bytes of each CID."""
-        return [*map(ids.oid_of, cids)]
+        return ids.oids_of(cids)
 
     def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Do nothing: the name follows from the CID."""

@@ -70,8 +70,10 @@ Event = Callable[..., list[actions.Action]]
 """A method of the core."""
 
 
-_Segment = tuple[chunk_map.ChunkMap, int, int, list[chunk_ref.ChunkRef]]
-"""A map, the first chunk of a segment, its length, and what to ask for to have its chunks."""
+_Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]
+"""A map, the length of its segments, and what to ask for to have the chunks of one of them."""
+SEGMENTS = 64
+"""Segments that were wanted last are remembered: a read and what is read ahead may share one."""
 
 
 class Tables(NamedTuple):
@@ -120,7 +122,7 @@ class Exchange:
         known = core.context.ring
         self._tables, self._in_force = tables, (known.table, known.former)
         self._names = core.rights.names
-        self._last_segment: _Segment | None = None
+        self._segments: dict[tuple[ids.ImageId, int], _Segment] = {}
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
         self._is_feeding = False
         self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
@@ -207,25 +209,36 @@ class Exchange:
 
     def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of an image."""
-        length = self._segment_chunks
-        first, stop = segments.around(chunk_no, chunk_no + 1, length, len(image_map))
-        known = self._last_segment
-        if known is None or known[:3] != (image_map, first, length):
-            refs = self._refs(image_map, first, stop)
-            self._last_segment = known = image_map, first, length, refs
-        return known[3][chunk_no - first]
+        number, at = divmod(chunk_no, self._segment_chunks)
+        return self._segment(image_map, number)[at]
 
     def wants(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
     ) -> list[chunk_ref.ChunkRef]:
         """Return what to ask for to have chunks of an image, which are in their order."""
-        length, count = self._segment_chunks, len(image_map)
+        length = self._segment_chunks
         found: list[chunk_ref.ChunkRef] = []
         for run in _runs(numbers) if numbers else ():
-            first, stop = segments.around(run[0], run[-1] + 1, length, count)
-            refs = self._refs(image_map, first, stop)
-            found += refs[run[0] - first : run[-1] - first + 1]
+            if length == 1:
+                found += self._refs(image_map, run[0], run[-1] + 1)
+                continue
+            for number in range(run[0] // length, run[-1] // length + 1):
+                first = number * length
+                begin, stop = max(0, run[0] - first), run[-1] + 1 - first
+                found += self._segment(image_map, number)[begin:stop]
         return found
+
+    def _segment(self, image_map: chunk_map.ChunkMap, number: int) -> list[chunk_ref.ChunkRef]:
+        """Return what to ask for to have the chunks of a segment."""
+        key, length = (image_map.image_id, number), self._segment_chunks
+        known = self._segments.pop(key, None)
+        if known is None or known[0] is not image_map or known[1] != length:
+            stop = min((number + 1) * length, len(image_map))
+            known = image_map, length, self._refs(image_map, number * length, stop)
+            if len(self._segments) >= SEGMENTS:
+                del self._segments[next(iter(self._segments))]
+        self._segments[key] = known
+        return known[2]
 
     def _refs(
         self, image_map: chunk_map.ChunkMap, first: int, stop: int
@@ -337,7 +350,8 @@ class Exchange:
 
     def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
         """Begin to have chunks that a guest is about to want; what is not had he asks for again."""
-        wants = [want for want in wants if want.cid not in self._cache]
+        here = self._cache.contents
+        wants = [want for want in wants if want.cid not in here]
         if wants:
             self.feed(self.core.wanted, wants, Priority.SOON, None)
 

@@ -192,7 +192,8 @@ class PeerClient:
         """Check chunks, and sort them into those that came and those that are wrong."""
         numbers = answer.numbers
         asked = self._asked.get(answer.request_id)
-        if asked is None or any([self._asked.get(number) is not asked for number in numbers]):
+        of_all = [*map(self._asked.get, numbers)]
+        if asked is None or of_all.count(asked) < len(of_all):
             if len(numbers) > 1:  # some of them were given up, or they were asked for apart
                 for chunk in answer.each():
                     self._take(chunk, came, moved, failed)

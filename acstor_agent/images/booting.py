@@ -217,6 +217,11 @@ class Booting:
         """Say whether a chunk is in memory or comes with a frame that is being loaded."""
         return cid in self.in_memory or (self.state is State.LOADING and cid in self._head.frames)
 
+    @property
+    def covers_nothing(self) -> bool:
+        """Say that :meth:`covers` says no of each chunk."""
+        return not self.in_memory and self.state is not State.LOADING
+
     def may_bring(self, cid: ids.Cid) -> bool:
         """Say whether :meth:`bring` is worth a call."""
         if self.state is State.LOADING and not self._is_head_known.is_set():

@@ -399,9 +399,10 @@ class Mirror:
             for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
             if chunk_no not in waited_for
         ]
-        covers = self.boots.covers
         wants = [w for w in self._chunks.wants(self.map, numbers) if w.cid != ids.ZERO_CID]
-        self._chunks.bring_soon([want for want in wants if not covers(want.cid)])
+        if not self.boots.covers_nothing:
+            wants = [want for want in wants if not self.boots.covers(want.cid)]
+        self._chunks.bring_soon(wants)
 
 
 def _is_missing(steps: list[_Step]) -> bool:

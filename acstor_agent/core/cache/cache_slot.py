@@ -129,6 +129,11 @@ class Order(abc.ABC):
     def add(self, slot: Slot) -> None:
         """Take in a slot that was just stored."""
 
+    def add_all(self, slots: Iterable[Slot]) -> None:
+        """Take in slots that were just stored, in their order."""
+        for slot in slots:
+            self.add(slot)
+
     @abc.abstractmethod
     def touch(self, slot: Slot) -> None:
         """Note a use; a parked slot is not in the order and that is no error."""
@@ -164,6 +169,10 @@ class FifoOrder(Order):
     def add(self, slot: Slot) -> None:
         """Take in the newest slot."""
         self._slots[slot] = None
+
+    def add_all(self, slots: Iterable[Slot]) -> None:
+        """Take in the newest slots."""
+        self._slots.update(dict.fromkeys(slots))
 
     def touch(self, slot: Slot) -> None:
         """Do nothing: only age counts."""

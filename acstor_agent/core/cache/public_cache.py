@@ -15,6 +15,7 @@ ever passes the same held slot twice.  A pinned slot is parked as long as it is 
 import operator
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import KeysView
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -85,6 +86,11 @@ class PublicCache:
         """Number of slab files."""
         return len(self._slabs)
 
+    @property
+    def contents(self) -> KeysView[ids.Cid]:
+        """The CIDs of all chunks, at any moment."""
+        return self._index.keys()
+
     def cids(self) -> list[ids.Cid]:
         """Return the CIDs of all chunks, in no particular order."""
         return list(self._index)
@@ -152,7 +158,9 @@ class PublicCache:
         group = self._slabs.group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
             return []
-        if any(map(self._index.__contains__, cids)) or any(map(self.pins.__contains__, cids)):
+        if not self._index.keys().isdisjoint(cids):
+            return []
+        if len(self.pins) and any(map(self.pins.__contains__, cids)):
             return []
         if ids.ZERO_CID in cids:
             return []
@@ -168,7 +176,7 @@ class PublicCache:
         for tick, slot in enumerate(slots, self._tick + 1):
             slot.sequence = slot.used_at = tick
             slab.slots[slot.slot_no] = self._index[slot.cid] = slot
-            slot.order.add(slot)
+        slots[0].order.add_all(slots)
         self._tick = slab.used_at = self._tick + len(slots)
         self._count(slots[0], len(slots))
         return slots
@@ -262,9 +270,23 @@ class PublicCache:
 
     def hold(self, slot: cache_slot.Slot) -> None:
         """Keep the slot's place from being handed out; may be called many times."""
-        slot.holds += 1
-        if slot.holds == 1:
-            slot.slab.held += 1
+        self.hold_all((slot,))
+
+    def hold_all(self, slots: Iterable[cache_slot.Slot]) -> None:
+        """Hold each of some slots."""
+        for slot in slots:
+            slot.holds += 1
+            if slot.holds == 1:
+                slot.slab.held += 1
+
+    def release_all(self, slots: Iterable[cache_slot.Slot]) -> None:
+        """Undo one :meth:`hold` of each of some slots."""
+        for slot in slots:
+            if slot.holds > 1 or slot.is_gone or slot.is_parked:
+                self.release(slot)
+            else:
+                slot.holds = 0
+                slot.slab.held -= 1
 
     def release(self, slot: cache_slot.Slot) -> None:
         """Undo one :meth:`hold`."""

@@ -110,7 +110,7 @@ class Context:
 
         :param refs: of one image, distinct, and all or none of them under way, in one transfer
         """
-        keys = tuple([ref.key for ref in refs])
+        keys = chunk_ref.keys_of(refs)
         transfer = self.transfers.get(keys[0])
         if transfer is None:
             transfer = transfer_.Transfer(refs, keys, priority)

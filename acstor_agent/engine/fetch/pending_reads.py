@@ -135,23 +135,22 @@ class PendingReads:
         context = self._context
         transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
         holders = context.locations.keys
-        transfer, seen = transfers.get(first.key), {first.key}
-        place, owned_by, held_by = first.place, owners(first.place), holders(first.oid)
-        for at in range(index + 1, limit):
-            ref = batch[at]
-            key = ref.key
-            if (
-                ref.image_id != first.image_id
-                or key in seen
-                or key in kept
-                or transfers.get(key) is not transfer
-            ):
-                return tuple(batch[index:at])
-            is_alike = ref.place == place or owners(ref.place) == owned_by
+        refs = tuple(batch[index:limit])
+        keys = chunk_ref.keys_of(refs)
+        under_way = [*map(transfers.get, keys)]
+        transfer, segment, image_id = under_way[0], first.segment, first.image_id
+        owned_by, held_by = owners(first.place), holders(first.oid)
+        seen = {keys[0]}
+        for at in range(1, len(refs)):
+            ref, key = refs[at], keys[at]
+            is_new = key not in seen and key not in kept
+            if not is_new or ref.image_id != image_id or under_way[at] is not transfer:
+                return refs[:at]
+            is_alike = (segment and ref.segment == segment) or owners(ref.place) == owned_by
             if transfer is None and not (is_alike and holders(ref.oid) == held_by):
-                return tuple(batch[index:at])
+                return refs[:at]
             seen.add(key)
-        return tuple(batch[index:limit])
+        return refs
 
     def _note_step(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
         """Note where guests here read."""

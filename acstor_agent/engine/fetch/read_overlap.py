@@ -41,6 +41,10 @@ class ReadOverlap:
 
     def note(self, is_shared: bool, chunks: int = 1) -> None:
         """Note of chunks whether anybody else reads them."""
+        if chunks > 1 and WEIGHT * self._seen >= 1:
+            self._seen += chunks
+            self.share = is_shared + (self.share - is_shared) * (1 - WEIGHT) ** chunks
+            return
         for _ in range(chunks):
             self._seen += 1
             self.share += max(WEIGHT, 1 / self._seen) * (is_shared - self.share)

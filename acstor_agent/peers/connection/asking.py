@@ -14,6 +14,7 @@ import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -94,9 +95,10 @@ class Asking(base.Connection):
     def _is_answer_awaited(self) -> bool:
         return bool(self._waiting)
 
-    def is_used(self, request_id: int) -> bool:
-        """Say whether an answer to a request of this number may still come."""
-        return request_id in self._waiting or request_id in self._given_up
+    @property
+    def used_numbers(self) -> tuple[Mapping[int, object], Mapping[int, object]]:
+        """Tables with the numbers of requests whose answers may still come."""
+        return self._waiting, self._given_up
 
     def ask(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
         """Send requests, in as few messages as may be.  The connection is open.
@@ -107,7 +109,7 @@ class Asking(base.Connection):
         :raises errors.LocalProtocolError: an answer to another request of such a number may still
             come: it waits, or was given up lately
         """
-        check_numbers(requests, self.is_used)
+        check_numbers(requests, *self.used_numbers)
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
         for request in requests:
@@ -221,8 +223,8 @@ class Asking(base.Connection):
         waiting = known.get(first) if not self._soon else None
         if waiting is None or count == 1:
             return waiting
-        are_of_it = all([known.get(number) is waiting for number in range(first, first + count)])
-        return waiting if are_of_it else None
+        of_all = [*map(known.get, range(first, first + count))]
+        return waiting if of_all.count(waiting) == count else None
 
     def _expects_each(self, first: int, length: int, chunk_bytes: int) -> bool:
         """Look at each chunk of a run for itself."""
@@ -298,15 +300,19 @@ def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield tuple(request_ids[begin : begin + peer_wire.MAX_BATCH])
 
 
-def check_numbers(requests: Sequence[peer_wire.Request], is_used: Callable[[int], bool]) -> None:
+def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, object]) -> None:
     """Look whether requests can be told apart from each other and from those under way.
 
+    :param used: have the numbers of those under way
     :raises errors.LocalProtocolError: they cannot
     """
     numbers = [number for request in requests for number in request.numbers]
-    used = [number for number in numbers if is_used(number)]
-    if used or len(set(numbers)) < len(numbers):
-        raise errors.LocalProtocolError(f"request id {(used or numbers)[0]} is still in use")
+    for some in used:
+        if not some.keys().isdisjoint(numbers):
+            number = next(number for number in numbers if number in some)
+            raise errors.LocalProtocolError(f"request id {number} is still in use")
+    if len(set(numbers)) < len(numbers):
+        raise errors.LocalProtocolError(f"request id {numbers[0]} is still in use")
 
 
 def lost(

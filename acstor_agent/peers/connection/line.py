@@ -66,16 +66,13 @@ class Line:
         elif len(self._news) < EARLY_MESSAGES:
             self._news.append(news)
 
-    def _is_used(self, number: int) -> bool:
-        is_under_way = self.connection is not None and self.connection.is_used(number)
-        return is_under_way or number in self._requests
-
     def ask(self, requests: Sequence[peer_wire.Request], hear: asking.Hear) -> None:
         """Send requests, now or when there is a connection; see :meth:`asking.Asking.ask`."""
         if self.connection is not None and self.is_open:
             self.connection.ask(requests, hear)
             return
-        asking.check_numbers(requests, self._is_used)
+        used = self.connection.used_numbers if self.connection is not None else ()
+        asking.check_numbers(requests, self._requests, *used)
         for one in requests:
             self._requests.update(dict.fromkeys(one.numbers, (one, hear)))
         if self.is_decided.is_set():
