@@ -121,7 +121,10 @@ class Store(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """Answer who wants a batch: its bytes in its order, or why not."""
+    """Answer who wants a batch: its bytes in its order, or why not.
+
+    :param chunks: of a batch that failed those that came; None: it did not
+    """
 
     token: Hashable
     chunks: list[transfer.Bytes]

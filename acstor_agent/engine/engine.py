@@ -197,15 +197,17 @@ class Engine:
 
     @_event
     def each_wanted(
-        self, wants: Iterable[tuple[Hashable, chunk_ref.ChunkRef]], priority: priority_.Priority
+        self,
+        batches: Iterable[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]],
+        priority: priority_.Priority,
     ) -> None:
-        """As ``wanted``, but each of the contents is a batch of its own, with its own token.
+        """As ``wanted``, for several batches, each with its own token.
 
         :param priority: a reason that has a lane
         :raises errors.LocalProtocolError: it has none
         """
-        for token, want in wants:
-            self.pending.wanted((want,), priority, token, math.inf, is_patient=False)
+        for token, wants in batches:
+            self.pending.wanted(wants, priority, token, math.inf, is_patient=False)
 
     @_event
     def cancelled(self, *tokens: Hashable) -> None:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches many chunks in one event, and reports each one as it arrives.
+"""Prefetches many chunks in one event, run by run, and reports each one as it arrives.
 
-A chunk that fails stops none of the others.
+A chunk that fails stops none of the others: those of its run that have not come are fetched again,
+each by itself.
 """
 
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Generic
 from typing import TypeVar
 
@@ -26,18 +29,21 @@ Outcome = Fetched | errors.AcstorError
 class BackgroundFetch(Generic[T]):
     """What somebody has fetched ahead.  Who leaves its block waits for none of it any more.
 
-    :param begin: has chunks brought; each comes with the token of who wants it.  It returns why
-        that failed, or nothing
+    :param begin: has batches of chunks brought; each comes with the token of who wants it.  It
+        returns why that failed, or nothing
     :param give_up: is told who wants nothing any more
+    :param run_chunks: chunks that lie side by side are wanted together, up to so many
     """
 
     def __init__(
         self,
-        begin: Callable[[Collection[tuple[Hashable, read_request.ChunkRef]]], str],
+        begin: Callable[[Collection[tuple[Hashable, Sequence[read_request.ChunkRef]]]], str],
         give_up: Callable[[Collection[Hashable]], object],
+        run_chunks: int = 1,
     ) -> None:
-        self._begin, self._give_up = begin, give_up
-        self._left: dict[_One[T], None] = {}
+        self._begin, self._give_up, self._run_chunks = begin, give_up, run_chunks
+        self._left: dict[_Run[T], None] = {}
+        self._left_chunks = 0
         self._came: list[tuple[T, Outcome]] = []
         self._more = trio.Event()
 
@@ -45,25 +51,29 @@ class BackgroundFetch(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._left:
-            self._give_up(self._left)
+        left, self._left, self._left_chunks = self._left, {}, 0
+        if left:
+            self._give_up(left)
 
     def __len__(self) -> int:
         """Return how many have not come, or have not been told of."""
-        return len(self._left) + len(self._came)
+        return self._left_chunks + len(self._came)
 
     def ask(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Have chunks brought that are not here, for things of the caller's own."""
-        ones = [_One(self, thing, (want,)) for thing, want in things]
-        self._left.update(dict.fromkeys(ones))
-        if ones and (why := self._begin([(one, one.wants[0]) for one in ones])):
-            self._give_up(ones)  # what has begun before the core failed waits for nobody
-            for one in ones:
-                self.complete(one, actions.Complete(one, [], read_request.Failure.UNREACHABLE, why))
+        self._ask([_Run(self, *run) for run in _runs(things, self._run_chunks)])
+
+    def _ask(self, runs: "list[_Run[T]]") -> None:
+        self._left.update(dict.fromkeys(runs))
+        self._left_chunks += sum([len(run.wants) for run in runs])
+        if runs and (why := self._begin([(run, run.wants) for run in runs])):
+            self._give_up(runs)  # what has begun before the core failed waits for nobody
+            for run in runs:
+                self._take(run, actions.Complete(run, [], read_request.Failure.UNREACHABLE, why))
 
     def left(self) -> list[T]:
         """Return the things whose chunks have not come."""
-        return [one.thing for one in self._left]
+        return [thing for run in self._left for thing in run.things]
 
     def wake(self) -> None:
         """Let who waits for what comes go on, with nothing."""
@@ -82,26 +92,71 @@ class BackgroundFetch(Generic[T]):
         came, self._came = self._came, []
         return came
 
-    def complete(self, one: "_One[T]", answer: actions.Complete) -> None:
-        """Take an answer, the first one."""
-        if one not in self._left:
+    def complete(self, run: "_Run[T]", answer: actions.Complete) -> None:
+        """Take an answer, the first one; ask again for what has failed with others."""
+        if run not in self._left:
             return
-        del self._left[one]
-        why = answer.failure is not None
-        outcome = read_request.error_of(answer, one.what) if why else answer.chunks[0]
-        self._came.append((one.thing, outcome))
+        if answer.failure is None or len(run.wants) == 1:
+            self._take(run, answer)
+            return
+        self._forget(run)
+        again: list[_Run[T]] = []
+        for thing, want, fetched in zip(run.things, run.wants, answer.chunks, strict=True):
+            if fetched is None:
+                again.append(_Run(self, (thing,), (want,)))
+            else:
+                self._came.append((thing, fetched))
+        if len(again) < len(run.wants):
+            self._more.set()
+        self._ask(again)
+
+    def _take(self, run: "_Run[T]", answer: actions.Complete) -> None:
+        if run not in self._left:
+            return
+        self._forget(run)
+        if answer.failure is None:
+            self._came += zip(run.things, answer.chunks, strict=True)
+        else:
+            failure = read_request.error_of(answer, run.what)
+            self._came += [(thing, failure) for thing in run.things]
         self._more.set()
 
+    def _forget(self, run: "_Run[T]") -> None:
+        del self._left[run]
+        self._left_chunks -= len(run.wants)
 
-class _One(Generic[T]):
-    """One chunk: the core knows it as the token of a waiter."""
 
-    __slots__ = ("_ahead", "thing", "wants")
+def _runs(
+    things: Iterable[tuple[T, read_request.ChunkRef]], run_chunks: int
+) -> Iterator[tuple[tuple[T, ...], tuple[read_request.ChunkRef, ...]]]:
+    """Cut things, in their order, into runs of chunks that lie side by side in one image."""
+    run: list[tuple[T, read_request.ChunkRef]] = []
+    for thing, want in things:
+        last = run[-1][1] if run else None
+        if last is not None and not (
+            len(run) < run_chunks
+            and last.image_id == want.image_id
+            and last.offset + last.length == want.offset
+        ):
+            yield tuple([one for one, _ in run]), tuple([one for _, one in run])
+            run = []
+        run.append((thing, want))
+    if run:
+        yield tuple([one for one, _ in run]), tuple([one for _, one in run])
+
+
+class _Run(Generic[T]):
+    """Chunks that are wanted together: the core knows them as the token of a waiter."""
+
+    __slots__ = ("_ahead", "things", "wants")
 
     def __init__(
-        self, ahead: BackgroundFetch[T], thing: T, wants: tuple[read_request.ChunkRef]
+        self,
+        ahead: BackgroundFetch[T],
+        things: tuple[T, ...],
+        wants: tuple[read_request.ChunkRef, ...],
     ) -> None:
-        self._ahead, self.thing, self.wants = ahead, thing, wants
+        self._ahead, self.things, self.wants = ahead, things, wants
 
     def complete(self, answer: actions.Complete) -> None:
         """Take the answer."""

@@ -340,13 +340,14 @@ class Exchange:
         :param priority: the reason, which has a lane of the core
         """
 
-        def begin(wants: Collection[tuple[Hashable, chunk_ref.ChunkRef]]) -> str:
-            return self.feed(self.core.each_wanted, wants, priority)
+        def begin(batches: Collection[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]]) -> str:
+            return self.feed(self.core.each_wanted, batches, priority)
 
         def give_up(tokens: Collection[Hashable]) -> None:
             self.feed(self.core.cancelled, *tokens)
 
-        return background_fetch.BackgroundFetch(begin, give_up)
+        run_chunks = self.core.context.settings.run_chunks
+        return background_fetch.BackgroundFetch(begin, give_up, run_chunks)
 
     def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
         """Begin to have chunks that a guest is about to want; what is not had he asks for again."""

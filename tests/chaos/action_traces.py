@@ -71,6 +71,9 @@ def text_of(value: Any) -> str:
         chunks = zip(value.refs, value.chunks, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
         return ", ".join([f"Arrived({text})" for text in texts])
+    if isinstance(value, actions_.Complete) and value.failure is not None:
+        value = value._replace(chunks=[])
+        return f"Complete({', '.join(map(text_of, value))})"
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):

@@ -423,9 +423,9 @@ class PendingReads:
     def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
         """Answer a waiter, unless he has been answered."""
         if not waiter.is_done:
-            got = waiter.got if failure is None else []
             waiter.is_done = True
-            self._context.out.others.append(actions.Complete(waiter.token, got, failure, why))
+            answer = actions.Complete(waiter.token, waiter.got, failure, why)
+            self._context.out.others.append(answer)
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:

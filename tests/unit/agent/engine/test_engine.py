@@ -207,7 +207,7 @@ def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
     want(machine, 1, "ahead", Priority.SOON)
     machine.source_ended(machine.got(actions.ReadSource)[0].number, Failure.UNREACHABLE)
     (done,) = machine.completes()
-    assert (done.failure, done.chunks) == (Failure.UNREACHABLE, [])
+    assert (done.failure, done.chunks) == (Failure.UNREACHABLE, [None])
     assert not len(machine.core)
 
 

@@ -219,7 +219,7 @@ def guests(scene):
     scene.want("first", range(6))
     scene.want("twice", [2, 3])
     scene.want("ahead", range(10, 16), P.SOON)
-    each = [(f"each {n}", chunk(n)) for n in range(20, 26)]
+    each = [(f"each {n}", (chunk(n),)) for n in range(20, 26)]
     scene.waiting.update(token for token, _ in each)
     if scene.feed("each_wanted", each, P.ADVERTISED):
         for token, _ in each:

@@ -45,7 +45,7 @@ def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, prio
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
         machine.wanted([chunk(1)], priority, "who")
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
-        machine.each_wanted([("who", chunk(1))], priority)
+        machine.each_wanted([("who", (chunk(1),))], priority)
     assert not len(machine.core) and not machine.core.pending
 
 
@@ -178,7 +178,7 @@ def test_lanes_have_turns_among_images():
 
 def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine.each_wanted([(n, chunk(n)) for n in numbers], P.SEED)
+    machine.each_wanted([(n, (chunk(n),)) for n in numbers], P.SEED)
     [ask] = machine.got(actions.Ask)
     assert len(ask.attempts) == 3
 
@@ -189,14 +189,14 @@ def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(mach
     done = machine.play(5.0, lambda host, attempt: F.MISSING, source)
     assert {n: (done[n].failure, done[n].chunks) for n in numbers} == {
         numbers[0]: (None, [data_of(numbers[0])]),
-        numbers[1]: (F.MISSING, []),
+        numbers[1]: (F.MISSING, [None]),
         numbers[2]: (None, [data_of(numbers[2])]),
     }
 
 
 def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     machine = one_machine.Machine(1, background_limit=2)
-    machine.each_wanted([(n, chunk(n)) for n in range(9)], P.SEED)
+    machine.each_wanted([(n, (chunk(n),)) for n in range(9)], P.SEED)
     [read] = machine.got(actions.ReadSource)
     assert len(read.wants) == 2
     machine.wanted([chunk(5)], P.SEED, "another")

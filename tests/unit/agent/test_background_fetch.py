@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many chunks are fetched ahead run by run, and each is told of by itself."""
+
+import pytest
+
+from acstor_agent.core import counters
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import read_request
+from acstor_common import errors
+from tests.fakes import one_machine
+
+RUN_CHUNKS = 4
+GONE = failure.Failure.MISSING
+
+
+class Core:
+    """Notes what is asked for, and what is given up."""
+
+    def __init__(self):
+        self.runs, self.given_up, self.why = [], [], ""
+
+    def begin(self, batches):
+        """Have batches brought."""
+        self.runs += [run for run, _ in batches]
+        return self.why
+
+    def numbers(self):
+        """Return what was asked for together since the last call."""
+        runs, self.runs = self.runs, []
+        return [[*run.things] for run in runs]
+
+
+@pytest.fixture
+def core():
+    return Core()
+
+
+@pytest.fixture
+def ahead(core):
+    return background_fetch.BackgroundFetch(core.begin, core.given_up.extend, RUN_CHUNKS)
+
+
+def ask(ahead, numbers, image=one_machine.IMAGE):
+    ahead.ask((n, one_machine.chunk(n, image)) for n in numbers)
+
+
+def fetched(number):
+    return read_request.Fetched(one_machine.data_of(number), counters.Origin.PEER)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "runs"),
+    [
+        ([], []),
+        ([3], [[3]]),
+        (range(9), [[0, 1, 2, 3], [4, 5, 6, 7], [8]]),
+        ([0, 1, 3, 4, 2], [[0, 1], [3, 4], [2]]),
+        ([2, 2], [[2], [2]]),
+    ],
+)
+def test_chunks_that_lie_side_by_side_are_wanted_together(core, ahead, numbers, runs):
+    ask(ahead, numbers)
+    assert core.numbers() == runs and len(ahead) == len(numbers) == len(ahead.left())
+
+
+def test_chunks_of_two_images_are_no_run(core, ahead):
+    wants = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
+    ahead.ask(enumerate(wants))
+    assert core.numbers() == [[0], [1]]
+
+
+async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
+    ask(ahead, range(4))
+    (run,) = core.runs
+    run.complete(actions.Complete(run, [*map(fetched, range(4))], None, ""))
+    assert await ahead.came() == [(n, fetched(n)) for n in range(4)]
+    assert not len(ahead) and not ahead.left()
+
+
+async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead):
+    ask(ahead, range(4))
+    (run,) = core.runs
+    core.numbers()
+    some = [fetched(0), None, fetched(2), None]
+    run.complete(actions.Complete(run, some, GONE, "gone"))
+    assert await ahead.came() == [(0, fetched(0)), (2, fetched(2))] and len(ahead) == 2
+    one, three = core.runs
+    assert core.numbers() == [[1], [3]]
+    one.complete(actions.Complete(one, [fetched(1)], None, ""))
+    three.complete(actions.Complete(three, [None], GONE, "gone"))
+    (good, bad) = await ahead.came()
+    assert good == (1, fetched(1)) and bad[0] == 3 and isinstance(bad[1], errors.AcstorError)
+    assert not core.runs and not len(ahead)
+
+
+async def test_who_leaves_gives_up_the_runs_that_are_left(core, ahead):
+    with ahead:
+        ask(ahead, range(8))
+        first, second = core.runs
+        first.complete(actions.Complete(first, [*map(fetched, range(4))], None, ""))
+    assert core.given_up == [second]
+    second.complete(actions.Complete(second, [], GONE, ""))
+    assert core.numbers() == [[0, 1, 2, 3], [4, 5, 6, 7]]  # none again
+
+
+async def test_run_that_cannot_be_asked_for_fails_as_a_whole(core, ahead):
+    core.why = "a fault"
+    ask(ahead, range(3))
+    outcomes = await ahead.came()
+    assert [thing for thing, _ in outcomes] == [0, 1, 2] and not len(ahead)
+    assert all("a fault" in str(outcome) for _, outcome in outcomes)
