@@ -122,13 +122,13 @@ def take_what_is_left() -> None:
 
 def main() -> None:
     """Flood an agent."""
-    take_what_is_left()
     orders = Orders(**json.loads(sys.stdin.readline()))
     floods = []
     for name, texts in orders.members.items():
         certificate, key, authority = (text.encode() for text in texts)
         files = identity_files.Set(authority, certificate, key, b"")
         floods += [Flood(orders, kind, name, files) for kind in orders.kinds]
+    take_what_is_left()  # not before: the time for a handshake is short
     print(len(floods), flush=True)
     sys.stdin.readline()
     selector = selectors.DefaultSelector()

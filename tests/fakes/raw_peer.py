@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer in a test's hands: it connects to an agent as whoever it likes and says what it likes."""
+"""A peer under a test's control: it connects to an agent as any host, and sends any message."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ AS_HOME = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
 
 
 def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLContext:
-    """Return what a host with these files speaks TLS with; it believes everybody."""
+    """Return the TLS context of a host with these files, which takes any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -36,9 +36,9 @@ def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLCo
 
 
 def _agree(link: ssl.SSLSocket) -> tuple[socket.socket, peer_encryption.Keys]:
-    """Exchange secrets by TLS; return the connection without it, and the keys that follow."""
+    """Exchange secrets by TLS; return the TCP connection, and the keys derived from them."""
     ours, theirs = os.urandom(peer_encryption.SECRET_BYTES), b""
-    with contextlib.suppress(ConnectionError, ssl.SSLError):  # it does not believe this host
+    with contextlib.suppress(ConnectionError, ssl.SSLError):  # the agent refuses the certificate
         link.sendall(ours)
         while len(theirs) < len(ours) and (more := link.recv(len(ours) - len(theirs))):
             theirs += more
@@ -50,8 +50,8 @@ def _agree(link: ssl.SSLSocket) -> tuple[socket.socket, peer_encryption.Keys]:
 class RawPeer:
     """One connection to an agent.
 
-    :param name: whom it says to be
-    :param files: what it proves that with; None for clear text
+    :param name: the host that it says it is
+    :param files: its certificate and key; None for clear text
     """
 
     def __init__(
@@ -80,19 +80,19 @@ class RawPeer:
         self.link.close()
 
     def send(self, *messages: peer_wire.Message) -> None:
-        """Say something; what a timeout leaves unsent goes before what is said next."""
+        """Send messages; what a timeout leaves unsent goes first next time."""
         self._unsent += self.encoded(*messages)
         while self._unsent:
             del self._unsent[: self.link.send(self._unsent)]
 
     def encoded(self, *messages: peer_wire.Message) -> bytes:
-        """Return what is to be sent next, so that the agent reads some messages."""
+        """Return messages as bytes, which must be sent next: the cipher counts frames."""
         frames = [peer_wire.encode(message, self._ours) for message in messages]
         return b"".join([b"".join(frame) for frame in frames])
 
     def hear(self) -> peer_wire.Message | None:
-        """Return what the agent says next; None when it hangs up."""
-        with contextlib.suppress(ConnectionError, ssl.SSLError):
+        """Return the agent's next message; None when it hangs up."""
+        with contextlib.suppress(ConnectionError):
             while data := self.link.recv(65536):
                 for message in self._receiver.feed(data):
                     if isinstance(message, peer_wire.Ping):
@@ -102,8 +102,8 @@ class RawPeer:
         return None
 
     def greet(self) -> peer_wire.Message | None:
-        """Say Hello; return the answer."""
-        with contextlib.suppress(ConnectionError, ssl.SSLError):
+        """Send Hello; return the answer."""
+        with contextlib.suppress(ConnectionError):
             self.send(peer_wire.Hello(self.name, self._klass, 1))
         return self.hear()
 
@@ -128,7 +128,7 @@ class RawPeer:
 
 @contextlib.contextmanager
 def greeted(port: int, name: str, files: identity_files.Set | None) -> Iterator[RawPeer]:
-    """Be a host that an agent talks to."""
+    """Give a peer that has exchanged Hello with the agent."""
     with RawPeer(port, name, files) as peer:
         assert isinstance(peer.greet(), peer_wire.Hello)
         yield peer

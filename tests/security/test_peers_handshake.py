@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a certificate breaks off, stretches or repeats the handshake with an agent."""
+"""A host with a certificate abuses the handshake with an agent, or the frames behind it."""
 
 import contextlib
 
@@ -7,7 +7,9 @@ import pytest
 import trio
 
 from acstor_agent import tls_session
+from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_net
+from acstor_common import errors
 from acstor_common import peer_encryption
 from acstor_common import peer_wire
 from tests.unit.agent import test_peer_net as nets
@@ -127,3 +129,76 @@ async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
             sending = {link.sending._key for link in (*ours, *theirs)}
             assert len(sending) == 4
             assert sending == {link.receiving._key for link in (*ours, *theirs)}
+
+
+# A server that lies, with the right keys
+
+
+def encoded(encryption, *messages):
+    return b"".join(b"".join(peer_wire.encode(message, encryption)) for message in messages)
+
+
+def skipped(link):
+    encoded(link.sending, peer_wire.Ping(1))  # is lost on the way
+    return encoded(link.sending, peer_wire.Ping(2))
+
+
+def reflected(link):
+    return encoded(peer_encryption.Encryption(link.receiving._key), HELLO)
+
+
+LIES = {
+    "chunk that nobody asked for": (
+        lambda link: encoded(link.sending, peer_wire.Chunk(99, b"x")),
+        "nobody asked for",
+    ),
+    "other length": (lambda link: encoded(link.sending, peer_wire.Chunk(1, b"x")), "1 bytes where"),
+    "wrong side": (lambda link: encoded(link.sending, peer_wire.Cancel((1,))), "wrong side"),
+    "repeated frame": (lambda link: 2 * encoded(link.sending, peer_wire.Ping(1)), "MAC"),
+    "frame that was left out": (skipped, "MAC"),
+    "the client's own frame": (reflected, "MAC"),
+    "endless frame": (lambda link: b"\xff\xff\xff\xff", "frame of 4294967295 bytes"),
+    "empty frame": (lambda link: bytes(20), "frame of 0 bytes"),
+    "clear text": (lambda link: encoded(None, peer_wire.Ping(1)), "encrypted frame of"),
+}
+
+
+@contextlib.asynccontextmanager
+async def lying(tls, lie, *, hangs_up=False):
+    """Give a client of a server that answers the first request with a lie."""
+
+    async def handler(stream):
+        link = await connecting.accept(stream, tls[SERVER], 5.0)
+        hello = encoded(link.sending, peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1))
+        receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
+        await link.receive(receiver)
+        await link.send_some([hello])
+        await link.receive(receiver)
+        await link.send_some([lie(link)])
+        if not hangs_up:
+            with contextlib.suppress(OSError):
+                await link.receive(receiver)
+        link.close()
+
+    async with nets.faking(handler) as address, nets.asking(address, tls=tls[CLIENT]) as client:
+        yield client
+
+
+@pytest.mark.expect_log("server.example .* broke the protocol")
+@pytest.mark.parametrize("name", LIES)
+async def test_lie_in_encrypted_frames_ends_the_connection(tls, name):
+    lie, why = LIES[name]
+    async with lying(tls, lie) as client:
+        with pytest.raises(errors.RemoteProtocolError, match=why):
+            await client.fetch()
+
+
+async def test_frame_that_is_cut_off_gives_nothing(tls):
+    """Nobody on the way can shorten an answer: what comes is all of a frame, or a lost request."""
+
+    def cut(link):
+        return encoded(link.sending, peer_wire.Chunk(1, bytes(65536)))[:-1]
+
+    async with lying(tls, cut, hangs_up=True) as client:
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch()
