@@ -133,7 +133,7 @@ class Agent:
         core = engine.Engine(
             self._host,
             self._ring.current(),
-            cache=cache,
+            cache=cache.contents,
             rights=authorization.Authorization(
                 self._host,
                 self._naming,

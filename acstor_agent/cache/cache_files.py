@@ -62,6 +62,7 @@ class CacheFiles:
         self.lookup, self.lookup_all = core.lookup, core.lookup_all
         """Return slots of CIDs, to be read before the next checkpoint; this is a use."""
         self.contents = core.contents
+        """The CIDs that are in the cache, at any moment; event loop only."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
             files, mends, self._io, self.store, pending_limit_bytes

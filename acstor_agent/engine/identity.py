@@ -53,6 +53,10 @@ class Identity(abc.ABC):
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether a chunk of the cache may be given to a peer who asks for it by a name."""
 
+    def may_give_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
+        """Say whether :meth:`may_give` says yes of each chunk."""
+        return all([self.may_give(ref.cid, ref.oid) for ref in refs])
+
     @abc.abstractmethod
     def found(self, cids: Iterable[ids.Cid]) -> None:
         """Note what was in the cache at the start: nobody knows by which names it had come."""
@@ -92,6 +96,10 @@ class ByContent(Identity):
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say yes: another OID with the same CID is a hit."""
+        return True
+
+    def may_give_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
+        """Say yes, as of each."""
         return True
 
     def found(self, cids: Iterable[ids.Cid]) -> None:

@@ -176,7 +176,10 @@ class PeerRequests:
             return False
         if not uploads.has_place(receiver, wants):
             return False
-        return all([self._rights.may_give(want, request.mode) for want in wants])
+        rights = self._rights
+        return rights.names.may_give_all(wants) or all(
+            [rights.may_give(want, request.mode) for want in wants]
+        )
 
     def _give_all(
         self,

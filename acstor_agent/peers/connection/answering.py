@@ -235,14 +235,16 @@ class Answering(base.Connection):
         is_useful, refused = False, 0
         awaited: list[Answer] = []
         lengths: list[int] = []
+        known = self._open
         for answer in self._awaited(answers):
             awaited.append(answer)
             if isinstance(answer, peer_wire.Chunk):
-                is_useful = True
-                for number in answer.numbers:
-                    lengths.append(self._open.pop(number))
+                is_useful, numbers = True, answer.numbers
+                lengths += [known[number] for number in numbers]
+                for number in numbers:
+                    del known[number]
                 continue
-            lengths.append(self._open.pop(answer.request_id))
+            lengths.append(known.pop(answer.request_id))
             if isinstance(answer, peer_wire.Refuse):
                 refused += answer.code in _USELESS
             else:
