@@ -54,11 +54,14 @@ class Chunk(NamedTuple):
     :param data: of all chunks, one behind the other
     :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
         is one chunk
+    :param raw_bytes: the length of one chunk whose ``data`` are compressed (``peer_compression``);
+        0: they are not.  Nobody receives a message with compressed data
     """
 
     request_id: int
     data: Buffer
     chunk_bytes: int = 0
+    raw_bytes: int = 0
 
     @property
     def chunks(self) -> int:
@@ -72,7 +75,7 @@ class Chunk(NamedTuple):
 
     def each(self) -> Iterator["Chunk"]:
         """Yield its chunks, each by itself."""
-        number, data, size = self
+        number, data, size, _ = self
         if not size:
             yield self
             return

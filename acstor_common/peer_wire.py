@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common import errors
+from acstor_common import peer_compression
 from acstor_common import peer_encryption
 from acstor_common import peer_messages
 from acstor_common import peer_request
@@ -79,9 +80,9 @@ FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PO
 
 _HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
 _COUNT_BYTES = 1
-_CHUNK = struct.Struct(">III")  # request, bytes, bytes of each chunk; behind all come the bytes
-_MIN_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + 1
-_MAX_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + MAX_DATA_BYTES
+_RUN = struct.Struct(">IIII")  # request, bytes, bytes of each chunk, bytes before compression
+_MIN_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + 1
+_MAX_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 _MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
@@ -150,14 +151,15 @@ def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk
     numbers: set[int] = set()  # none is twice in a frame, if a client uses one again too early
     for part in _parts(answers, run_bytes):
         its = part.numbers
-        is_full = total + len(part.data) > run_bytes or len(numbers) + len(its) > MAX_BATCH
+        raw_bytes = part.raw_bytes or len(part.data)
+        is_full = total + raw_bytes > run_bytes or len(numbers) + len(its) > MAX_BATCH
         if frame and (is_full or not numbers.isdisjoint(its)):
             yield frame
             frame, total = [], 0
             numbers.clear()
         frame.append(part)
         numbers.update(its)
-        total += len(part.data)
+        total += raw_bytes
     if frame:
         yield frame
 
@@ -165,7 +167,7 @@ def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk
 def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
     """Cut runs that are longer than a frame."""
     for answer in answers:
-        number, data, size = answer
+        number, data, size, _ = answer
         if not size or len(data) <= run_bytes:
             yield answer
             continue
@@ -177,15 +179,15 @@ def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
 
 
 def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
-    heads = [(number, len(data), size) for number, data, size in chunks]
-    sizes = [length for _, length, _ in heads]
+    heads = [(number, len(data), size, raw_bytes) for number, data, size, raw_bytes in chunks]
+    sizes = [length for _, length, _, _ in heads]
     total = sum(sizes)
     if not min(sizes) or total > MAX_DATA_BYTES:
         raise ValueError(f"chunks of {sizes} bytes in it")
-    body_bytes = _COUNT_BYTES + len(chunks) * _CHUNK.size + total
+    body_bytes = _COUNT_BYTES + len(chunks) * _RUN.size + total
     head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
-    head += [_CHUNK.pack(*one) for one in heads]
-    return [b"".join(head), *[data for _, data, _ in chunks]]
+    head += [_RUN.pack(*one) for one in heads]
+    return [b"".join(head), *[data for _, data, _, _ in chunks]]
 
 
 class _Run(NamedTuple):
@@ -194,7 +196,8 @@ class _Run(NamedTuple):
     number: int
     begin: int
     end: int
-    chunk_bytes: int
+    chunk_bytes: int = 0
+    raw_bytes: int = 0
 
     @property
     def numbers(self) -> range:
@@ -336,7 +339,7 @@ class Receiver:
         counted = HEADER_BYTES + _COUNT_BYTES
         if have < counted:
             return counted
-        return counted + self._check_count(self._small[self._start + HEADER_BYTES]) * _CHUNK.size
+        return counted + self._check_count(self._small[self._start + HEADER_BYTES]) * _RUN.size
 
     def _check_count(self, count: int) -> int:
         if not 1 <= count <= MAX_BATCH:
@@ -367,7 +370,7 @@ class Receiver:
 
     def _check_total(self, head_bytes: int, total_bytes: int) -> None:
         """Look whether chunks that are called in so many bytes may have so many."""
-        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _CHUNK.size
+        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _RUN.size
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
@@ -375,14 +378,18 @@ class Receiver:
         """Return which runs a frame carries, and where in its data each begins and ends."""
         found: list[_Run] = []
         end = chunks = 0
-        heads = list(_CHUNK.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
-        for number, length, chunk_bytes in heads:
+        heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
+        raw_total = 0
+        for number, length, chunk_bytes, raw_bytes in heads:
             if not length:
                 raise self._error("an empty Chunk")
             if chunk_bytes and not chunk_bytes < length <= RUN_BYTES:
                 raise self._error(f"a run of {length} bytes with chunks of {chunk_bytes}")
+            if raw_bytes and (chunk_bytes or not length < raw_bytes <= MAX_DATA_BYTES):
+                raise self._error(f"{raw_bytes} bytes compressed to {length}")
             begin, end = end, end + length
-            found.append(_Run(number, begin, end, chunk_bytes))
+            found.append(_Run(number, begin, end, chunk_bytes, raw_bytes))
+            raw_total += raw_bytes or length
             its = peer_request.chunks_in(length, chunk_bytes)
             chunks += its
             if number + its > 1 << 32:
@@ -390,9 +397,11 @@ class Receiver:
         if end != total_bytes:
             raise self._error(f"{len(found)} runs of {end} bytes in {total_bytes}")
         self._check_count(chunks)
+        if len(found) > 1 and raw_total > RUN_BYTES:
+            raise self._error(f"chunks of {raw_total} bytes in one frame")
         if len(found) > 1 and len({n for run in found for n in run.numbers}) < chunks:
             raise self._error("a number twice in a Chunk")
-        self._is_shared = self.expects(heads)
+        self._is_shared = self.expects([(n, raw or length, size) for n, length, size, raw in heads])
         return found
 
     def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
@@ -413,6 +422,13 @@ class Receiver:
 
     def _give_run(self, run: "_Run", data: memoryview, messages: list[Message]) -> None:
         """Give out a run where it lies, or where it is not shared each chunk for itself."""
+        if run.raw_bytes:
+            try:
+                raw = peer_compression.decompress(data[run.begin : run.end], run.raw_bytes)
+            except ValueError as error:
+                raise self._error(str(error)) from error
+            messages.append(Chunk(run.number, raw))
+            return
         if self._is_shared:
             messages.append(Chunk(run.number, data[run.begin : run.end], run.chunk_bytes))
             return
@@ -533,7 +549,7 @@ class EncryptedReceiver(Receiver):
         if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
             raise self._error(f"a Chunk with a body of {body_bytes} bytes")
         count = self._check_count(frame[HEADER_BYTES])
-        begin = HEADER_BYTES + _COUNT_BYTES + count * _CHUNK.size
+        begin = HEADER_BYTES + _COUNT_BYTES + count * _RUN.size
         self._check_total(begin, len(frame) - begin)
         data = frame[begin:]
         for run in self._runs_in(bytes(frame[:begin]), len(data)):

@@ -27,7 +27,7 @@ class RateLimiter:
     """
 
     def __init__(self, bytes_s: float = math.inf) -> None:
-        self._bytes_s = bytes_s
+        self.bytes_s = bytes_s
         self.step_bytes: int | None = None
         """The most that a connection moves at a time, as others wait meanwhile; None: no limit."""
         if bytes_s < math.inf:
@@ -44,7 +44,7 @@ class RateLimiter:
         """Note that so many bytes were moved."""
         if self.step_bytes is not None:
             since_s = max(self._free_s, trio.current_time() - BURST_S)
-            self._free_s = since_s + count / self._bytes_s
+            self._free_s = since_s + count / self.bytes_s
 
     async def wait(self) -> None:
         """Return when the debt is over; at once, without a checkpoint, if there is none."""

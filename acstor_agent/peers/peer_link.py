@@ -10,6 +10,7 @@ methods take one turn of the scheduler per call, which is a third of the cost of
 
 import array
 import fcntl
+import math
 import socket
 import ssl
 import sys
@@ -48,6 +49,7 @@ LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 _DELIVERY_RATE = slice(160, 168)
 """Where the rate is, in bytes a second, at which the other side acknowledges (linux/tcp.h)."""
+_APP_LIMITED = 7, 0x01  # the byte and the bit that say that this host had too little to send
 _OUTQ = array.array("i", [0])  # what the kernel answers
 
 _ECN_BITS = 2  # below the DSCP, in one byte
@@ -99,6 +101,7 @@ class Link:
         self._is_empty = False  # the last call has received all there was
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
+        self._bytes_s = math.inf
         self._early = early  # came with the handshake
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
@@ -205,10 +208,22 @@ class Link:
         """How many bytes of chunks a frame carries: few on a slow link where it is encrypted."""
         if self.sending is None:
             return peer_wire.RUN_BYTES
-        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)
-        bytes_s = int.from_bytes(info[_DELIVERY_RATE], sys.byteorder)
-        most = min(peer_wire.RUN_BYTES, int(FRAME_S * bytes_s))
+        most = min(peer_wire.RUN_BYTES, int(FRAME_S * self._delivery()[0]))
         return max(peer_wire.ENCRYPTED_RUN_BYTES, most)
+
+    def _delivery(self) -> tuple[int, bool]:
+        """Return bytes a second that arrived last, and whether there was too little to send."""
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)
+        at, bit = _APP_LIMITED
+        return int.from_bytes(info[_DELIVERY_RATE], sys.byteorder), bool(info[at] & bit)
+
+    @property
+    def bytes_s(self) -> float:
+        """Bytes a second that the link moves, as far as was seen; infinite if nothing was."""
+        bytes_s, is_app_limited = self._delivery()
+        if bytes_s and not is_app_limited:
+            self._bytes_s = float(bytes_s)
+        return min(self._bytes_s, self.upload.bytes_s)
 
     def _note_pace(self, count: int, took_s: float) -> None:
         """Let the kernel keep more unsent where that leaves quickly, the least where it does not.

@@ -139,6 +139,8 @@ class Pipe:
 class MemoryLink(peer_link.Link):
     """One end of a connection; see :class:`peer_link.Link`."""
 
+    bytes_s = math.inf  # nothing is compressed: how long that takes is another time
+
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
         self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()

@@ -22,13 +22,13 @@ ETHERNET_IP = 0x0800
 GUEST, BACKGROUND = 46, 8
 
 
-def read_from_peer(cloud, image_id):
+def read_from_peer(cloud, image_id, content=DATA):
     """Let h2 have an image, then read it at h1; return what came from h2, and in how many s."""
-    assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+    assert cloud["h2"].image_path(image_id).read_bytes() == content
     hosts.wait_written(cloud["h2"])
     before = cloud["h1"].status()["fetched"]
     began_s = time.monotonic()
-    assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+    assert cloud["h1"].image_path(image_id).read_bytes() == content
     took_s = time.monotonic() - began_s
     after = cloud["h1"].status()["fetched"]
     moved = sum(after[origin]["bytes"] - before[origin]["bytes"] for origin in ("home", "peer"))
@@ -49,6 +49,20 @@ def test_cap_holds_for_who_reads_and_for_who_gives(tmp_path, images, host, optio
         moved, took_s = read_from_peer(cloud, image_id)
         assert moved > 3 * MIB  # of some, h1 is the home, and h2 gave it when it read
         assert took_s > 0.8 * moved / BYTES_S
+        assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
+
+
+def test_what_gets_shorter_is_compressed_where_a_cap_makes_the_link_slow(tmp_path, images):
+    content = DATA[: len(DATA) // 2].hex().encode()  # half of its bits say nothing
+    image_id = images.add(content)
+
+    def capped(name):
+        return {"peer_upload_limit_mbit": MBIT} if name == "h2" else {}
+
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), each=capped) as cloud:
+        moved, took_s = read_from_peer(cloud, image_id, content)
+        assert moved > 3 * MIB
+        assert 0.4 * moved / BYTES_S < took_s < 0.8 * moved / BYTES_S
         assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
 
 

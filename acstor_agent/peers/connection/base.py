@@ -17,16 +17,19 @@ import functools
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.core import link_compression
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import peer_compression
 from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -155,6 +158,7 @@ class Connection(abc.ABC):
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
+        self._compression = link_compression.LinkCompression()
         self._is_corked = False  # what is posted waits for more
         self._is_writing = False  # what is in the outbox is the writing task's
         self._has_outbox = trio.Event()
@@ -206,7 +210,8 @@ class Connection(abc.ABC):
             return
         if self._run:
             run, self._run = self._run, []
-            buffers = peer_wire.encode_chunks(run, self.link.sending, self.link.run_bytes)
+            answers = self._compressed(run)
+            buffers = peer_wire.encode_chunks(answers, self.link.sending, self.link.run_bytes)
             self._outbox.extend(buffers)
             self.outbox_bytes += sum(map(len, buffers)) - sum([len(answer.data) for answer in run])
         if not self._outbox:
@@ -220,6 +225,28 @@ class Connection(abc.ABC):
                     self._gate.begin()
                 self._has_outbox.set()
         self._outbox_changed()
+
+    def _compressed(self, answers: list[peer_wire.Chunk]) -> list[peer_wire.Chunk]:
+        """Return answers whose chunks are compressed, where they arrive sooner so."""
+        if not self._compression.is_worth(self.link.bytes_s):
+            return answers
+        return [chunk for answer in answers for chunk in self._chunks_of(answer)]
+
+    def _chunks_of(self, answer: peer_wire.Chunk) -> Sequence[peer_wire.Chunk]:
+        """Return an answer as it is if its first chunk does not get shorter, or compressed."""
+        if not self._compression.is_tried():
+            return (answer,)
+        made: list[peer_wire.Chunk] = []
+        for chunk in answer.each():
+            began_s, length = time.perf_counter(), len(chunk.data)
+            data = peer_compression.compress(chunk.data)
+            took_s = time.perf_counter() - began_s
+            if self._compression.tried(length, len(data), took_s):
+                chunk = peer_wire.Chunk(chunk.request_id, data, raw_bytes=length)
+            elif not made:
+                return (answer,)
+            made.append(chunk)
+        return made
 
     def _send_nowait(self) -> None:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""

@@ -614,7 +614,7 @@ async def test_requests_that_came_together_are_looked_for_together_and_leave_in_
         await stream.aclose()
     assert chunks == [chunk(request(n)) for n in range(1, COUNT + 1)]
     assert server.groups == [list(range(1, COUNT + 1))]
-    assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (12 + CHUNK)
+    assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (16 + CHUNK)
 
 
 async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batch():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import peer_compression
 from acstor_common import peer_encryption
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
@@ -31,6 +32,7 @@ BATCH = peer_wire.Get(
 RUN = REQUEST._replace(length=3 * 65536 + 5, chunk_bytes=65536)
 RUNS = peer_wire.Get((RUN, RUN._replace(request_id=1, offset=0, length=65537)))
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
+ZEROS = peer_compression.compress(bytes(65536))
 RUN = peer_wire.Chunk(0x01020305, b"three chunks", 5)
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
@@ -292,9 +294,9 @@ def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_encry
 def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
     data = b"".join(map(bytes, peer_wire.encode_chunks(run([50_000, 60_000]))))
     to = receiver(peer_wire.FROM_SERVER)
-    assert receive(to, stream(HELLO) + data[:50_033]) == [HELLO, run([50_000])[0]]
+    assert receive(to, stream(HELLO) + data[:50_041]) == [HELLO, run([50_000])[0]]
     assert to.wanted_bytes == 60_000 and not to.is_between_frames
-    assert receive(to, data[50_033:]) == run([0, 60_000])[1:]
+    assert receive(to, data[50_041:]) == run([0, 60_000])[1:]
 
 
 def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
@@ -303,9 +305,9 @@ def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
     assert receive(to, stream(HELLO) + head + data[:149]) == [HELLO]
     assert to.wanted_bytes == 1
     [one] = receive(to, data[149:299])
-    assert one == (7, data[:150], 0) and to.wanted_bytes == 1
+    assert one == (7, data[:150], 0, 0) and to.wanted_bytes == 1
     [rest] = receive(to, data[299:])
-    assert rest == (8, data[150:], 150) and [c.request_id for c in rest.each()] == [8, 9]
+    assert rest == (8, data[150:], 150, 0) and [c.request_id for c in rest.each()] == [8, 9]
     assert to.is_between_frames and rest.data.obj is one.data.obj
 
 
@@ -315,6 +317,21 @@ def test_chunks_of_a_run_that_are_not_all_awaited_lie_apart():
     run_ = peer_wire.Chunk(7, bytes(range(100)), 40)
     _, *chunks = to.feed(stream(HELLO) + b"".join(peer_wire.encode_chunks([run_])))
     assert chunks == list(run_.each()) and {type(chunk.data) for chunk in chunks} == {bytes}
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_compressed_chunk_is_heard_as_it_was_among_others(is_encrypted, is_awaited):
+    ours, theirs = (encryption_of("server") if is_encrypted else None for _ in range(2))
+    to, asked = receiver(peer_wire.FROM_SERVER, theirs), []
+    to.expects = lambda chunks: asked.append(chunks) or is_awaited
+    answers = [peer_wire.Chunk(7, ZEROS, raw_bytes=65536), peer_wire.Chunk(8, b"as it is")]
+    data = stream(HELLO, encryption=ours)
+    data += b"".join(peer_wire.encode_chunks(answers, ours))
+    assert len(data) < 300
+    _, *got = receive(to, data)
+    assert got == [(7, bytes(65536), 0, 0), (8, b"as it is", 0, 0)]
+    assert asked == [[(7, 65536, 0), (8, 8, 0)]]
 
 
 @pytest.mark.parametrize(("run_bytes", "numbers"), [(400, [[7, 8, 9]]), (299, [[7], [8], [9]])])
@@ -372,7 +389,7 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
     ("accepts", "length"),
     [
         (peer_wire.FROM_SERVER, 7),
-        (peer_wire.FROM_SERVER, 2**22 + 22),
+        (peer_wire.FROM_SERVER, 2**22 + 26),
         (peer_wire.FROM_CLIENT, 2**13),
         (peer_wire.FROM_CLIENT, 2**32 - 1),
     ],
@@ -416,9 +433,9 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
     to = receiver(peer_wire.FROM_SERVER)
     to.expects = expects
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000])))
-    assert to.feed(stream(HELLO) + data[:33]) == [HELLO]
+    assert to.feed(stream(HELLO) + data[:41]) == [HELLO]
     assert asked == [([(0, 5000, 0), (1, 6000, 0)], None)]
-    chunks = to.feed(data[33:])
+    chunks = to.feed(data[41:])
     assert chunks == run([5000, 6000])
     assert {type(chunk.data) for chunk in chunks} == {bytes}  # none holds the other's memory
 
@@ -553,10 +570,13 @@ def share(state: int = 1, total: int = 8, left: int = 0) -> bytes:
 
 
 def chunk_body(index: list[tuple[int, ...]], data: bytes | None = None) -> bytes:
-    """Return the body of a frame with chunks: number, length, and of runs the chunks' length."""
-    heads = [(*one, 0)[:3] for one in index]
+    """Return the body of a frame with chunks.
+
+    :param index: number and length of each run, its chunks' length, its length uncompressed
+    """
+    heads = [(*one, 0, 0)[:4] for one in index]
     said = b"".join(field.to_bytes(4, "big") for head in heads for field in head)
-    data = bytes(sum(length for _, length, _ in heads)) if data is None else data
+    data = bytes(sum(length for _, length, _, _ in heads)) if data is None else data
     return bytes([len(index)]) + said + data
 
 
@@ -588,7 +608,7 @@ BAD_STREAMS = {
     "Chunk of 65": stream(HELLO) + frame(3, chunk_body([(n, 1) for n in range(65)])),
     "Chunks of 4 GiB": stream(HELLO) + frame(3, chunk_body([(1, 2**32 - 1), (2, 1)], b"x")),
     "oversized Chunk": stream(HELLO) + frame(3, chunk_body([(1, 2**22 + 1)], bytes(2**22 + 1))),
-    "oversized body of a Chunk": stream(HELLO) + b"AC\x03\x03" + bytes([0, 64, 0, 14]),
+    "oversized body of a Chunk": stream(HELLO) + b"AC\x03\x03" + bytes([0, 64, 0, 18]),
     "run of one chunk": stream(HELLO) + frame(3, chunk_body([(1, 9, 9)])),
     "run of 65 chunks": stream(HELLO) + frame(3, chunk_body([(1, 65, 1)])),
     "run of a million chunks": stream(HELLO) + frame(3, chunk_body([(1, 2**20, 1)])),
@@ -596,6 +616,18 @@ BAD_STREAMS = {
     "oversized run": stream(HELLO) + frame(3, chunk_body([(1, 2**20 + 1, 2**20)])),
     "runs with a number twice": stream(HELLO) + frame(3, chunk_body([(1, 4, 2), (2, 9)])),
     "run beyond the last number": stream(HELLO) + frame(3, chunk_body([(2**32 - 1, 4, 2)])),
+    "compressed run": stream(HELLO) + frame(3, chunk_body([(1, 9, 5, 99)])),
+    "compressed to no less": stream(HELLO) + frame(3, chunk_body([(1, 9, 0, 9)])),
+    "compressed and oversized": stream(HELLO) + frame(3, chunk_body([(1, 9, 0, 2**22 + 1)])),
+    "two compressed and oversized": stream(HELLO)
+    + frame(3, chunk_body([(1, 9, 0, 2**19), (2, 9, 0, 2**19 + 1)])),
+    "compressed, and is not": stream(HELLO) + frame(3, chunk_body([(1, 9, 0, 99)])),
+    "compressed to more than it says": stream(HELLO)
+    + frame(3, chunk_body([(1, len(ZEROS), 0, 65535)], ZEROS)),
+    "compressed to less than it says": stream(HELLO)
+    + frame(3, chunk_body([(1, len(ZEROS), 0, 65537)], ZEROS)),
+    "compressed with more behind it": stream(HELLO)
+    + frame(3, chunk_body([(1, len(ZEROS) + 1, 0, 65536)], ZEROS + b"x")),
     "oversized Chunk of two": stream(HELLO) + frame(3, chunk_body([(1, 2**20), (2, 1)])),
     "unknown": stream(HELLO) + frame(99, b""),
     "oversized unknown": stream(HELLO) + b"AC\x03\x63" + b"\xff" * 4,
