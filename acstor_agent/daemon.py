@@ -141,7 +141,11 @@ class Agent:
                 attached=self._images.attached_now,
             ),
             rng=random.Random(),
-            settings=settings.exchange(own, has_others=self._member.has_others),
+            settings=settings.exchange(
+                own,
+                has_others=self._member.has_others,
+                source_places=self._source.in_flight,
+            ),
             given_as=self._source.given_as,
         )
         self._chunks = exchange.Exchange(

@@ -22,7 +22,6 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.core import turns
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
@@ -42,24 +41,22 @@ BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
 """What the agent does for those who wait, but not while they wait."""
 _stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=OURS)
-_asker: contextvars.ContextVar[turns.Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
 class _Belonging:
     """A block in which what is done is for somebody else."""
 
-    __slots__ = ("_asker", "_before", "_former", "_stream")
+    __slots__ = ("_before", "_stream")
 
-    def __init__(self, stream: requests.Stream | None, work: turns.Asker | None = None) -> None:
-        self._stream, self._asker = stream, work
+    def __init__(self, stream: requests.Stream | None) -> None:
+        self._stream = stream
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            self._before, self._former = _stream.set(self._stream), _asker.set(self._asker)
+            self._before = _stream.set(self._stream)
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            _asker.reset(self._former)
             _stream.reset(self._before)
 
 
@@ -71,14 +68,9 @@ def as_stream(stream: requests.Stream | None) -> _Belonging:
     return _Belonging(stream)
 
 
-def as_work(work: turns.Asker) -> _Belonging:
-    """Let tasks that are started within the block do what ``work`` is for, in its stream."""
-    return _Belonging(work.stream, work)
-
-
-def asker() -> turns.Asker:
-    """Return whom that is for which is done here: the work that others may join, or a stream."""
-    return _asker.get() or turns.Asker(_stream.get())
+def stream() -> requests.Stream:
+    """Return the stream to which belongs what is done here."""
+    return _stream.get()
 
 
 def guest() -> str | None:

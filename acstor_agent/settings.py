@@ -224,10 +224,11 @@ def naming(own: Options) -> identity_.Identity:
     return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
 
 
-def exchange(own: Options, *, has_others: bool) -> settings.Settings:
+def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.Settings:
     """Return what an operator decides about the exchange.
 
     :param has_others: where there is no v-node table yet one is to come
+    :param source_places: ranges that the source takes at a time
     """
     return settings.Settings(
         timeout_s=place_timeout_s(own),
@@ -241,6 +242,7 @@ def exchange(own: Options, *, has_others: bool) -> settings.Settings:
         may_ask_source_first=Variant.NO_SOURCE_FIRST not in own.variants,
         homes_keep=Variant.HOMES_KEEP in own.variants,
         run_chunks=RUN_CHUNKS,
+        source_places=source_places,
     )
 
 

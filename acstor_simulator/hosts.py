@@ -29,7 +29,7 @@ proof_of = functools.lru_cache(maxsize=1 << 16)(peer_request.proof_of)
 
 MESSAGE_BYTES, REQUEST_BYTES = 80, 60
 """What a message takes on the wire, with the headers below it, and each request in it."""
-_FOR_OTHERS = actions.HurryRead, actions.CancelRead, actions.Told, actions.LeftAlone
+_FOR_OTHERS = actions.CancelRead, actions.Told, actions.LeftAlone
 """For the log, and for a source that reads some chunks before others."""
 
 

@@ -35,8 +35,8 @@ an event raises all the same, call ``mend(now, why)`` (``recovery``).
 * ``Ask(host, attempts)``: send one request for all attempts, and set ``attempt.connection``.
   ``asked_of(host, number)`` returns what a number was asked for.  Feed ``chunks_arrived`` for bytes
   that match the CID, ``refused`` with INVALID for others, ``lost`` at the end of a connection.
-* ``ReadSource``: read these chunks.  ``source_gave`` reports results as they arrive;
-  ``source_ended`` fails the rest.  ``HurryRead`` raises the priority, ``CancelRead`` ends the read.
+* ``ReadSource``: read this range.  ``source_gave`` reports chunks as they arrive;
+  ``source_ended`` fails the rest.  ``CancelRead`` ends the read.
 * ``Store`` -> ``stored`` or ``not_stored``.  The engine keeps the bytes until then.  ``gone``
   reports evictions, ``has_room`` write-back pressure.
 * ``peer_asked``, ``peer_cancelled``, ``peer_hurried``, ``peer_left`` -> ``Reply``.  ``Given`` that

@@ -51,13 +51,12 @@ class Hurry(NamedTuple):
 
 
 class ReadSource(NamedTuple):
-    """Read chunks of one image; ``source_gave`` tells of each by its index in ``wants``.
-
-    Which of them become one range is the source's business.
+    """Read a range of an image; ``source_gave`` tells of each chunk by its index in ``wants``.
 
     :param priority: the most urgent reason
-    :param who: has turns of his own: for this host's own wishes who has the image open, if that is
-        known, else the image; a host for what is read through for it
+    :param who: for whom: for this host's own wishes who has the image open, if that is known, else
+        the image; a host for what is read through for it
+    :param wants: chunks that follow each other
     """
 
     number: int
@@ -65,14 +64,6 @@ class ReadSource(NamedTuple):
     priority: priority_.Priority
     who: Hashable
     wants: list[chunk_ref.ChunkRef]
-
-
-class HurryRead(NamedTuple):
-    """Go on with a read as for this reason, and for this one: somebody more urgent has joined."""
-
-    number: int
-    priority: priority_.Priority
-    who: Hashable
 
 
 class CancelRead(NamedTuple):
@@ -269,7 +260,6 @@ Action = (
     | Cancel
     | Hurry
     | ReadSource
-    | HurryRead
     | CancelRead
     | Store
     | Complete

@@ -20,6 +20,7 @@ class Settings(NamedTuple):
     :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
     :param homes_keep: what this host is not the home of goes no further than to who waits for it
     :param run_chunks: chunks that a transfer begins with at most
+    :param source_places: ranges that are read from the source at a time
     """
 
     timeout_s: float = 10.0
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
     may_ask_source_first: bool = True
     homes_keep: bool = False
     run_chunks: int = 1
+    source_places: int = 8
 
 
 DEFAULTS = Settings()

@@ -16,12 +16,16 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import chunk_map
 from acstor_common import ids
 from acstor_common import layout
 
 Buffer = bytes | bytearray | memoryview
 
+Requester = requests.Stream
+AGENT = Requester(requests.Klass.BACKGROUND, "agent")
+"""Reads that are for no guest and no peer."""
 DEFAULT_IN_FLIGHT = 8
 TAIL_BYTES = 32
 """At its end an artefact has the hash of all before it."""
@@ -159,7 +163,7 @@ class Source(abc.ABC):
 
     @property
     def in_flight(self) -> int:
-        """How many reads the place should be sent at a time; the coalesce wrapper keeps to it."""
+        """How many reads the place should be sent at a time; the engine keeps to it."""
         return DEFAULT_IN_FLIGHT
 
     @abc.abstractmethod
@@ -179,7 +183,13 @@ class Source(abc.ABC):
         return Seen(size_bytes, tail.hex())
 
     @abc.abstractmethod
-    async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
+    async def read_pieces(
+        self,
+        blob: Blob,
+        pieces: Sequence[Piece],
+        told: Told,
+        requester: Requester = AGENT,
+    ) -> None:
         """Read pieces, and tell of each once, as soon as its bytes are here or cannot be had.
 
         Pieces that follow each other cost least: they are one read of the place.  When this
@@ -188,6 +198,7 @@ class Source(abc.ABC):
 
         :param pieces: of one byte or more each, in any order
         :param told: may get several at a time, in any order
+        :param requester: takes turns with others where an image has to be decoded
         :raises errors.LocalProtocolError: a piece is none
         """
 
@@ -254,9 +265,15 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.look(blob)
 
-    async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
+    async def read_pieces(
+        self,
+        blob: Blob,
+        pieces: Sequence[Piece],
+        told: Told,
+        requester: Requester = AGENT,
+    ) -> None:
         """Ask the inner source."""
-        await self._inner.read_pieces(blob, pieces, told)
+        await self._inner.read_pieces(blob, pieces, told, requester)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
         """Return what the inner source knows."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the agent's one source out of the names in its configuration.
 
-Every driver is wrapped the same way, from the inside out: attempt (nothing takes
-for ever), coalesce (fewer and longer reads), retry (a passing fault), layout (images
-that are not raw), and failover around all of them; around that whole, where Glance is one.
+Every driver is wrapped the same way, from the inside out: retry (nothing takes for ever, and
+passing faults pass), layout (images that are not raw), and failover around all of them; around
+that whole, where Glance is one.
 """
 
 import inspect
@@ -18,9 +18,7 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.sources import attempt
 from acstor_agent.sources import base
-from acstor_agent.sources import coalesce
 from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
@@ -60,7 +58,7 @@ def build(
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
     rng = random.Random()
-    made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
+    made = [wrapped(driver, rng, attempt_timeout.BASE_S) for driver in drivers]
     decoding = decode_threads.DecodeThreads(nursery)
     places = failover.FailoverSource(
         [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made],
@@ -80,18 +78,13 @@ def build(
 
 
 def wrapped(
-    driver: base.Source,
-    nursery: trio.Nursery,
-    rng: random.Random,
-    timeout_s: float = attempt_timeout.BASE_S,
+    driver: base.Source, rng: random.Random, timeout_s: float = attempt_timeout.BASE_S
 ) -> base.Source:
-    """Return ``driver`` inside the wrappers that every driver gets.
+    """Return a driver that is retried.
 
     :param timeout_s: what an attempt may take at the least
     """
-    ended = attempt.AttemptSource(driver, attempt_timeout.AttemptTimeout(timeout_s))
-    joined = coalesce.CoalesceSource(ended, nursery)
-    return retry.RetrySource(joined, rng)
+    return retry.RetrySource(driver, rng, attempt_timeout.AttemptTimeout(timeout_s))
 
 
 def _load(name: str) -> type[driver_.Driver]:

@@ -105,12 +105,16 @@ class FailoverSource(base.Source):
         return await self._first(blob, lambda place: place.source.look(blob))
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Read each piece from the first source that can."""
         if not pieces:
             return
-        question = _Question(self, blob, pieces, told)
+        question = _Question(self, blob, pieces, told, requester)
         hedge = self._hedge(blob, question.ask, question.is_answered)
         question.when_answered = hedge.won
         await hedge.run()
@@ -341,8 +345,10 @@ class _Question:
         blob: base.Blob,
         pieces: Sequence[base.Piece],
         told: base.Told,
+        requester: base.Requester,
     ) -> None:
         self._source, self._blob, self._told = source, blob, told
+        self._requester = requester
         self.when_answered: Callable[[_Place], None] = lambda place: None
         """Is told who has given the last piece, as soon as that is here."""
         self._left = dict(enumerate(pieces))
@@ -380,7 +386,7 @@ class _Question:
                 self._source.note_answer(place)  # the last one is noted with all of the question
 
         pieces = [self._left[number] for number in asked]
-        await place.source.read_pieces(self._blob, pieces, took)
+        await place.source.read_pieces(self._blob, pieces, took, self._requester)
         if failures:
             raise _most_telling(failures)
 

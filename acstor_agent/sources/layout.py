@@ -27,7 +27,6 @@ from typing import Protocol
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.core.sources import stored_reads
 from acstor_agent.sources import base
 from acstor_agent.sources import decode_threads
@@ -109,15 +108,19 @@ class LayoutSource(base.Wrapper):
         return seen._replace(size_bytes=found.size_bytes)
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Read the pieces by the image's layout."""
         if blob.kind is not base.BlobKind.IMAGE:
-            await self._inner.read_pieces(blob, pieces, told)
+            await self._inner.read_pieces(blob, pieces, told, requester)
             return
         found = self._layout_of(blob.image_id)
         if found is not None and found.stored.is_identity:
-            await self._inner.read_pieces(blob, pieces, told)
+            await self._inner.read_pieces(blob, pieces, told, requester)
             return
         driver.check_pieces(blob, pieces)
         if found is None:
@@ -125,7 +128,7 @@ class LayoutSource(base.Wrapper):
             error = errors.SourceCrowded(f"image {blob.image_id}", self.where, why)
             told([(number, error) for number in range(len(pieces))])
             return
-        reading = _Reading(self.where, blob, pieces, told, self._remembered)
+        reading = _Reading(self.where, blob, pieces, told, requester, self._remembered)
         reading.plan(found)
         stored = self._stored(blob, found)
         await reading.run(self._inner, stored, self._nursery, self._decoding)
@@ -157,10 +160,12 @@ class _Reading:
         blob: base.Blob,
         pieces: Sequence[base.Piece],
         told: base.Told,
+        requester: base.Requester,
         remembered: cluster_cache.ClusterCache,
     ) -> None:
         self._where, self._blob, self._pieces = where, blob, pieces
         self._told: base.Told | None = told
+        self._requester = requester
         self._remembered = remembered
         self._known: dict[layout.Extent, base.Buffer] = {}
         self._wrong: set[layout.Extent] = set()  # something of them is, and perhaps all
@@ -222,7 +227,6 @@ class _Reading:
         :param stored: the stored file
         """
         self._nursery, self._decoding = nursery, decoding
-        self._guest = disk_io.asker().stream
         try:
             self._decode_soon()
             if self._tiles.ranges:
@@ -291,7 +295,7 @@ class _Reading:
                     length += batch[-1].piece.length
                 outcomes: list[tuple[int, base.Outcome]] = []
                 steps = self._made(batch, outcomes)
-                await self._decoding.run(self._blob.image_id, self._guest, steps)
+                await self._decoding.run(self._blob.image_id, self._requester, steps)
                 self._let_go(batch)
                 batch = []
                 self._tell(outcomes)

@@ -80,11 +80,15 @@ class WholeSource(base.Wrapper):
         return answer
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Ask the places, and take from a copy what they refuse."""
         if self._refused and self._refused.get(_as_asked(blob), 0.0) > trio.current_time():
-            await self._read_copy(blob, pieces, told)
+            await self._read_copy(blob, pieces, told, requester)
             return
         refused: list[tuple[int, base.Outcome]] = []
 
@@ -95,7 +99,7 @@ class WholeSource(base.Wrapper):
             if passed:
                 told(passed)
 
-        await self._places.read_pieces(blob, pieces, sift)
+        await self._places.read_pieces(blob, pieces, sift, requester)
         if not refused:
             if self._refused:
                 self._refused.pop(_as_asked(blob), None)
@@ -106,7 +110,9 @@ class WholeSource(base.Wrapper):
             def renumbered(answers: base.Answers) -> None:
                 told([(numbers[at], outcome) for at, outcome in answers])
 
-            await self._read_copy(blob, [pieces[number] for number in numbers], renumbered)
+            await self._read_copy(
+                blob, [pieces[number] for number in numbers], renumbered, requester
+            )
         else:
             told(refused)
 
@@ -123,13 +129,17 @@ class WholeSource(base.Wrapper):
         await self._places.aclose()
 
     async def _read_copy(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester,
     ) -> None:
         assert self._copies is not None and self._read is not None
         image = base.Blob(blob.image_id, base.BlobKind.IMAGE)
         if blob.kind is base.BlobKind.BOOT_IMAGE and image in self._refused:
             self._copies.bring(blob.image_id)  # guests boot, and want the rest soon
-        await self._read.read_pieces(blob, pieces, told)
+        await self._read.read_pieces(blob, pieces, told, requester)
 
     def _can_copy(self, blob: base.Blob) -> bool:
         return self._copies is not None and self._copies.can_give(blob)

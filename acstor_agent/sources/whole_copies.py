@@ -122,7 +122,11 @@ class CopiesSource(base.Source):
         return self._source.os_hash(blob)
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Read pieces of a copy, as far as it comes in time."""
         until_s = trio.current_time() + WAIT_S.get(blob.kind, self._image_wait_s)

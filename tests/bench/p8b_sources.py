@@ -101,7 +101,7 @@ async def chain(
 ) -> dict[str, float]:
     """Return what it costs to read all pieces through the wrappers that every driver has."""
     async with trio.open_nursery() as nursery:
-        made = [build.wrapped(make(), nursery, random.Random(1))]
+        made = [build.wrapped(make(), random.Random(1))]
         source = failover.FailoverSource(made)
         await source.read(BLOB, *pieces[0])  # connects
         with Cost() as cost:

@@ -85,7 +85,7 @@ async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dic
         for n in range(len(image_map))
     ]
     async with trio.open_nursery() as nursery:
-        place = build.wrapped(file.FileSource(str(images.folder)), nursery, random.Random(1))
+        place = build.wrapped(file.FileSource(str(images.folder)), random.Random(1))
         layouts = layout_source.LayoutSource(place, lambda image_id: image_map.layout, nursery)
         source = failover.FailoverSource([layouts])
         await source.read(blob, *pieces[0])

@@ -84,6 +84,13 @@ def give_something_else(found, transfer, data):
     came(found, transfer, b"what a guest wrote")
 
 
+READS_INIT = source_reads.SourceReads.__init__
+
+
+def read_all_at_once(reads, out, split_waiting, places):
+    READS_INIT(reads, out, split_waiting, 1 << 30)
+
+
 FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
     "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
     "names are not looked at": (32, authorization.Authorization, "may_give", lambda *_: True),
@@ -113,7 +120,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "questions have no end": (1, requests_out.RequestsOut, "over_s", lambda *_: math.inf),
     "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
     "what is answered elsewhere goes on": (25, requests_out.RequestsOut, "cancel", lambda *_: None),
-    "reads are not bounded": (7, source_reads.SourceReads.__init__, "__defaults__", (1 << 30, 16)),
+    "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
     "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
     "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
     "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
@@ -121,7 +128,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what ended counts on": (0, context.Context, "uncharge", lambda *_: None),
     "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
     "something else is given": (1, peer_requests.PeerRequests, "came", give_something_else),
-    "all are told": (2, announcements, "neighbours", Everybody),
+    "all are told": (11, announcements, "neighbours", Everybody),
     "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
     "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),

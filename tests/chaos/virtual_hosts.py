@@ -226,7 +226,7 @@ class Host:
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)
         self.source = failover.FailoverSource(
-            [build.wrapped(source, nursery, rng, 2.0) for source in sources], clock=time.time
+            [build.wrapped(source, rng, 2.0) for source in sources], clock=time.time
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)

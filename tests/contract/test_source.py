@@ -12,11 +12,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import build
-from acstor_agent.sources import coalesce
 from acstor_agent.sources import failover
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
@@ -162,9 +159,6 @@ SOURCES: dict[str, Make] = {
     "http": over_http,
     "glance": over_glance,
     "gateway": over_gateway,
-    "attempt": over_files(lambda s, n: attempt.AttemptSource(s, attempt_timeout.AttemptTimeout())),
-    "coalesce": over_files(coalesce.CoalesceSource),
-    "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),
     "layout, raw": over_files(lambda s, n: layout_source.LayoutSource(s, raw_layout, n)),
     "layout, qcow2": over_qcow2,
@@ -174,7 +168,7 @@ SOURCES: dict[str, Make] = {
     "whole, around what gives ranges": over_files(
         lambda source, n: whole.WholeSource(failover.FailoverSource([source]))
     ),
-    "all": over_files(lambda source, n: build.wrapped(source, n, random.Random(3))),
+    "all": over_files(lambda source, n: build.wrapped(source, random.Random(3))),
 }
 
 

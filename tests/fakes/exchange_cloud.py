@@ -61,7 +61,6 @@ class MemorySource(reading_source.ReadingSource):
     def __init__(self) -> None:
         self.reads: list[int] = []
         self.streams: list[Any] = []
-        self.askers: list[Any] = []
         self.failure: Exception | None = None
         self.deleted: set[ids.ImageId] = set()
         self.delay_s = 0.01
@@ -76,9 +75,8 @@ class MemorySource(reading_source.ReadingSource):
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Return some of BYTES."""
-        self.reads.append(offset)
-        self.askers.append(disk_io.asker())
-        self.streams.append(self.askers[-1].stream)
+        self.reads += range(offset, offset + length, CHUNK)
+        self.streams.append(disk_io.stream())
         await trio.sleep(self.delay_s)
         if self.failure:
             raise self.failure

@@ -40,7 +40,11 @@ class PiecewiseSource(base.Source):
         return len(self._data)
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Tell of one piece after the other."""
         self.asked.append([piece.offset for piece in pieces])

@@ -15,7 +15,11 @@ class ReadingSource(base.Source):
     """
 
     async def read_pieces(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
     ) -> None:
         """Read each run of pieces."""
         await _Reading(self).read_pieces(blob, pieces, told)

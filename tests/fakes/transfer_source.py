@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of ``transfer_world``: ranges of some chunks, each of which is told of when it comes.
+"""The source of ``transfer_world``: gives ranges, and tells of each chunk when it is here.
 
-Every chunk of a range has its own outcome, as in ``sources/coalesce``: a bad one does not take its
-neighbours along, and what was cancelled is told all the same.
+Every chunk has its own outcome: a bad one does not take its neighbours along, and what was
+cancelled is told all the same.
 """
 
 import collections
@@ -14,7 +14,6 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_common import ids
 
-RANGE_CHUNKS = 16
 TIMEOUT_S = 30.0
 
 Failure = failure.Failure
@@ -45,37 +44,30 @@ class Source:
             self.reads[chunk.cid] += 1
             self.under_way[chunk.cid] += 1
             self.at_once += self.under_way[chunk.cid] > 1
-        for first in range(0, len(read.wants), RANGE_CHUNKS):
-            self._read(world, host, read, first)
+        left = set(range(len(read.wants)))
+        for index in range(len(read.wants)):
+            self._send(world, host, read, index, left)
 
-    def _read(self, world: Any, host: Any, read: actions.ReadSource, first: int) -> None:
-        wants, life = read.wants[first : first + RANGE_CHUNKS], host.lives
+    def _send(
+        self, world: Any, host: Any, read: actions.ReadSource, index: int, left: set[int]
+    ) -> None:
+        chunk, life = read.wants[index], host.lives
 
         def arrive() -> None:
-            for chunk in wants:
-                self.under_way[chunk.cid] -= 1
+            self.under_way[chunk.cid] -= 1
+            left.discard(index)
             if host.lives == life:
-                world.later(host, 0.0, self._tell, world, host, read, first, wants)
+                world.later(host, 0.0, self._tell, world, host, read, index, not left)
 
         delay_s = self.delay_s * (100 if self.way == "slow" else 1)
-        world.from_source(
-            host,
-            sum(chunk.length for chunk in wants),
-            TIMEOUT_S if self.way == "hangs" else delay_s,
-            arrive,
-        )
+        world.from_source(host, chunk.length, TIMEOUT_S if self.way == "hangs" else delay_s, arrive)
 
     def _tell(
-        self,
-        world: Any,
-        host: Any,
-        read: actions.ReadSource,
-        first: int,
-        wants: list[chunk_ref.ChunkRef],
+        self, world: Any, host: Any, read: actions.ReadSource, index: int, is_last: bool
     ) -> None:
-        told = [(first + n, self._what(world, chunk)) for n, chunk in enumerate(wants)]
+        told = [(index, self._what(world, read.wants[index]))]
         host.do(host.core.source_gave(world.now, read.number, told))
-        if first + len(wants) == len(read.wants):
+        if is_last:
             host.do(host.core.source_ended(world.now, read.number))
 
     def _what(self, world: Any, chunk: chunk_ref.ChunkRef) -> Any:

@@ -38,7 +38,6 @@ SECRET_CHUNKS = 16
 IMAGES = (IMAGE, OTHER, SECRET)
 LOOK_EVERY = 16
 CREDIT_BYTES = 8 * 1024 * 1024
-SOURCE_CHUNKS = 128
 LONGEST_TIMES, LOOK_S = 4, 0.2
 """So many times its timeout may a question take that is no home's, and so late it may be seen."""
 RELAY_S = 5.0
@@ -389,10 +388,10 @@ def check_host(host: Host) -> None:
     for peer in host.core.context.peers.all():
         _check_peer(host, peer)
     _check_turns(host)
-    reads = host.core.context.source_reads.under_way
+    reads = len(host.core.context.source_reads._ranges)
+    if reads > host.core.context.settings.source_places:
+        raise Broken(f"{host.name}: {reads} ranges are read at a time")
     spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
-    if reads > SOURCE_CHUNKS + spare:
-        raise Broken(f"{host.name}: {reads} chunks are read at a time")
     ahead = host.core.pending.prefetch_limits.under_way
     most = host.settings.get("background_limit", 64)
     if not 0 <= ahead <= LANES * (most + spare):
@@ -400,7 +399,7 @@ def check_host(host: Host) -> None:
 
 
 def _check_turns(host: Host) -> None:
-    turns = host.core.context.source_reads._turns
+    turns = host.core.context.source_reads._queue
     queues = [queue for line in turns._lines for queue in line.values()]
     waiting = [len(reads) for queue in queues for reads in queue.values()]
     if sum(waiting) != len(turns) or 0 in waiting or {} in queues:

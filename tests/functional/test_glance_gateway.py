@@ -312,7 +312,7 @@ async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(p
     async with trio.open_nursery() as nursery:
         first = glance.GlanceSource(place.lab.session("acstor"))
         second = gateway.GatewaySource(place.lab.session("acstor"))
-        made = [build.wrapped(source, nursery, random.Random(1)) for source in (first, second)]
+        made = [build.wrapped(source, random.Random(1)) for source in (first, second)]
         both = build.failover.FailoverSource(made)
         for blob in (in_s3, in_files):
             assert await both.size_bytes(blob) == len(DATA)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores, Glance and Keystone that fail the gateway, and a gateway that fails agents."""
 
+import random
 import signal
 import time
 import uuid
@@ -9,8 +10,8 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.sources import attempt
 from acstor_agent.sources import base
+from acstor_agent.sources import build
 from acstor_agent.sources import failover
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
@@ -104,8 +105,7 @@ async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
     assert await source.read(blob, 0, 10) == DATA[:10]
     (tmp_path / blob.name).write_bytes(DATA)
     other = file.FileSource(str(tmp_path))
-    timeout = attempt_timeout.AttemptTimeout(attempt_timeout.BASE_S)
-    both = failover.FailoverSource([attempt.AttemptSource(source, timeout), other])
+    both = failover.FailoverSource([build.wrapped(source, random.Random(1)), other])
     place.gateway.signal(signal.SIGSTOP)
     try:
         with trio.fail_after(attempt_timeout.BASE_S + 5):

@@ -146,7 +146,7 @@ async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
 
 async def test_neighbours_cost_few_requests_and_no_byte_twice(server, nursery):
     driver = http.HttpSource(server.url, http_link.Limits(connections=2))
-    source = build.wrapped(driver, nursery, random.Random(1))
+    source = build.wrapped(driver, random.Random(1))
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
 
     async def read(number):

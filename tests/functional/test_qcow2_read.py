@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import coalesce
 from acstor_agent.sources import file
 from acstor_agent.sources import layout as layout_source
 from acstor_common import chunk_map
@@ -75,7 +74,7 @@ async def test_agent_reads_by_the_map_of_prehash_what_qemu_reads(
     raw = qcow2_corpus.raw_bytes(tmp_path / f"{image_id}.qcow2")
     found = chunk_map.ChunkMap.parse((tmp_path / f"{image_id}.acmap").read_bytes(), "map")
     source = layout_source.LayoutSource(
-        coalesce.CoalesceSource(file.FileSource(str(tmp_path)), nursery),
+        file.FileSource(str(tmp_path)),
         lambda image: found.layout if image == image_id else None,
         nursery,
     )

@@ -65,7 +65,9 @@ class Context:
             self.out, self.timers, self.peers, settings.timeout_s
         )
         self.requests_out.split = self.split_attempt
-        self.source_reads = source_reads.SourceReads(self.out)
+        self.source_reads = source_reads.SourceReads(
+            self.out, self.split_read, settings.source_places
+        )
         self.prefetch_limits = prefetch_limits.PrefetchLimits(settings.background_limit)
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
         self.predecessors = lockstep.Predecessors(view.here, self.is_ring_worth)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the source: a bounded number of chunks at a time, the rest queued fairly.
+"""Reads of the source: the queue of all ranges that this host reads, and the only one.
 
-Beyond the rules of ``fair_queue``: guests that share an image share its turns, so many reads of one
-guest do not delay another; a part of the chunks at a time is reserved from any single image or
-host, and a part from all that is not for a guest.  The I/O shell merges neighbouring chunks into
-ranges.
+A read is one range: chunks that follow each other, RANGE_BYTES at most.  Reads wait in a
+``fair_queue``; guests that share an image share its turns, so many reads of one guest do not delay
+another.  When a read begins, waiting neighbours that are as urgent become part of its range.  One
+place is reserved from any single image or host, and one from all that is not for a guest.
 """
 
 import collections
@@ -19,14 +19,15 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import transfer as transfer_
+from acstor_common import geometry
 from acstor_common import ids
 
-CHUNKS = 128
-"""Read at a time: eight ranges of 1 MiB."""
-SPARED = 16
+SPARING_FROM = 4
+"""Places from which on one is reserved: of fewer it would be too much of them."""
+RANGE_BYTES = geometry.MIB
 
 T = TypeVar("T")
-_Kind = tuple[ids.ImageId, priority_.Priority, Hashable]
+_Place = tuple[ids.ImageId, int]
 
 
 class SourceRead:
@@ -34,12 +35,11 @@ class SourceRead:
 
     :ivar number: of the action, once it is under way; 0: it waits
     :ivar indices: of the chunks in the action
-    :ivar urgency: the most urgent reason of those who have joined since
     """
 
     __slots__ = (
         *("begun_s", "indices", "number", "opener"),
-        *("priority", "refs", "urgency", "wanted_s", "who"),
+        *("priority", "refs", "wanted_s", "who"),
     )
 
     def __init__(
@@ -51,7 +51,6 @@ class SourceRead:
         opener: Hashable,
     ) -> None:
         self.refs, self.priority, self.who, self.opener = refs, priority, who, opener
-        self.urgency = priority
         self.number = 0
         self.indices: tuple[int, ...] = (0,) * len(refs)
         self.wanted_s = self.begun_s = now
@@ -61,43 +60,74 @@ class SourceRead:
         """The first chunk."""
         return self.refs[0]
 
+    @property
+    def start(self) -> _Place:
+        """Where the first chunk begins."""
+        first = self.refs[0]
+        return first.image_id, first.offset
+
+    @property
+    def stop(self) -> _Place:
+        """Where the last chunk ends."""
+        last = self.refs[-1]
+        return last.image_id, last.offset + last.length
+
     def split(self, some: Sequence[int]) -> "SourceRead":
         """Return a read of some of the chunks; this one keeps the rest."""
         rest = [at for at in range(len(self.refs)) if at not in set(some)]
         refs = transfer_.pick(self.refs, some)
         part = SourceRead(refs, self.priority, self.who, self.wanted_s, self.opener)
-        part.urgency, part.number, part.begun_s = self.urgency, self.number, self.begun_s
+        part.number, part.begun_s = self.number, self.begun_s
         part.indices = transfer_.pick(self.indices, some)
         self.refs = transfer_.pick(self.refs, rest)
         self.indices = transfer_.pick(self.indices, rest)
         return part
 
 
+class _Range:
+    """A range that is being read: its reads by index, and who holds its place."""
+
+    __slots__ = ("is_for_guest", "reads", "who")
+
+    def __init__(self, first: SourceRead) -> None:
+        self.who, self.is_for_guest = first.who, first.priority is priority_.Priority.GUEST
+        self.reads: dict[int, SourceRead] = {}
+
+
 class SourceReads:
     """What is read from the source, and what waits for that.
 
-    :param chunks: read at a time
-    :param spared: of them, for others
+    :param split_waiting: lets some chunks of a waiting read, by index, be a read of their own
+    :param places: ranges that are read at a time
     """
 
-    def __init__(self, out: actions.Out, chunks: int = CHUNKS, spared: int = SPARED) -> None:
-        self._out, self._limit, self._most = out, chunks, chunks - spared
-        self._turns: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
-        self._reads: dict[int, dict[int, SourceRead]] = {}
+    def __init__(
+        self,
+        out: actions.Out,
+        split_waiting: Callable[[SourceRead, list[int]], object] | None = None,
+        places: int = 8,
+    ) -> None:
+        self._out, self._places = out, places
+        self._split_waiting = split_waiting or self.split
+        self._most = places - 1 if places >= SPARING_FROM else places
+        self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
+        self._starts: dict[_Place, SourceRead] = {}  # those that wait, by their ends
+        self._stops: dict[_Place, SourceRead] = {}
+        self._ranges: dict[int, _Range] = {}
         self._last_number = 0
         self._held: collections.Counter[Hashable] = collections.Counter()
-        self._full: Hashable = None  # who has all that one may have: there is one at most
-        self._held_by_others = self.under_way = 0
+        self._full: Hashable = None  # who has all places that one may have: there is one at most
+        self._held_by_others = 0
 
     def __len__(self) -> int:
         """Return how many are under way, or wait."""
-        return self.under_way + len(self._turns)
+        return len(self._ranges) + len(self._queue)
 
     @property
     def is_full(self) -> bool:
         """Say whether reads wait because of those that are under way."""
         is_spared = self._full is not None or self._held_by_others >= self._most
-        return bool(self._turns) and (is_spared or self.under_way >= self._limit)
+        return bool(self._queue) and (is_spared or len(self._ranges) >= self._places)
 
     def read(
         self,
@@ -113,61 +143,87 @@ class SourceReads:
         :param opener: who of those that share them
         """
         read = SourceRead(refs, priority, who, now, opener)
-        self._turns.put(priority, who, read, opener)
+        self._wait(read)
         return read
 
     def split(self, read: SourceRead, some: Sequence[int]) -> SourceRead:
         """Let some chunks of a read, by index, be a read of their own."""
-        part = read.split(some)
         if read.number:
-            self._reads[read.number].update(dict.fromkeys(part.indices, part))
+            part = read.split(some)
+            self._ranges[read.number].reads.update(dict.fromkeys(part.indices, part))
         else:
-            self._turns.put(part.priority, part.who, part, part.opener)
+            self._forget_ends(read)
+            part = read.split(some)
+            self._note_ends(read)
+            self._wait(part)
         return part
 
     def hurry(
         self, read: SourceRead, priority: priority_.Priority, who: Hashable, opener: Hashable = None
     ) -> None:
-        """Let a read become more urgent; one that is under way counts as what it was begun as."""
-        if priority >= read.urgency:
-            return
-        read.urgency = priority
-        if read.number:
-            self._out.others.append(actions.HurryRead(read.number, priority, opener or who))
-        elif self._turns.remove(read.priority, read.who, read, read.opener):
+        """Let a read that waits become more urgent."""
+        if priority < read.priority and not read.number and self._leave(read):
             read.priority, read.who, read.opener = priority, who, opener
-            self._turns.put(priority, who, read, opener)
+            self._wait(read)
 
     def forget(self, read: SourceRead) -> None:
         """Note that nobody wants a read any more."""
         if not read.number:
-            self._turns.remove(read.priority, read.who, read, read.opener)
-        elif self._over(read) and read.number not in self._reads:
+            self._leave(read)
+        elif self._over(read) and read.number not in self._ranges:
             self._out.others.append(actions.CancelRead(read.number))
 
     def start(self, now: float) -> None:
-        """Begin what may begin now; what is of one kind is one action."""
-        if not self._turns.length:
-            return
-        begun: dict[_Kind, list[SourceRead]] = {}
-        while self._turns.length and self.under_way < self._limit:
+        """Begin what may begin now, each range as one action."""
+        while self._queue.length and len(self._ranges) < self._places:
             is_urgent = self._held_by_others >= self._most
-            read = self._turns.take(is_urgent, self._full)
+            read = self._queue.take(is_urgent, self._full)
             if read is None:
-                break
-            self._hold(read, 1)
-            kind = read.want.image_id, read.priority, read.opener or read.who
-            begun.setdefault(kind, []).append(read)
-        for kind, reads in begun.items():
-            self._last_number += 1
-            under_way = self._reads[self._last_number] = {}
-            wants: list[chunk_ref.ChunkRef] = []
-            for read in reads:
-                read.number, read.begun_s = self._last_number, now
-                read.indices = tuple(range(len(wants), len(wants) + len(read.refs)))
-                under_way.update(dict.fromkeys(read.indices, read))
-                wants += read.refs
-            self._out.others.append(actions.ReadSource(self._last_number, *kind, wants))
+                return
+            self._forget_ends(read)
+            count = _range_length(read.refs)
+            if count < len(read.refs):
+                self._split_waiting(read, list(range(count, len(read.refs))))
+                self._forget_ends(read)
+            self._begin(read, self._with_neighbours(read), now)
+
+    def _begin(self, first: SourceRead, reads: Iterable[SourceRead], now: float) -> None:
+        self._last_number += 1
+        number, wants = self._last_number, list[chunk_ref.ChunkRef]()
+        found = self._ranges[number] = _Range(first)
+        for read in reads:
+            read.number, read.begun_s = number, now
+            read.indices = tuple(range(len(wants), len(wants) + len(read.refs)))
+            found.reads.update(dict.fromkeys(read.indices, read))
+            wants += read.refs
+        self._hold(found, 1)
+        whose = first.want.image_id, first.priority, first.opener or first.who
+        self._out.others.append(actions.ReadSource(number, *whose, wants))
+
+    def _with_neighbours(self, read: SourceRead) -> Iterable[SourceRead]:
+        """Take the waiting reads that can be in one range with a read; return all, in order."""
+        found = collections.deque([read])
+        left = RANGE_BYTES - (read.stop[1] - read.start[1])
+        while (one := self._neighbour(self._starts.get(read.stop), read, left)) is not None:
+            found.append(one)
+            left -= one.stop[1] - one.start[1]
+            read = one
+        read = found[0]
+        while (one := self._neighbour(self._stops.get(read.start), read, left)) is not None:
+            found.appendleft(one)
+            left -= one.stop[1] - one.start[1]
+            read = one
+        return found
+
+    def _neighbour(
+        self, one: SourceRead | None, read: SourceRead, left_bytes: int
+    ) -> SourceRead | None:
+        """Take a waiting read out of the queue, if it may be in one range with another read."""
+        if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
+            return None
+        if _range_length(one.refs) < len(one.refs) or not self._leave(one):
+            return None
+        return one
 
     def take(
         self,
@@ -182,7 +238,8 @@ class SourceReads:
         :param fate: chunks with different ones do not go on together
         :param split: lets some chunks of a read, by index, be a read of their own
         """
-        reads = self._reads.get(number, {})
+        under_way = self._ranges.get(number)
+        reads = under_way.reads if under_way is not None else {}
         found: dict[tuple[SourceRead, Hashable], dict[int, T]] = {}
         seen: set[int] = set()
         for index, what in told:
@@ -198,46 +255,87 @@ class SourceReads:
             taken.append((read, [some[index] for index in read.indices]))
         return taken
 
-    def _over(self, read: SourceRead) -> bool:
-        """Note that a read is under way no more; say whether it was."""
-        reads = self._reads.get(read.number, {})
-        was = [reads.pop(index, None) for index in read.indices]
-        if read not in was:
-            return False
-        if not reads:
-            del self._reads[read.number]
-        self._hold(read, -1)
-        return True
-
     def ended(self, number: int) -> list[SourceRead]:
         """Note that the source tells no more of a read; return what it has not told of."""
-        reads = list(dict.fromkeys(self._reads.get(number, {}).values()))
+        under_way = self._ranges.get(number)
+        reads = list(dict.fromkeys(under_way.reads.values())) if under_way is not None else []
         return [read for read in reads if self._over(read)]
 
     def holds(self, read: SourceRead) -> bool:
         """Say whether the source is still to tell of a read, or to be asked."""
         if read.number:
-            return self._reads.get(read.number, {}).get(read.indices[0]) is read
-        return self._turns.holds(read.priority, read.who, read, read.opener)
+            under_way = self._ranges.get(read.number)
+            return under_way is not None and under_way.reads.get(read.indices[0]) is read
+        return self._queue.holds(read.priority, read.who, read, read.opener)
 
     def mend(self) -> None:
-        """Count anew what is under way: a fault has left it so."""
-        self.under_way = self._held_by_others = 0
+        """Count anew what waits and what is under way: a fault has left it so."""
+        self._held_by_others = 0
         self._held.clear()
         self._full = None
-        for reads in self._reads.values():
-            for read in dict.fromkeys(reads.values()):
-                self._hold(read, 1)
+        for number, under_way in list(self._ranges.items()):
+            if under_way.reads:
+                self._hold(under_way, 1)
+            else:
+                del self._ranges[number]
+        self._starts = {read.start: read for read in self._queue}
+        self._stops = {read.stop: read for read in self._queue}
 
-    def _hold(self, read: SourceRead, sign: int) -> None:
-        """Note what is under way, and for whom."""
-        count = sign * len(read.refs)
-        self.under_way += count
-        self._held[read.who] += count
-        if self._held[read.who] >= self._most:
-            self._full = read.who
-        elif self._full == read.who:
+    # What waits
+
+    def _wait(self, read: SourceRead) -> None:
+        self._queue.put(read.priority, read.who, read, read.opener)
+        self._note_ends(read)
+
+    def _leave(self, read: SourceRead) -> bool:
+        """Let a read wait no more; say whether it did."""
+        self._forget_ends(read)
+        return self._queue.remove(read.priority, read.who, read, read.opener)
+
+    def _note_ends(self, read: SourceRead) -> None:
+        self._starts[read.start] = self._stops[read.stop] = read
+
+    def _forget_ends(self, read: SourceRead) -> None:
+        for ends, place in ((self._starts, read.start), (self._stops, read.stop)):
+            if ends.get(place) is read:
+                del ends[place]
+
+    # What is under way
+
+    def _over(self, read: SourceRead) -> bool:
+        """Note that a read is under way no more; say whether it was."""
+        under_way = self._ranges.get(read.number)
+        if under_way is None:
+            return False
+        was = [under_way.reads.pop(index, None) for index in read.indices]
+        if not under_way.reads:
+            del self._ranges[read.number]
+            self._hold(under_way, -1)
+        return read in was
+
+    def _hold(self, under_way: _Range, sign: int) -> None:
+        """Note that a place is taken, or free again."""
+        who = under_way.who
+        self._held[who] += sign
+        if self._held[who] >= self._most:
+            self._full = who
+        elif self._full == who:
             self._full = None
-        if not self._held[read.who]:
-            del self._held[read.who]
-        self._held_by_others += count * (read.priority is not priority_.Priority.GUEST)
+        if not self._held[who]:
+            del self._held[who]
+        self._held_by_others += sign * (not under_way.is_for_guest)
+
+
+def _range_length(refs: transfer_.Refs) -> int:
+    """Return how many of the first chunks are one range: one at least.
+
+    >>> one = chunk_ref.ChunkRef(ids.Cid(b""), ids.Oid(0), ids.ImageId("i"), 0, 8)
+    >>> _range_length((one, one._replace(offset=8), one._replace(offset=32)))
+    2
+    """
+    at, limit = refs[0].offset, refs[0].offset + RANGE_BYTES
+    for count, ref in enumerate(refs):
+        if count and (ref.offset != at or at + ref.length > limit):
+            return count
+        at += ref.length
+    return len(refs)

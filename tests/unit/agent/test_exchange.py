@@ -14,7 +14,6 @@ from acstor_agent.engine import content_index
 from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import identity
 from acstor_agent.engine.fetch import prefetch_limits
-from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine_io import exchange
 from acstor_agent.images import prefetching
 from acstor_common import chunk_map
@@ -269,30 +268,33 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     }
 
 
-async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(cloud, autojump_clock):
-    cloud.source.delay_s = 0.4  # sooner than anybody is late
-    wanted = cloud.want(0)
-    home, (first, second, _) = cloud.home(wanted), cloud.others(wanted)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], wanted, Priority.WHOLE)
-        await trio.sleep(0.05)
-        (asker,) = cloud.source.askers
-        assert asker.stream == requests.Stream(requests.Klass.PREFETCH, first)
-        nursery.start_soon(read, cloud, second, wanted)
-        await trio.sleep(0.05)
-        assert asker.stream == requests.Stream(requests.Klass.PEER, second)
-        nursery.start_soon(read, cloud, home, wanted)
-        await trio.sleep(0.05)
-        assert asker.stream == requests.Stream(requests.Klass.GUEST, str(IMAGE))
-    assert len(cloud.source.reads) == 1
+async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), source_places=1) as cloud:
+        cloud.source.delay_s = 0.4  # sooner than anybody is late
+        home = cloud.home(cloud.want(0))
+        mine = [n for n in range(40) if cloud.home(cloud.want(n)) == home]
+        first, second = cloud.others(cloud.want(0))[:2]
+        async with trio.open_nursery() as nursery:
+            for number in mine[0:5:2]:  # they are no neighbours
+                want = cloud.want(number)
+                nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], want, Priority.WHOLE)
+                await trio.sleep(0.02)
+            nursery.start_soon(read, cloud, second, cloud.want(mine[4]))
+            await trio.sleep(0.5)
+        assert [stream.klass for stream in cloud.source.streams] == [
+            requests.Klass.PREFETCH,
+            requests.Klass.PEER,
+            requests.Klass.PREFETCH,
+        ]
+        assert cloud.source.streams[1].name == second and len(cloud.source.reads) == 3
 
 
 async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
-    tmp_path, autojump_clock, monkeypatch
+    tmp_path, autojump_clock
 ):
-    monkeypatch.setattr(source_reads.SourceReads.__init__, "__defaults__", (2, 0))
     took = {}
-    async with exchange_cloud.running(tmp_path, ("h1",)) as cloud, trio.open_nursery() as nursery:
+    here = exchange_cloud.running(tmp_path, ("h1",), source_places=2)
+    async with here as cloud, trio.open_nursery() as nursery:
         cloud.source.delay_s = 1.0
 
         async def guest(opener, numbers):
@@ -301,10 +303,10 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
                     await wish.wait()
             took[opener] = trio.current_time()
 
-        nursery.start_soon(guest, 1, range(20))
+        nursery.start_soon(guest, 1, range(0, 40, 2))
         await trio.sleep(0.5)
-        nursery.start_soon(guest, 2, range(20, 22))
-    assert took[2] < 4 and took[1] > 9
+        nursery.start_soon(guest, 2, (21, 23))
+    assert took[2] < 4 and took[1] > 8
     names = {stream.name for stream in cloud.source.streams}
     assert names == {f"{IMAGE}/1", f"{IMAGE}/2"}
 

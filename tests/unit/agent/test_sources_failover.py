@@ -405,7 +405,7 @@ async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(aut
 class Lingering(piecewise.PiecewiseSource):
     """Has told of everything, and does not end."""
 
-    async def read_pieces(self, blob, pieces, told):
+    async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
         await super().read_pieces(blob, pieces, told)
         await trio.sleep(NEVER_S)
 
@@ -436,7 +436,7 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
 
 async def test_source_that_tells_nothing_is_no_answer():
     class Mute(piecewise.PiecewiseSource):
-        async def read_pieces(self, blob, pieces, told):
+        async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
             pass
 
     outcomes = await ask(failover.FailoverSource([Mute(DATA, "first")]))

@@ -14,7 +14,6 @@ import trustme
 
 from acstor_agent import tls_session
 from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import http
 from acstor_agent.sources import http_dial
@@ -335,7 +334,7 @@ async def test_server_that_drips_is_given_up_and_the_connection_closed(source, s
     server.behaviours = [http_server.drip(0.02)]
     timeout = attempt_timeout.AttemptTimeout(0.2)
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no answer within"):
-        await attempt.AttemptSource(source, timeout).read(BLOB, 0, 4096)
+        await retry.RetrySource(source, random.Random(1), timeout, attempts=1).read(BLOB, 0, 4096)
     await trio.sleep(0.1)
     sent = server.body_bytes
     await trio.sleep(0.2)

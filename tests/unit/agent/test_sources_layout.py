@@ -11,7 +11,7 @@ import trio.testing
 import zstandard
 
 from acstor_agent.sources import base
-from acstor_agent.sources import coalesce
+from acstor_agent.sources import driver
 from acstor_agent.sources import failover
 from acstor_agent.sources import layout as layout_source
 from acstor_common import codecs
@@ -84,6 +84,14 @@ class Image:
         return [bytes(self.data[p.offset : p.offset + p.length]) for p in pieces]
 
 
+class OneByOne(base.Wrapper):
+    """Reads each piece by itself, so that each can fail by itself."""
+
+    async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
+        for number, piece in enumerate(pieces):
+            await self._inner.read_pieces(blob, [piece], driver.moved(told, number))
+
+
 class Place:
     """A place that has an image, and what it was asked for."""
 
@@ -91,7 +99,7 @@ class Place:
         self.blobs = {QCOW2: bytes(image.stored)}
         self.faulty = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs), **faults)
         self.source = layout_source.LayoutSource(
-            coalesce.CoalesceSource(self.faulty, nursery), lambda image_id: image.layout, nursery
+            self.faulty, lambda image_id: image.layout, nursery
         )
 
 
@@ -199,7 +207,7 @@ async def test_every_read_that_fails_is_told_to_those_who_need_it(nursery, fault
     expected = image.bytes_of(image.pieces)
     for nth in range(1, 100):
         place = Place(image, nursery, **{fault: [nth]})
-        place.source._inner._max_bytes = 1000  # so that there are many reads
+        place.source._inner = OneByOne(place.faulty)
         outcomes = await told_of(place.source, image.pieces)
         bad = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if len(place.faulty.reads) < nth:

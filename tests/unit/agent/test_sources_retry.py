@@ -5,6 +5,7 @@ import random
 import pytest
 import trio
 
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import retry
 from acstor_common import errors
@@ -13,6 +14,9 @@ from tests.fakes import faulty_source
 from tests.fakes import piecewise
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+DATA = random.Random(1).randbytes(4_000)
+NEVER_S = 1e6
+ALWAYS = range(1, 1_000)
 
 
 class Flaky(faulty_source.FaultySource):
@@ -120,3 +124,109 @@ async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_u
         await retried(inner).read_pieces(BLOB, [base.Piece(0, 2), base.Piece(2, 2)], told.extend)
     assert [number for number, _ in told] == [1, 0]
     assert inner.asked == [[0, 2]]
+
+
+# Attempts
+
+
+class Silent(faulty_source.MemorySource):
+    """A place that is silent, whatever it is asked."""
+
+    async def size_bytes(self, blob):
+        await trio.sleep(NEVER_S)
+
+    async def look(self, blob):
+        await trio.sleep(NEVER_S)
+
+    async def read(self, blob, offset, length, content=None):
+        await trio.sleep(NEVER_S)
+
+    async def aclose(self):
+        await trio.sleep(NEVER_S)
+
+
+def attempts(inner, attempts=1):
+    timeout = attempt_timeout.AttemptTimeout(30.0)
+    return retry.RetrySource(inner, random.Random(1), timeout, attempts)
+
+
+def memory(**faults):
+    return faulty_source.FaultySource(faulty_source.MemorySource({BLOB: DATA}), **faults)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda source: source.size_bytes(BLOB), "the size of"),
+        (lambda source: source.look(BLOB), "a look at"),
+        (lambda source: source.read(BLOB, 0, 10), "bytes 0-9"),
+    ],
+)
+async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what):
+    source = attempts(Silent({}))
+    with pytest.raises(errors.SourceUnreachable, match=f"{what}.*no answer within 30 s"):
+        await ask(source)
+    assert 30 <= trio.current_time() < 31
+    with pytest.raises(errors.SourceUnreachable, match="no answer within 60 s"):
+        await ask(source)
+    assert source.health().missed_attempts == 2
+
+
+async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
+    source = attempts(memory(delay=ALWAYS, delay_s=43.0))
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(BLOB, 0, 10)
+    for _ in range(40):
+        assert await source.read(BLOB, 0, 10) == DATA[:10]
+
+
+async def test_failure_before_the_deadline_is_passed_on_and_counts_as_no_time(autojump_clock):
+    source = attempts(memory(fail=[1], delay=[1], delay_s=20.0))
+    with pytest.raises(errors.SourceUnreachable, match="by order"):
+        await source.read(BLOB, 0, 10)
+    assert source.health().missed_attempts == 0
+
+
+async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
+    source = attempts(Silent({}))
+    with trio.move_on_after(5) as scope:
+        await source.read(BLOB, 0, 10)
+    assert scope.cancelled_caught
+    assert source.health().missed_attempts == 0
+
+
+async def test_missed_attempt_is_made_again(autojump_clock):
+    source = attempts(memory(delay=[1, 2], delay_s=NEVER_S), 3)
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert 90 <= trio.current_time() < 92
+
+
+async def test_attempts_end_by_themselves_when_nobody_sets_a_deadline(autojump_clock):
+    source = attempts(Silent({}), 3)
+    for _ in range(3):
+        with pytest.raises(errors.SourceUnreachable):
+            await source.read(BLOB, 0, 10)
+    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + retry.LONGEST_PAUSE_S)
+
+
+async def test_closing_waits_for_nothing_that_hangs(autojump_clock):
+    await attempts(Silent({})).aclose()
+    assert trio.current_time() < 5
+
+
+async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(autojump_clock):
+    inner = piecewise.PiecewiseSource(DATA, delay_s={10: 20.0, 20: 20.0})
+    told_s = {}
+    outcomes = {}
+
+    def note(answers):
+        outcomes.update(answers)
+        told_s.update({number: round(trio.current_time()) for number, _ in answers})
+
+    source = attempts(inner)
+    await source.read_pieces(BLOB, [base.Piece(at, 10) for at in (0, 10, 20, 30)], note)
+    assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
+    assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
+    assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
+    assert source.health().missed_attempts == 1
+    assert inner.cancelled == 1

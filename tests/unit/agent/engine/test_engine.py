@@ -53,8 +53,8 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
         assert not machine.completes()
         give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
     if own:
-        for number, reads in machine.core.context.source_reads._reads.copy().items():
-            offsets = [(n, read.want.offset) for n, read in reads.items()]
+        for number, found in machine.core.context.source_reads._ranges.copy().items():
+            offsets = [(n, read.want.offset) for n, read in found.reads.items()]
             told = [(n, data_of(offset // one_machine.CHUNK)) for n, offset in offsets]
             machine.source_gave(number, told)
     (done,) = machine.completes()
@@ -121,11 +121,11 @@ def test_where_homes_keep_who_reads_for_others_keeps_it():
     assert store.runs[0].is_stored
 
 
-def test_what_is_wanted_of_an_image_at_once_is_one_read(machine):
+def test_what_lies_together_of_an_image_is_one_read(machine):
     machine = one_machine.Machine(hosts=1)
     machine.wanted([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)
     wants = [read.wants for read in machine.got(actions.ReadSource)]
-    assert wants == [[chunk(3), chunk(4), chunk(5), chunk(9)]]
+    assert wants == [[chunk(3), chunk(4), chunk(5)], [chunk(9)]]
 
 
 def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
@@ -525,9 +525,10 @@ def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
     machine.wanted([chunk(n) for n in numbers], Priority.SOON, 1)  # the last one waits in a line
     both = [machine.request(n, "h3") for n in (numbers[0], numbers[-1])]
     machine.peer_asked("a link", H3, both)  # by its table this host is their home
-    (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(i, data_of(n)) for i, n in enumerate(numbers[::most])])
-    assert len(machine.got(actions.Store)[0].runs) == 2
+    first, second = machine.got(actions.ReadSource)
+    machine.core.source_gave(0.0, first.number, [(0, data_of(numbers[0]))])
+    machine.source_gave(second.number, [(0, data_of(numbers[-1]))])
+    assert len(machine.got(actions.Store)[0].runs) == 1
     assert not machine.got(actions.Ask)
     (cancel,) = machine.got(actions.Cancel)
     assert len(cancel.numbers) == 1

@@ -91,9 +91,10 @@ class Machine(stateful.RuleBasedStateMachine):
 
     def listened(self):
         """What the source is still to tell, without that to which nobody listens any more."""
-        reads = self.machine.core.context.source_reads._reads
+        reads = self.machine.core.context.source_reads._ranges
         for number, read in self.reads.items():
-            yield [want for index, want in read.items() if index in reads.get(number, ())]
+            left = reads[number].reads if number in reads else ()
+            yield [want for index, want in read.items() if index in left]
 
     def answered(self, connection, answer):
         number = self.requests.pop((connection, answer.number))

@@ -290,7 +290,7 @@ def test_connection_that_ends_takes_its_requests_along(machine):
     machine.peer_left("h2")
     (receiver,) = machine.core.requests.receivers.values()
     assert (receiver.requests, len(machine.core.requests)) == (0, 0)
-    for read in [*machine.core.context.source_reads._reads]:
+    for read in [*machine.core.context.source_reads._ranges]:
         machine.source_ended(read, Failure.UNREACHABLE)
     assert not len(machine.core) and not receiver.begun
 

@@ -11,7 +11,6 @@ from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_preference
-from acstor_agent.engine.fetch import source_reads
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
@@ -123,15 +122,15 @@ def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
 
 def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
     machine = one_machine.Machine(1)
-    most = source_reads.CHUNKS - source_reads.SPARED
-    machine.wanted([chunk(n) for n in range(most)], P.GUEST, "leaves")
+    mine, theirs = range(0, 14, 2), range(1000, 1028, 2)
+    machine.wanted([chunk(n) for n in mine], P.GUEST, "leaves")
     machine.cancelled("leaves")
     machine.wanted([chunk(0)], P.SOON, None)
-    machine.wanted([chunk(n) for n in range(1000, 1000 + 2 * most)], P.GUEST, "comes")
-    for _ in range(most):
+    machine.wanted([chunk(n) for n in theirs], P.GUEST, "comes")
+    for _ in mine:
         machine.has_room(True)  # one at each event
     left = {t.want.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()}
-    assert 0 in left and not left & set(range(1, most))
+    assert 0 in left and not left & set(mine[1:])
 
 
 # Peers or the source first

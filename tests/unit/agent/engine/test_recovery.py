@@ -191,7 +191,7 @@ class Scene:
             "kept": len(context.kept),
             "unwanted": len(context.unwanted),
             "reads": len(context.source_reads)
-            + len(context.source_reads._reads)
+            + len(context.source_reads._ranges)
             + len(context.source_reads._held),
             "retries": len(waiters.retries) + waiters.retries.due.length,
             "places of searches": waiters.lookups._places - 4,

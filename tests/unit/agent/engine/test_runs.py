@@ -322,7 +322,8 @@ class Player:
             self.done[one.token] = one
         for store in self.machine.got(actions.Store):
             self.machine.cache.update(ref.cid for run in store.runs for ref in run.refs)
-            self.machine.core.stored(self.machine.now, store.runs)
+            self.machine.stored(store.runs)
+            self.look()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -171,8 +171,9 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HOME) for n in numbers))
     machine.core.requests.uploads.places.count = 0
     given = 0
-    for read in iter(lambda: next(iter(machine.core.context.source_reads._reads), None), None):
-        wants = [found.want for found in machine.core.context.source_reads._reads[read].values()]
+    ranges = machine.core.context.source_reads._ranges
+    for read in iter(lambda: next(iter(ranges), None), None):
+        wants = [found.want for found in ranges[read].reads.values()]
         gave = [data_of(found.offset // one_machine.CHUNK) for found in wants]
         machine.source_gave(read, list(enumerate(gave)))
         given += given_bytes(machine)

@@ -72,9 +72,6 @@ def test_dead_home_does_not_keep_a_guest_from_asking_every_host():
 
 def test_bad_chunk_does_not_take_its_neighbours_along():
     machine = one_machine.Machine(1)
-    for number in range(16):
-        machine.wanted([chunk(number)], P.GUEST, number)
-    machine.last = []
     machine.wanted([chunk(n) for n in range(16, 32)], P.SOON, "ahead")
     reads = {}
 
@@ -117,7 +114,7 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
     machine.wanted([chunk(5000, one_machine.OTHER)], P.GUEST, "one more")
     machine.last = machine.core.alive(0.0, H2)
     for _ in range(60):  # all of them pause, and wait for their turn
-        for number in list(machine.core.context.source_reads._reads):
+        for number in list(machine.core.context.source_reads._ranges):
             machine.source_ended(number, F.UNREACHABLE)
         machine.wait(0.1)
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
@@ -126,7 +123,7 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
     machine.wanted([wanted._replace(image_id=one_machine.IMAGE)], P.GUEST, "new")
     found = list(machine.last)
     for _ in range(3):
-        for number in list(machine.core.context.source_reads._reads):
+        for number in list(machine.core.context.source_reads._ranges):
             found += machine.source_ended(number, F.UNREACHABLE)
         found += machine.wait(0.02)
     reads = [want for read in found if isinstance(read, actions.ReadSource) for want in read.wants]
@@ -140,9 +137,9 @@ def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
     machine.wanted([chunk(9000, one_machine.OTHER)], P.GUEST, "other")
     tried = []
     for _ in range(400):
-        reads = machine.core.context.source_reads._reads
+        reads = machine.core.context.source_reads._ranges
         if machine.now >= 10:
-            tried += [(machine.now, r.want) for rs in reads.values() for r in rs.values()]
+            tried += [(machine.now, r.want) for one in reads.values() for r in one.reads.values()]
         for number in list(reads):
             machine.source_ended(number, F.UNREACHABLE)
         machine.wait(0.05)
@@ -170,9 +167,9 @@ def test_lanes_have_turns_among_images():
     machine.wanted([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.SEED, "b")
     seen = []
     for _ in range(20):
-        for number, reads in list(machine.core.context.source_reads._reads.items()):
-            seen += [read.want.image_id for read in reads.values()]
-            machine.source_gave(number, [(n, b"") for n in reads])
+        for number, found in list(machine.core.context.source_reads._ranges.items()):
+            seen += [read.want.image_id for read in found.reads.values()]
+            machine.source_gave(number, [(n, b"") for n in found.reads])
     assert abs(seen.count(one_machine.IMAGE) - seen.count(one_machine.OTHER)) <= 3
 
 
@@ -263,9 +260,9 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
     chunks = []
     for first in range(0, 1024, 64):
         machine.wanted([chunk(n) for n in range(first, first + 64)], P.GUEST, first)
-        (read,) = machine.got(actions.ReadSource)
-        machine.source_gave(read.number, [(n, b"") for n in range(64)])
-        chunks += machine.got(actions.Store)[0].runs
+        for read in machine.got(actions.ReadSource):
+            machine.source_gave(read.number, [(n, b"") for n in range(len(read.wants))])
+            chunks += machine.got(actions.Store)[0].runs
     machine.wanted([chunk(5000)], P.WHOLE, "ahead")
     assert not machine.last
     machine.stored(chunks[:1])
@@ -445,14 +442,14 @@ def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machi
 
 
 def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
-    machine = one_machine.Machine(1)
-    machine.core.context.source_reads._limit = machine.core.context.source_reads._most = 2
+    machine = one_machine.Machine(1, source_places=2)
     machine.wanted([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
-    (read,) = machine.got(actions.ReadSource)
+    reads = machine.got(actions.ReadSource)
+    assert [read.wants for read in reads] == [[chunk(1)], [chunk(3)]]
     machine.cancelled("gone")
     assert not machine.last  # it goes on: it may be of use
     machine.wanted([chunk(5)], P.GUEST, "waits")
+    assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[1].number)]  # and no more
     assert [wanted.wants for wanted in machine.got(actions.ReadSource)] == [[chunk(5)]]
-    assert not machine.got(actions.CancelRead)  # one of the two goes on
     machine.wanted([chunk(7)], P.GUEST, "waits, too")
-    assert machine.got(actions.CancelRead) == [actions.CancelRead(read.number)]
+    assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[0].number)]
