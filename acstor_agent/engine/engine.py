@@ -276,7 +276,7 @@ class Engine:
 
     @_event
     def source_ended(self, number: int, why: Failure = Failure.UNREACHABLE) -> None:
-        """A read is over: what it has not told of has failed."""
+        """A read is over: what it has not told of has failed; needless where it has told of all."""
         self._responses.source_ended(number, why)
 
     # The cache

@@ -72,15 +72,22 @@ class SourceReader:
         blob, offset = base.blob_at(read.image_id, read.wants[0].offset)
         begin = read.wants[0].offset - offset
         pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in read.wants]
-        told = functools.partial(self._told, read, trio.current_time())
+        told, left = functools.partial(self._told, read, trio.current_time()), len(pieces)
+
+        def count(answers: base.Answers) -> None:
+            nonlocal left
+            left -= len(answers)
+            told(answers)
+
         try:
             with self._scopes[read.number]:
-                await self._source.read_pieces(blob, pieces, told, stream)
+                await self._source.read_pieces(blob, pieces, count, stream)
         except Exception as error:
             self._said(read.image_id, self._faults.note("a read of the source", error))
         finally:
             del self._scopes[read.number]
-            self._feed(self._core.source_ended, read.number)
+            if left:
+                self._feed(self._core.source_ended, read.number)
 
     def _told(self, read: actions.ReadSource, began_s: float, answers: base.Answers) -> None:
         gave: list[tuple[int, Any]] = []

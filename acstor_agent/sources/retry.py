@@ -34,24 +34,28 @@ CLOSE_S = 2.0
 class _Attempt:
     """One attempt to read pieces: passes on what was told, but for faults that may pass.
 
-    :param numbers: of the pieces, as the caller counts them
+    :param numbers: of the pieces, as the caller counts them; a range: these are all of them
     :ivar failed: pieces whose fault may pass, by the caller's numbers
     :ivar has_error: something was told to be an error
     """
 
-    __slots__ = ("_left", "_numbers", "_told", "failed", "has_error")
+    __slots__ = ("_is_first", "_left", "_numbers", "_told", "failed", "has_error")
 
     def __init__(self, numbers: Sequence[int], told: base.Told) -> None:
         self._numbers, self._told = numbers, told
+        self._is_first = isinstance(numbers, range)
         self._left = set(range(len(numbers)))
         self.failed: list[tuple[int, base.Outcome]] = []
         self.has_error = False
 
     def took(self, answers: base.Answers) -> None:
         """Take what the driver tells."""
+        self._left.difference_update([at for at, _ in answers])
+        if self._is_first and not any([isinstance(what, Exception) for _, what in answers]):
+            self._told(answers)
+            return
         passed: list[tuple[int, base.Outcome]] = []
         for at, outcome in answers:
-            self._left.discard(at)
             is_passing = isinstance(outcome, errors.SourceUnreachable)
             self.has_error |= isinstance(outcome, Exception)
             (self.failed if is_passing else passed).append((self._numbers[at], outcome))

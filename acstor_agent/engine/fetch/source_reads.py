@@ -239,7 +239,9 @@ class SourceReads:
         :param split: lets some chunks of a read, by index, be a read of their own
         """
         under_way = self._ranges.get(number)
-        reads = under_way.reads if under_way is not None else {}
+        if under_way is None:
+            return []
+        reads = under_way.reads
         found: dict[tuple[SourceRead, Hashable], dict[int, T]] = {}
         seen: set[int] = set()
         for index, what in told:
@@ -248,9 +250,8 @@ class SourceReads:
                 found.setdefault((read, fate(what)), {})[index] = what
         taken: list[tuple[SourceRead, list[T]]] = []
         for (read, _), some in found.items():
-            left = [at for at, index in enumerate(read.indices) if index in some]
-            if len(left) < len(read.indices):
-                read = split(read, left)
+            if len(some) < len(read.indices):
+                read = split(read, [at for at, i in enumerate(read.indices) if i in some])
             self._over(read)
             taken.append((read, [some[index] for index in read.indices]))
         return taken
