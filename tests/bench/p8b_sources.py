@@ -3,10 +3,10 @@
 
 The chain of wrappers and drivers alone, in this process: no cache, no FUSE, no peers.  Chunks of
 64 KiB come from a folder in the page cache, and from nginx over the loopback in clear text and
-by TLS; nginx is not counted.  They are wanted sixteen at a time, as a reader of 1 MiB wants them,
-one by one by as many tasks, and one after the other.  Beside that stands the least that Python
-needs: one ``preadv`` for sixteen chunks in a thread, and a plain socket with ``recv_into``, both
-with BLAKE3 of each chunk.  All take turns, and the least of ROUNDS counts.
+by TLS; nginx is not counted.  They are wanted sixteen at a time, as the engine wants them, and one
+after the other.  Beside that stands the least that Python needs: one ``preadv`` for sixteen chunks
+in a thread, and a plain socket with ``recv_into``, both with BLAKE3 of each chunk.  All take turns,
+and the least of ROUNDS counts.
 """
 
 import contextlib
@@ -120,18 +120,6 @@ async def in_runs(source: base.Source, pieces: list[base.Piece]) -> None:
         check(some, [outcome for _, outcome in told])
 
 
-async def by_tasks(source: base.Source, pieces: list[base.Piece]) -> None:
-    """Want each chunk by a task of its own, sixteen at a time."""
-
-    async def read(piece: base.Piece) -> None:
-        check([piece], [await source.read(BLOB, *piece)])
-
-    for first in range(0, len(pieces), AT_A_TIME):
-        async with trio.open_nursery() as nursery:
-            for piece in pieces[first : first + AT_A_TIME]:
-                nursery.start_soon(read, piece)
-
-
 async def one_by_one(source: base.Source, pieces: list[base.Piece]) -> None:
     """Want one chunk after the other: so many requests of the place."""
     for piece in pieces:
@@ -140,7 +128,6 @@ async def one_by_one(source: base.Source, pieces: list[base.Piece]) -> None:
 
 WAYS: dict[str, Read] = {
     RUNS: in_runs,
-    "sixteen tasks": by_tasks,
     "one after the other": one_by_one,
 }
 
