@@ -2,13 +2,11 @@
 """Reads the source for the engine: one task for each range."""
 
 import collections
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent import faults as faults_
 from acstor_agent.core import counters as counters_
 from acstor_agent.core.disk_scheduling import request as requests
@@ -59,29 +57,28 @@ class SourceReader:
 
     def _begin(self, read: actions.ReadSource) -> None:
         self._scopes[read.number] = trio.CancelScope()
-        stream = requests.Stream(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
-        with disk_io.as_stream(stream):  # what the task stores belongs to it
-            self._nursery.start_soon(self._read, read, stream)
+        self._nursery.start_soon(self._read, read)
 
     def _cancel(self, cancel: actions.CancelRead) -> None:
         if (scope := self._scopes.get(cancel.number)) is not None:
             scope.cancel()
 
-    async def _read(self, read: actions.ReadSource, stream: requests.Stream) -> None:
+    async def _read(self, read: actions.ReadSource) -> None:
         """Read a range, and feed what becomes of its chunks as it comes."""
         blob, offset = base.blob_at(read.image_id, read.wants[0].offset)
         begin = read.wants[0].offset - offset
         pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in read.wants]
-        told, left = functools.partial(self._told, read, trio.current_time()), len(pieces)
+        requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
+        began_s, left = trio.current_time(), len(pieces)
 
-        def count(answers: base.Answers) -> None:
+        def told(answers: base.Answers) -> None:
             nonlocal left
             left -= len(answers)
-            told(answers)
+            self._told(read, began_s, answers)
 
         try:
             with self._scopes[read.number]:
-                await self._source.read_pieces(blob, pieces, count, stream)
+                await self._source.read_pieces(blob, pieces, told, requester)
         except Exception as error:
             self._said(read.image_id, self._faults.note("a read of the source", error))
         finally:

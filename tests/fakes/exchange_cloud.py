@@ -67,6 +67,17 @@ class MemorySource(reading_source.ReadingSource):
 
     where = "memory"
 
+    async def read_pieces(
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
+    ) -> None:
+        """Note who reads."""
+        self.streams.append(requester)
+        await super().read_pieces(blob, pieces, told, requester)
+
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the length of BYTES."""
         return len(BYTES)
@@ -76,7 +87,6 @@ class MemorySource(reading_source.ReadingSource):
     ) -> bytes:
         """Return some of BYTES."""
         self.reads += range(offset, offset + length, CHUNK)
-        self.streams.append(disk_io.stream())
         await trio.sleep(self.delay_s)
         if self.failure:
             raise self.failure

@@ -2,6 +2,7 @@
 import threading
 
 import pytest
+import trio
 
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
@@ -137,3 +138,29 @@ async def test_driver_that_tells_nothing_is_told_of():
         (0, errors.SourceUnreachable),
         (1, errors.SourceUnreachable),
     ]
+
+
+async def test_ranges_of_one_call_are_read_beside_each_other_and_each_fails_alone(autojump_clock):
+    memory = faulty_source.MemorySource({BLOB: bytes(range(100))})
+    inner = faulty_source.FaultySource(memory, delay=range(1, 99), fail=[3])
+    told = []
+    pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
+    await inner.read_pieces(BLOB, pieces, told.extend)
+    assert inner.in_flight_most == driver.RUNS_AT_A_TIME == 4
+    outcomes = dict(told)
+    assert len(told) == len(outcomes) == len(pieces)
+    failed = [number for number, outcome in told if isinstance(outcome, Exception)]
+    assert len(failed) == 1
+    for number, piece in enumerate(pieces):
+        if number not in failed:
+            assert outcomes[number] == bytes(range(piece.offset, piece.offset + 3))
+
+
+async def test_ranges_that_were_not_begun_are_not_read_for_who_gave_up(autojump_clock):
+    memory = faulty_source.MemorySource({BLOB: bytes(100)})
+    inner = faulty_source.FaultySource(memory, delay=range(1, 99), delay_s=10.0)
+    told = []
+    with trio.move_on_after(5):
+        pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
+        await inner.read_pieces(BLOB, pieces, told.extend)
+    assert told == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now

@@ -10,10 +10,12 @@ import trio
 import trio.testing
 import zstandard
 
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import failover
 from acstor_agent.sources import layout as layout_source
+from acstor_agent.sources import whole
 from acstor_common import codecs
 from acstor_common import errors
 from acstor_common import geometry
@@ -191,6 +193,25 @@ async def test_every_damaged_cluster_is_a_wrong_chunk_and_no_more(nursery, clust
             assert n in wrong or outcomes[n] == expected
         place.blobs[QCOW2] = bytes(image.stored)  # nothing wrong is remembered
         assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+
+
+async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeypatch):
+    image = Image()
+    place, turns = Place(image, nursery), []
+    run = place.source._decoding.run
+
+    async def noted(image_id, requester, steps):
+        turns.append((image_id, requester))
+        await run(image_id, requester, steps)
+
+    monkeypatch.setattr(place.source._decoding, "run", noted)
+    around = whole.WholeSource(failover.FailoverSource([place.source]))
+    guest = base.Requester(requests.Klass.GUEST, "an image/7")
+    told = []
+    await around.read_pieces(IMAGE, image.pieces, told.extend, guest)
+    assert len(told) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
+    await around.read(IMAGE, 0, len(image.data))
+    assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
 
 
 async def test_next_place_gives_what_one_lies_about(nursery):
