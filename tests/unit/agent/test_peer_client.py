@@ -129,15 +129,17 @@ async def test_what_nobody_waits_for_at_the_source_has_no_time(
     assert held.chunks.received == CHUNK
 
 
-async def test_each_chunk_of_a_read_of_many_counts_until_its_own_bytes_come(cloud, autojump_clock):
-    homes = {n: cloud.home(cloud.want(n)) for n in range(40)}
-    home = homes[0]
-    numbers = [n for n in homes if homes[n] == home and not n % 2]  # no two follow each other
-    cloud.source.delay_s = 0.25
-    with cloud.hosts[home].wish([cloud.want(n) for n in numbers]) as wish:
+async def test_each_chunk_of_a_range_counts_until_its_own_bytes_come(cloud, autojump_clock):
+    async def one_after_the_other(blob, pieces, told, requester):
+        for number, piece in enumerate(pieces):
+            await trio.sleep(0.25)
+            told([(number, exchange_cloud.bytes_of(piece.offset // CHUNK))])
+
+    cloud.source.read_pieces = one_after_the_other
+    homes = [cloud.home(cloud.want(n)) for n in range(40)]
+    first = next(n for n in range(38) if homes[n] == homes[n + 1] == homes[n + 2])
+    with cloud.hosts[homes[first]].wish([cloud.want(first + n) for n in range(3)]) as wish:
         await wish.wait()
-    counted, count = cloud.hosts[home].counters, len(numbers)
-    assert count > 2
-    assert counted.source_timed_bytes == count * CHUNK
-    in_turn_s = sum(0.25 * nth for nth in range(1, count + 1))
-    assert counted.source_s == pytest.approx(in_turn_s)
+    counted = cloud.hosts[homes[first]].counters
+    assert counted.source_timed_bytes == 3 * CHUNK
+    assert counted.source_s == pytest.approx(0.25 + 0.5 + 0.75)

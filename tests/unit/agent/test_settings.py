@@ -42,6 +42,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         made = settings.exchange(
             types.SimpleNamespace(**vars(options), read_deadline_s=0.0, lost_after_s=900.0),
             has_others=True,
+            source_places=3,
         )
         return {
             "advertise": made.topology,
@@ -142,3 +143,9 @@ def test_group_may_be_a_number_that_no_group_here_has():
     assert settings.group_id("42436") == 42436
     with pytest.raises(KeyError):
         settings.group_id(str(settings.LARGEST_GID + 1))
+
+
+def test_source_places_are_those_that_the_source_has():
+    options = types.SimpleNamespace(**vars(own()), peer_timeout_s=5.0, lost_after_s=0.0)
+    options.read_deadline_s = 0.0
+    assert settings.exchange(options, has_others=False, source_places=3).source_places == 3

@@ -137,7 +137,7 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
     agent_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     own = conf.acstor_agent
-    assert policies.AGENT == agent_settings.exchange(own, has_others=False)
+    assert policies.AGENT == agent_settings.exchange(own, has_others=False, source_places=8)
     no_referrals = variants.Variant.NO_REFERRALS in own.variants
     assert policies.POLICIES["acstor"].may_refer == (not no_referrals)
 
