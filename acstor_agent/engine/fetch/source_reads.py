@@ -187,20 +187,22 @@ class SourceReads:
                 self._forget_ends(read)
             self._begin(read, self._with_neighbours(read), now)
 
-    def _begin(self, first: SourceRead, reads: Iterable[SourceRead], now: float) -> None:
+    def _begin(self, first: SourceRead, reads: Sequence[SourceRead], now: float) -> None:
+        """Have a range read: from the action on the source will tell of it, whatever fails here."""
         self._last_number += 1
-        number, wants = self._last_number, list[chunk_ref.ChunkRef]()
-        found = self._ranges[number] = _Range(first)
+        number, found = self._last_number, _Range(first)
+        wants = [ref for read in reads for ref in read.refs]
+        whose = wants[0].image_id, first.priority, first.opener or first.who
+        self._out.others.append(actions.ReadSource(number, *whose, wants))
+        self._ranges[number], at = found, 0
         for read in reads:
             read.number, read.begun_s = number, now
-            read.indices = tuple(range(len(wants), len(wants) + len(read.refs)))
+            read.indices = tuple(range(at, at + len(read.refs)))
+            at += len(read.refs)
             found.reads.update(dict.fromkeys(read.indices, read))
-            wants += read.refs
         self._hold(found, 1)
-        whose = first.want.image_id, first.priority, first.opener or first.who
-        self._out.others.append(actions.ReadSource(number, *whose, wants))
 
-    def _with_neighbours(self, read: SourceRead) -> Iterable[SourceRead]:
+    def _with_neighbours(self, read: SourceRead) -> Sequence[SourceRead]:
         """Take the waiting reads that can be in one range with a read; return all, in order."""
         found = collections.deque([read])
         left = RANGE_BYTES - (read.stop[1] - read.start[1])
