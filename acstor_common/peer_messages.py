@@ -15,6 +15,7 @@ from typing import NamedTuple
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_request
+from acstor_common import segments
 from acstor_common.peer_keeping import Keep as Keep
 from acstor_common.peer_keeping import Kept as Kept
 from acstor_common.peer_request import Cancel as Cancel
@@ -22,7 +23,7 @@ from acstor_common.peer_request import Get as Get
 from acstor_common.peer_request import Hurry as Hurry
 from acstor_common.peer_request import Klass as Klass
 
-MAX_PREFIXES = 512
+MAX_SEGMENTS = 512
 MAX_REFERRALS = 4
 
 Buffer = bytes | bytearray | memoryview
@@ -74,10 +75,12 @@ class Pong(NamedTuple):
 class Advertise(NamedTuple):
     """Tells a neighbour of chunks that the sender has.
 
-    :param prefixes: the first 8 bytes of each CID as a big-endian integer, 1 to 512 of them
+    :param chunks: of 1 to 512 segments
+    :param segment_chunks: the length of the segments
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
 class Refer(NamedTuple):
@@ -95,23 +98,25 @@ class Refer(NamedTuple):
 class Gone(NamedTuple):
     """Tells a neighbour of chunks that the sender has not got any more.
 
-    :param prefixes: as in Advertise
+    Its fields are those of Advertise.
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
 class EvictionHint(NamedTuple):
     """A home tells a holder of chunks that many others hold: let these make room first.
 
-    :param prefixes: as in Advertise
+    Its fields are those of Advertise.
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
-Prefixes = Advertise | Gone | EvictionHint
-News = Prefixes | Keep | Kept
+SegmentNews = Advertise | Gone | EvictionHint
+News = SegmentNews | Keep | Kept
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
 Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
 
@@ -139,6 +144,8 @@ _HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
 _REFUSE = struct.Struct(">IB")  # request, code
 _REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
 _TOKEN = struct.Struct(">Q")
+_SEGMENT = struct.Struct(">QH")  # name, bitmap; before the first one the length of all
+_CHUNK = struct.Struct(">Q")  # the same where segments are chunks
 _MAX_HOST_BYTES = 255
 
 
@@ -156,9 +163,13 @@ def _encode_refuse(refuse: Refuse) -> bytes:
     return _REFUSE.pack(refuse.request_id, refuse.code)
 
 
-def _encode_prefixes(news: Prefixes) -> bytes:
-    _check_prefixes(news.prefixes)
-    return struct.pack(f">{len(news.prefixes)}Q", *news.prefixes)
+def _encode_segments(news: SegmentNews) -> bytes:
+    chunks, length = news
+    _check_segments(chunks, length)
+    head = bytes([length])
+    if length == 1:
+        return head + struct.pack(f">{len(chunks)}Q", *[name for name, _ in chunks])
+    return head + b"".join([_SEGMENT.pack(*one) for one in chunks])
 
 
 def _encode_refer(refer: Refer) -> bytes:
@@ -168,9 +179,13 @@ def _encode_refer(refer: Refer) -> bytes:
     return head + b"".join(bytes([len(host)]) + host for host in hosts)
 
 
-def _check_prefixes(prefixes: tuple[int, ...]) -> None:
-    _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes")
-    _require(0 not in prefixes, "the zero chunk among prefixes")
+def _check_segments(chunks: tuple[segments.Chunks, ...], segment_chunks: int) -> None:
+    segments.check(segment_chunks)
+    _require(1 <= len(chunks) <= MAX_SEGMENTS, f"{len(chunks)} segments")
+    limit = 1 << segment_chunks
+    for name, bits in chunks:
+        _require(name != 0, "a segment of zeros")
+        _require(0 < bits < limit, f"bitmap {bits} of a segment of {segment_chunks} chunks")
 
 
 def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
@@ -189,11 +204,13 @@ def _decode_refuse(body: bytes) -> Refuse:
     return Refuse(request_id, RefuseCode(code))
 
 
-def _decode_prefixes(body: bytes) -> tuple[int, ...]:
-    _require(len(body) % 8 == 0, f"{len(body)} bytes of prefixes")
-    prefixes = struct.unpack(f">{len(body) // 8}Q", body)
-    _check_prefixes(prefixes)
-    return prefixes
+def _decode_segments(body: bytes) -> tuple[tuple[segments.Chunks, ...], int]:
+    length, rest = body[0], memoryview(body)[1:]
+    entry = _CHUNK if length == 1 else _SEGMENT
+    _require(len(rest) % entry.size == 0, f"{len(body)} bytes of segments")
+    chunks = tuple([segments.Chunks(*one) for one in entry.iter_unpack(rest)])
+    _check_segments(chunks, length)
+    return chunks, length
 
 
 def _decode_refer(body: bytes) -> Refer:
@@ -220,13 +237,13 @@ class Kind(NamedTuple):
     decode: Callable[[bytes], Message]
 
 
-def _news(type_: Type, made: Callable[[tuple[int, ...]], Prefixes]) -> Kind:
+def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], SegmentNews]) -> Kind:
     return Kind(
         type_,
-        8,
-        8 * MAX_PREFIXES,
-        _encode_prefixes,
-        lambda body: made(_decode_prefixes(body)),
+        1 + _CHUNK.size,
+        1 + _SEGMENT.size * MAX_SEGMENTS,
+        _encode_segments,
+        lambda body: made(*_decode_segments(body)),
     )
 
 

@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from acstor_agent.engine import actions as actions_
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import transfer
+from acstor_common import segments
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
 
@@ -71,6 +73,11 @@ def text_of(value: Any) -> str:
         chunks = zip(value.refs, value.chunks, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
         return ", ".join([f"Arrived({text})" for text in texts])
+    if isinstance(value, segments.Chunks) and value.bits == 1:
+        return text_of(value.segment)
+    if isinstance(value, actions_.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
+        name, value = type(value).__name__, value[:-1]
+        return f"{name}({', '.join(map(text_of, value))})"
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):

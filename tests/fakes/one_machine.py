@@ -20,6 +20,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
+from acstor_common import segments
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.ImageId("b3f10d1c-1a2b-4c3d-8e4f-5a6b7c8d9e0f")
@@ -55,6 +56,11 @@ def chunk(number: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
     """Return a chunk of an image; all images have the same."""
     cid = ids.cid_of(data_of(number))
     return chunk_ref.ChunkRef(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
+
+
+def announced(*chunks: chunk_ref.ChunkRef) -> tuple[segments.Chunks, ...]:
+    """Return chunks as announcements name them."""
+    return segments.bitmaps((chunk.place, chunk.bit) for chunk in chunks)
 
 
 def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:

@@ -136,7 +136,7 @@ class PendingReads:
         transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
         holders = context.locations.keys
         transfer, seen = transfers.get(first.key), {first.key}
-        place, owned_by, held_by = first.place, owners(first.place), holders(first.oid)
+        place, owned_by, held_by = first.place, owners(first.place), holders(first)
         for at in range(index + 1, limit):
             ref = batch[at]
             key = ref.key
@@ -148,7 +148,7 @@ class PendingReads:
             ):
                 return tuple(batch[index:at])
             is_alike = ref.place == place or owners(ref.place) == owned_by
-            if transfer is None and not (is_alike and holders(ref.oid) == held_by):
+            if transfer is None and not (is_alike and holders(ref) == held_by):
                 return tuple(batch[index:at])
             seen.add(key)
         return tuple(batch[index:limit])

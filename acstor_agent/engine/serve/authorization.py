@@ -106,21 +106,24 @@ class Authorization:
             return "it does not prove that it knows the CIDs"
         image_id, places, keys = request.image_id, [*request.places()], contents[0].keys
         oids = self.names.oids(image_id, [offset for offset, _ in places], cids)
-        names = self._segment_names(request)
+        segment_of = self._segment_of(request)
         return [
-            chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, segment)
-            for cid, oid, (offset, length), segment in zip(cids, oids, places, names, strict=False)
+            chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, *segment)
+            for cid, oid, (offset, length), segment in zip(
+                cids, oids, places, segment_of, strict=False
+            )
         ]
 
-    def _segment_names(self, request: chunk_ref.Request) -> Iterable[ids.Oid | None]:
+    def _segment_of(self, request: chunk_ref.Request) -> Iterable[tuple[ids.Oid | None, int]]:
+        """Return the segment of each chunk, and its bit in it."""
         around = self._around(request)
         if around is None:
-            return itertools.repeat(None)
+            return itertools.repeat((None, 1))
         cids, skipped, size, length = around
         begin = request.offset - skipped * size
         offsets = range(begin, begin + len(cids) * size, size)
         oids = self.names.oids(request.image_id, offsets, cids)
-        return segments.names(cids, oids, length)[skipped:]
+        return segments.places(cids, oids, length)[skipped:]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

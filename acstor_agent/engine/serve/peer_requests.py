@@ -343,11 +343,11 @@ class PeerRequests:
             if not context.ring.is_home(want.place):
                 continue
             if is_hinted:
-                news.unhint(host, want.oid)
+                news.unhint(host, want)
             if want.oid in known and (
                 (holder := self.referrals.take_surplus(want.oid, limit)) is not None
             ):
-                news.hint(holder, want.oid)
+                news.hint(holder, want)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
