@@ -18,6 +18,8 @@ from acstor_common import segments
 SEGMENTS = 131_072
 HOLDERS = 4
 """Of one segment; of more those that announced last."""
+MOST_ALIKE = 1024
+"""Entries of single holders that are shared, and those of one message."""
 
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + 2
@@ -39,6 +41,7 @@ class LocationIndex:
 
     def __init__(self, keys: host_interning.HostInterning, limit: int = SEGMENTS) -> None:
         self._keys = keys
+        self._alike: dict[bytes, bytes] = {}  # a single holder of many segments is one object
         self._told: generational_cache.GenerationalCache[ids.Oid, bytes] = (
             generational_cache.GenerationalCache(limit)
         )
@@ -50,11 +53,11 @@ class LocationIndex:
     def told(self, host: ids.HostId, chunks: Iterable[tuple[ids.Oid, int]]) -> None:
         """Note that a host announced chunks of segments."""
         key = self._keys.of(host)
-        made: dict[int, bytes] = {}  # entries of one message are mostly alike
+        if len(self._alike) > MOST_ALIKE:
+            self._alike.clear()
         for segment, bits in chunks:
-            entry = made.get(bits)
-            if entry is None:
-                entry = made[bits] = key + bits.to_bytes(2, "big")
+            entry = key + bits.to_bytes(2, "big")
+            entry = self._alike.setdefault(entry, entry)
             known = self._told.get(segment)
             if known is None:
                 self._told.put(segment, entry)

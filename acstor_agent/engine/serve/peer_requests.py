@@ -66,6 +66,7 @@ class PeerRequests:
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
         self._is_looked_at = False
+        self._segment_chunks = context.ring.table.segment_chunks
 
     def __len__(self) -> int:
         """Return how many requests wait, for anything."""
@@ -182,8 +183,7 @@ class PeerRequests:
         if first.priority is not LATER:
             context.overlap.note(True, len(wants))
         if first.mode is not RELAYED and self._is_named(first.host):
-            oids = [want.oid for want in wants]
-            known = self.referrals.gave_all(oids, first.host, first.priority)
+            known = self.referrals.gave(wants, first.host, first.priority)
             self._note_copies(first.host, wants, known)
         self.given += len(wants)
         for asker, want in zip(askers, wants, strict=True):
@@ -296,7 +296,7 @@ class PeerRequests:
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
             wants = (asker.want,)
-            known = self.referrals.gave_all([asker.want.oid], asker.host, asker.priority)
+            known = self.referrals.gave(wants, asker.host, asker.priority)
             self._note_copies(asker.host, wants, known)
         if self.uploads.has_place(asker.link.receiver):
             self._answer(asker)
@@ -345,7 +345,7 @@ class PeerRequests:
             if is_hinted:
                 news.unhint(host, want)
             if want.oid in known and (
-                (holder := self.referrals.take_surplus(want.oid, limit)) is not None
+                (holder := self.referrals.take_surplus(want, limit)) is not None
             ):
                 news.hint(holder, want)
 
@@ -463,6 +463,10 @@ class PeerRequests:
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        length = self._context.ring.table.segment_chunks
+        if length != self._segment_chunks:
+            self._segment_chunks = length
+            self.referrals.clear()
         for host in self._context.host_keys.known():
             if not self._is_named(host):
                 self._context.host_keys.forget(host)
