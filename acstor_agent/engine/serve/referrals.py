@@ -7,13 +7,11 @@ uplinks of the whole cloud carry it.  The oldest requester is also the one whose
 when there are too many (Wu et al. 2017, 3.5).  A host is never referred to one that came after it,
 so no two hosts in the tree of one home wait for each other.
 
-Requesters are known by segment, each with the bitmap of the chunks that it was given or sent to
-somebody for.  Those of a segment are one byte string: the number of first ones that are full, the
-number of those that got eviction hints for all their chunks, and for each host, ordered by its last
-request, its key, depth, priority, number of children, the bitmap, and the bitmap of hints.  A child
-is a referral for one chunk.  Chunks of a segment that one host asks for go to one parent as long as
-it has room.  The first requester of a segment takes 119 bytes, each further one 9
-(tests/bench/transfers_cost.py).
+Requesters are known by segment.  Those of a segment are one byte string: the number of first ones
+that are full, the number of those that got eviction hints for all their chunks, and for each host,
+ordered by its last request, its key and :class:`_Requester`: bitmaps of its chunks of the segment.
+So each chunk has a tree of its own.  The first requester of a segment takes 123 bytes, each further
+one 12 (tests/bench/transfers_cost.py).
 """
 
 import collections
@@ -36,18 +34,16 @@ HOSTS = 1024
 """Of one segment; a later one is a leaf of the tree.  In the swarm 256 hosts that read at once
 need 1.8 times as long when it is 64."""
 FAN_OUT = 2
-"""Children of a host for each chunk that it has of a segment."""
+"""Children of a host in the tree of a chunk; ``_Requester`` has a bitmap for each."""
 CHOICE = 2
 """Hosts that a requester is told, in case that the first one is gone."""
 LOOK = 32
 """Hosts that are compared, of those with room below them, who came first."""
 RECENT = 512
 """Referrals that make up a host's present load."""
-PARENTS = 4096
-"""Requesters of which it is known where they were sent last."""
 
 _HEAD = struct.Struct(">HH")
-_TAIL = struct.Struct(">BBBHH")  # depth, priority, children, bits, hinted bits; before it the key
+_TAIL = struct.Struct(">BBHHHH")  # a _Requester; before it the key
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + _TAIL.size
 _NOBODY = bytes(_HEAD.size)
@@ -55,18 +51,35 @@ _MAX_DEPTH = 255
 
 
 class _Requester(NamedTuple):
-    """An entry: a host that was given chunks of a segment, or was sent to somebody for them."""
+    """An entry: a host that was given chunks of a segment, or was sent to somebody for them.
+
+    :param depth: of its place in the trees, the largest
+    :param bits: the chunks; ``hinted``: those that an eviction hint was sent for
+    :param parent: those for which a host was sent to it; ``full``: FAN_OUT hosts
+    """
 
     depth: int
     priority: int
-    children: int
     bits: int
-    hinted: int
+    hinted: int = 0
+    parent: int = 0
+    full: int = 0
 
     @property
     def copies(self) -> int:
         """Its chunks that no eviction hint was sent for."""
         return self.bits & ~self.hinted
+
+    @property
+    def room(self) -> int:
+        """Its chunks for which hosts may be sent to it."""
+        return self.bits & ~self.full
+
+    def with_child(self, bit: int) -> "_Requester":
+        """Return it with one more host that was sent to it for a chunk."""
+        if self.parent & bit:
+            return self._replace(full=self.full | bit)
+        return self._replace(parent=self.parent | bit)
 
 
 def _weigh(known: bytes) -> int:
@@ -81,7 +94,7 @@ def _find(known: bytes, key: bytes) -> int:
     return at
 
 
-def _entry(known: bytes, at: int) -> _Requester:
+def _entry(known: bytes | bytearray, at: int) -> _Requester:
     return _Requester._make(_TAIL.unpack_from(known, at + _KEY))
 
 
@@ -119,9 +132,6 @@ class Referrals:
         self._known: generational_cache.GenerationalCache[ids.Oid, bytes] = (
             generational_cache.GenerationalCache(limit_bytes, _weigh)
         )
-        self._parents: generational_cache.GenerationalCache[bytes, tuple[ids.Oid, list[bytes]]] = (
-            generational_cache.GenerationalCache(PARENTS)
-        )
         self._load: collections.Counter[bytes] = collections.Counter()
         self._recent: collections.deque[bytes] = collections.deque()
 
@@ -132,7 +142,6 @@ class Referrals:
     def clear(self) -> None:
         """Forget all requesters: segments have another length, and so other names."""
         self._known.clear()
-        self._parents.clear()
 
     def gave(
         self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority_.Priority
@@ -146,10 +155,10 @@ class Referrals:
         for segment, bits in segments.bitmaps([(ref.place, ref.bit) for ref in refs]):
             if (known := self._known.get(segment)) is not None:
                 before[segment] = _held(known, bits)
-                self._add(segment, known, key, _Requester(0, priority, 0, bits, 0))
+                self._add(segment, known, key, _Requester(0, priority, bits))
             else:
                 if bits not in made:
-                    made[bits] = _NOBODY + key + _TAIL.pack(0, priority, 0, bits, 0)
+                    made[bits] = _NOBODY + key + _TAIL.pack(*_Requester(0, priority, bits))
                 self._known.add(segment, made[bits])
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
@@ -163,12 +172,11 @@ class Referrals:
             told -= at < _at(told)
             known = known[:at] + known[at + _ENTRY :]
             is_more = bool(new.bits & ~old.bits)
-            new = _Requester(
-                max(old.depth, new.depth),
-                max(old.priority, new.priority) if is_more else old.priority,
-                old.children,
-                old.bits | new.bits,
-                old.hinted & ~new.bits,
+            new = old._replace(
+                depth=max(old.depth, new.depth),
+                priority=max(old.priority, new.priority) if is_more else old.priority,
+                bits=old.bits | new.bits,
+                hinted=old.hinted & ~new.bits,
             )
         elif len(known) >= _at(HOSTS):
             return
@@ -216,20 +224,17 @@ class Referrals:
         full, told = _HEAD.unpack_from(known)
         while _at(full) < len(known) and not self._has_room(known, _at(full)):
             full += 1
-        ranked = self._last_parents(known, key, ref, priority) or self._best(
-            known, _at(full), ref.bit, priority
-        )
+        ranked = self._best(known, _at(full), ref.bit, priority)
         if not ranked:
             return ()
         first, parent = ranked[0], _entry(known, ranked[0])
         changed = bytearray(known)
         _HEAD.pack_into(changed, 0, full, told)
-        _TAIL.pack_into(changed, first + _KEY, *parent._replace(children=parent.children + 1))
-        child = _Requester(min(parent.depth + 1, _MAX_DEPTH), priority, 0, ref.bit, 0)
+        _TAIL.pack_into(changed, first + _KEY, *parent.with_child(ref.bit))
+        child = _Requester(min(parent.depth + 1, _MAX_DEPTH), priority, ref.bit)
         self._add(ref.place, bytes(changed), key, child)
         keys = [known[at : at + _KEY] for at in ranked]
         self._charge(keys[0])
-        self._parents.put(key, (ref.place, keys))
         named = map(self._keys.host, keys)
         return tuple(host for host in named if host is not None)
 
@@ -238,16 +243,6 @@ class Referrals:
         """Say whether a host was given a chunk, or sent to somebody for it."""
         at = _find(known, key)
         return at >= 0 and bool(_entry(known, at).bits & bit)
-
-    def _last_parents(
-        self, known: bytes, key: bytes, ref: chunk_ref.ChunkRef, priority: priority_.Priority
-    ) -> list[int]:
-        """Return where those are that a host was sent to last, for chunks of the same segment."""
-        last = self._parents.get(key)
-        if last is None or last[0] != ref.place:
-            return []
-        found = [_find(known, parent) for parent in last[1]]
-        return [at for at in found if at >= 0 and self._is_able(known, at, ref.bit, priority)]
 
     def _best(self, known: bytes, start: int, bit: int, priority: priority_.Priority) -> list[int]:
         """Return where those are that a host is sent to, CHOICE at most; LOOK are compared."""
@@ -263,14 +258,12 @@ class Referrals:
         )
 
     def _is_able(self, known: bytes, at: int, bit: int, priority: priority_.Priority) -> bool:
-        """Say whether a host may be given a child for a chunk."""
-        one = _entry(known, at)
-        return bool(one.bits & bit) and one.priority <= priority and self._has_room(known, at)
+        """Say whether a host may be sent to another one for a chunk."""
+        one, key = _entry(known, at), known[at : at + _KEY]
+        return bool(one.room & bit) and one.priority <= priority and key in self._keys
 
     def _has_room(self, known: bytes, at: int) -> bool:
-        one = _entry(known, at)
-        has_room = one.children < FAN_OUT * one.bits.bit_count()
-        return has_room and known[at : at + _KEY] in self._keys
+        return bool(_entry(known, at).room) and known[at : at + _KEY] in self._keys
 
     def _charge(self, key: bytes) -> None:
         self._load[key] += 1
