@@ -10,8 +10,8 @@ so no two hosts in the tree of one home wait for each other.
 Requesters are known by segment.  Those of a segment are one byte string: the number of first ones
 that are full, the number of those that got eviction hints for all their chunks, and for each host,
 ordered by its last request, its key and :class:`_Requester`: bitmaps of its chunks of the segment.
-So each chunk has a tree of its own.  The first requester of a segment takes 123 bytes, each further
-one 12 (tests/bench/transfers_cost.py).
+So each chunk has a tree of its own.  The first requester of a segment takes 140 bytes, each further
+one 15 (tests/bench/transfers_cost.py).
 """
 
 import collections
@@ -43,11 +43,12 @@ RECENT = 512
 """Referrals that make up a host's present load."""
 
 _HEAD = struct.Struct(">HH")
-_TAIL = struct.Struct(">BBHHHH")  # a _Requester; before it the key
+_TAIL = struct.Struct(">B6H")  # a _Requester; before it the key
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + _TAIL.size
 _NOBODY = bytes(_HEAD.size)
 _MAX_DEPTH = 255
+SOON = priority_.Priority.SOON
 
 
 class _Requester(NamedTuple):
@@ -56,14 +57,16 @@ class _Requester(NamedTuple):
     :param depth: of its place in the trees, the largest
     :param bits: the chunks; ``hinted``: those that an eviction hint was sent for
     :param parent: those for which a host was sent to it; ``full``: FAN_OUT hosts
+    :param soon: those that it asked for with the priority SOON; ``later``: with LATER
     """
 
     depth: int
-    priority: int
     bits: int
     hinted: int = 0
     parent: int = 0
     full: int = 0
+    soon: int = 0
+    later: int = 0
 
     @property
     def copies(self) -> int:
@@ -75,11 +78,22 @@ class _Requester(NamedTuple):
         """Its chunks for which hosts may be sent to it."""
         return self.bits & ~self.full
 
+    def room_for(self, priority: priority_.Priority) -> int:
+        """Return its chunks for which hosts that ask with a priority may be sent to it."""
+        late = (0 if priority >= SOON else self.soon) | (0 if priority > SOON else self.later)
+        return self.room & ~late
+
     def with_child(self, bit: int) -> "_Requester":
         """Return it with one more host that was sent to it for a chunk."""
         if self.parent & bit:
             return self._replace(full=self.full | bit)
         return self._replace(parent=self.parent | bit)
+
+
+def _requester(bits: int, priority: priority_.Priority, depth: int = 0) -> _Requester:
+    """Return a host that asked for some chunks with a priority."""
+    soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
+    return _Requester(min(depth, _MAX_DEPTH), bits, soon=soon, later=later)
 
 
 def _weigh(known: bytes) -> int:
@@ -155,10 +169,10 @@ class Referrals:
         for segment, bits in segments.bitmaps([(ref.place, ref.bit) for ref in refs]):
             if (known := self._known.get(segment)) is not None:
                 before[segment] = _held(known, bits)
-                self._add(segment, known, key, _Requester(0, priority, bits))
+                self._add(segment, known, key, _requester(bits, priority))
             else:
                 if bits not in made:
-                    made[bits] = _NOBODY + key + _TAIL.pack(*_Requester(0, priority, bits))
+                    made[bits] = _NOBODY + key + _TAIL.pack(*_requester(bits, priority))
                 self._known.add(segment, made[bits])
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
@@ -171,12 +185,13 @@ class Referrals:
             full -= at < _at(full)
             told -= at < _at(told)
             known = known[:at] + known[at + _ENTRY :]
-            is_more = bool(new.bits & ~old.bits)
+            more = new.bits & ~old.bits
             new = old._replace(
                 depth=max(old.depth, new.depth),
-                priority=max(old.priority, new.priority) if is_more else old.priority,
-                bits=old.bits | new.bits,
+                bits=old.bits | more,
                 hinted=old.hinted & ~new.bits,
+                soon=old.soon | new.soon & more,
+                later=old.later | new.later & more,
             )
         elif len(known) >= _at(HOSTS):
             return
@@ -231,7 +246,7 @@ class Referrals:
         changed = bytearray(known)
         _HEAD.pack_into(changed, 0, full, told)
         _TAIL.pack_into(changed, first + _KEY, *parent.with_child(ref.bit))
-        child = _Requester(min(parent.depth + 1, _MAX_DEPTH), priority, ref.bit)
+        child = _requester(ref.bit, priority, parent.depth + 1)
         self._add(ref.place, bytes(changed), key, child)
         keys = [known[at : at + _KEY] for at in ranked]
         self._charge(keys[0])
@@ -259,8 +274,8 @@ class Referrals:
 
     def _is_able(self, known: bytes, at: int, bit: int, priority: priority_.Priority) -> bool:
         """Say whether a host may be sent to another one for a chunk."""
-        one, key = _entry(known, at), known[at : at + _KEY]
-        return bool(one.room & bit) and one.priority <= priority and key in self._keys
+        may = _entry(known, at).room_for(priority) & bit
+        return bool(may) and known[at : at + _KEY] in self._keys
 
     def _has_room(self, known: bytes, at: int) -> bool:
         return bool(_entry(known, at).room) and known[at : at + _KEY] in self._keys

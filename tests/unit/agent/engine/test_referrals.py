@@ -14,7 +14,7 @@ from acstor_common import ids
 from acstor_common import ring
 from tests.fakes import one_machine
 
-PEER, LATER = priority.Priority.PEER, priority.Priority.LATER
+PEER, SOON, LATER = priority.Priority.PEER, priority.Priority.SOON, priority.Priority.LATER
 
 
 def numbered(oid):
@@ -166,12 +166,14 @@ def test_it_is_said_which_chunks_were_given_before():
     assert known.gave(some, host(3), PEER) == [ref.oid for ref in some]
 
 
-def test_host_that_asks_for_more_of_a_segment_is_as_urgent_as_the_least_urgent_of_it():
+def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first():
     known, some = make(), segment()
-    known.gave(some[:1], host(1), PEER)
-    known.gave(some[1:], host(1), LATER)
-    assert known.refer(some[0], host(2), PEER) == ()
-    assert known.refer(some[0], host(2), LATER) == (host(1),)
+    for ref, asked in zip(some, (PEER, SOON, LATER), strict=False):
+        known.gave([ref], host(1), asked)
+        known.gave([ref], host(1), PEER)
+    for asker, asked in enumerate((PEER, SOON, LATER), start=2):
+        told = [known.refer(ref, host(asker), asked) for ref in some[:3]]
+        assert [bool(hosts) for hosts in told] == [asker > at for at in (1, 2, 3)]
 
 
 @given(
@@ -244,7 +246,7 @@ def test_tables_are_bounded_and_keep_what_was_used():
     for n in range(5000):
         known.gave([REF], host(n), PEER)
     assert known.refer(REF, host(referrals.HOSTS - 1), PEER) == ()  # it is in the tree
-    assert len(known._known.get(REF.place)) == 4 + referrals.HOSTS * 12
+    assert len(known._known.get(REF.place)) == 4 + referrals.HOSTS * 15
 
 
 def test_keys_go_to_others_when_all_had_their_turn():
