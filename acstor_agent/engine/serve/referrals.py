@@ -54,7 +54,7 @@ SOON = priority_.Priority.SOON
 class _Requester(NamedTuple):
     """An entry: a host that was given chunks of a segment, or was sent to somebody for them.
 
-    :param depth: of its place in the trees, the largest
+    :param depth: of its place in the trees, the smallest: trees with larger ones were slower
     :param bits: the chunks; ``hinted``: those that an eviction hint was sent for
     :param parent: those for which a host was sent to it; ``full``: FAN_OUT hosts
     :param soon: those that it asked for with the priority SOON; ``later``: with LATER
@@ -187,7 +187,7 @@ class Referrals:
             known = known[:at] + known[at + _ENTRY :]
             more = new.bits & ~old.bits
             new = old._replace(
-                depth=max(old.depth, new.depth),
+                depth=min(old.depth, new.depth) if more else old.depth,
                 bits=old.bits | more,
                 hinted=old.hinted & ~new.bits,
                 soon=old.soon | new.soon & more,
