@@ -58,7 +58,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
             told = [(index, b"") for index in range(len(action.wants))]
             completed += answer(machine, machine.core.source_gave(now, action.number, told), now)
         elif isinstance(action, actions.Store):
-            machine.core.stored(now, action.chunks)
+            machine.core.stored(now, action.runs)
         elif isinstance(action, actions.Complete):
             assert action.failure is None
             completed += 1

@@ -50,9 +50,12 @@ _Untold = tuple[ids.HostId, ...]
 
 
 class _Told(NamedTuple):
-    """An announced chunk: its place in a segment, and the neighbours that were not told."""
+    """An announced chunk: its place in a segment, and the neighbours that were not told.
 
-    segment: ids.Oid
+    :param segment: None: the chunk is one
+    """
+
+    segment: ids.Oid | None
     bit: int
     untold: _Untold
 
@@ -142,7 +145,7 @@ class Announcements:
         """Leave a neighbour out where it announced the same chunks meanwhile."""
         bits_of = dict(known)
         for oid, told in self._here.items():
-            if told.bit & bits_of.get(told.segment, 0):
+            if told.bit & bits_of.get(_segment(oid, told), 0):
                 self._here[oid] = told = told._replace(untold=(*told.untold, host))
                 self._told.put(oid, told)
 
@@ -202,7 +205,7 @@ class Announcements:
             return
         told, keys_of, bits = self._told, self._holders.keys, 1 << self._segment_chunks
         before: bytes | None = None
-        untold: _Untold = ()
+        alone = _Told(None, 1, ())
         for ref in refs:
             oid = ref.oid
             if oid in told or ref.bit >= bits:  # it was asked for by a former length
@@ -212,8 +215,10 @@ class Announcements:
                 continue
             keys = keys_of(ref)
             if keys != before:  # the same for most of them
-                before, untold = keys, self._neighbours_among(giver, keys)
-            news = _Told(ref.place, ref.bit, untold)
+                before, alone = keys, _Told(None, 1, self._neighbours_among(giver, keys))
+            news = (
+                alone if ref.segment is None else alone._replace(segment=ref.segment, bit=ref.bit)
+            )
             if self._neighbours:
                 self._put(self._here, oid, news, now)
             told.add(oid, news)
@@ -305,5 +310,9 @@ class Announcements:
 def _bitmaps(news: _News, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
     """Return the chunks of which a host is to be told, by segment."""
     return segments.bitmaps(
-        [(told.segment, told.bit) for told in news.values() if host not in told.untold]
+        [(_segment(oid, told), told.bit) for oid, told in news.items() if host not in told.untold]
     )
+
+
+def _segment(oid: ids.Oid, told: _Told) -> ids.Oid:
+    return oid if told.segment is None else told.segment

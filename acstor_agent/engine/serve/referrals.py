@@ -25,7 +25,6 @@ from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority as priority_
 from acstor_common import ids
-from acstor_common import segments
 
 BYTES = 32 * 1024 * 1024
 """Of the table, with what Python takes for an entry."""
@@ -93,7 +92,7 @@ class _Requester(NamedTuple):
 def _requester(bits: int, priority: priority_.Priority, depth: int = 0) -> _Requester:
     """Return a host that asked for some chunks with a priority."""
     soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
-    return _Requester(min(depth, _MAX_DEPTH), bits, soon=soon, later=later)
+    return _Requester(min(depth, _MAX_DEPTH), bits, 0, 0, 0, soon, later)
 
 
 def _weigh(known: bytes) -> int:
@@ -164,16 +163,21 @@ class Referrals:
 
         :param priority: of its request: it gets a chunk no sooner than that lets it
         """
-        key, before = self._keys.of(host), dict[ids.Oid, int]()
-        made: dict[int, bytes] = {}  # entries of segments that nobody was given are mostly alike
-        for segment, bits in segments.bitmaps([(ref.place, ref.bit) for ref in refs]):
-            if (known := self._known.get(segment)) is not None:
+        key, bits_of = self._keys.of(host), dict[ids.Oid, int]()
+        for ref in refs:
+            bits_of[ref.place] = bits_of.get(ref.place, 0) | ref.bit
+        before: dict[ids.Oid, int] = {}
+        alone: dict[int, bytes] = {}  # what nobody was given before is mostly alike
+        for segment, bits in bits_of.items():
+            known = self._known.get(segment)
+            if known is not None:
                 before[segment] = _held(known, bits)
                 self._add(segment, known, key, _requester(bits, priority))
+            elif (first := alone.get(bits)) is not None:
+                self._known.add(segment, first)
             else:
-                if bits not in made:
-                    made[bits] = _NOBODY + key + _TAIL.pack(*_requester(bits, priority))
-                self._known.add(segment, made[bits])
+                alone[bits] = _NOBODY + key + _TAIL.pack(*_requester(bits, priority))
+                self._known.add(segment, alone[bits])
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
     def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
