@@ -8,8 +8,10 @@ fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
 """
 
 import enum
+import itertools
 import struct
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common import ids
@@ -144,8 +146,8 @@ _HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
 _REFUSE = struct.Struct(">IB")  # request, code
 _REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
 _TOKEN = struct.Struct(">Q")
-_SEGMENT = struct.Struct(">QH")  # name, bitmap; before the first one the length of all
-_CHUNK = struct.Struct(">Q")  # the same where segments are chunks
+_SEGMENT_BYTES = 10  # name, bitmap; before the first one the length of all
+_CHUNK_BYTES = 8  # the same where segments are chunks
 _MAX_HOST_BYTES = 255
 
 
@@ -165,11 +167,12 @@ def _encode_refuse(refuse: Refuse) -> bytes:
 
 def _encode_segments(news: SegmentNews) -> bytes:
     chunks, length = news
-    _check_segments(chunks, length)
-    head = bytes([length])
+    names, bitmaps = [name for name, _ in chunks], [bits for _, bits in chunks]
+    _check_segments(names, bitmaps, length)
     if length == 1:
-        return head + struct.pack(f">{len(chunks)}Q", *[name for name, _ in chunks])
-    return head + b"".join([_SEGMENT.pack(*one) for one in chunks])
+        return bytes([length]) + struct.pack(f">{len(names)}Q", *names)
+    flat = itertools.chain.from_iterable(chunks)
+    return bytes([length]) + struct.pack(">" + len(names) * "QH", *flat)
 
 
 def _encode_refer(refer: Refer) -> bytes:
@@ -179,13 +182,12 @@ def _encode_refer(refer: Refer) -> bytes:
     return head + b"".join(bytes([len(host)]) + host for host in hosts)
 
 
-def _check_segments(chunks: tuple[segments.Chunks, ...], segment_chunks: int) -> None:
+def _check_segments(names: Sequence[int], bitmaps: Sequence[int], segment_chunks: int) -> None:
     segments.check(segment_chunks)
-    _require(1 <= len(chunks) <= MAX_SEGMENTS, f"{len(chunks)} segments")
-    limit = 1 << segment_chunks
-    for name, bits in chunks:
-        _require(name != 0, "a segment of zeros")
-        _require(0 < bits < limit, f"bitmap {bits} of a segment of {segment_chunks} chunks")
+    _require(1 <= len(names) <= MAX_SEGMENTS, f"{len(names)} segments")
+    _require(0 not in names, "a segment of zeros")
+    _require(min(bitmaps) > 0, "a segment without chunks")
+    _require(max(bitmaps) < 1 << segment_chunks, f"chunks beyond a segment of {segment_chunks}")
 
 
 def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
@@ -205,12 +207,15 @@ def _decode_refuse(body: bytes) -> Refuse:
 
 
 def _decode_segments(body: bytes) -> tuple[tuple[segments.Chunks, ...], int]:
-    length, rest = body[0], memoryview(body)[1:]
-    entry = _CHUNK if length == 1 else _SEGMENT
-    _require(len(rest) % entry.size == 0, f"{len(body)} bytes of segments")
-    chunks = tuple([segments.Chunks(*one) for one in entry.iter_unpack(rest)])
-    _check_segments(chunks, length)
-    return chunks, length
+    """Return what a body names; a flood of them is to cost little."""
+    length = body[0]
+    entry_bytes = _CHUNK_BYTES if length == 1 else _SEGMENT_BYTES
+    count, rest = divmod(len(body) - 1, entry_bytes)
+    _require(rest == 0, f"{len(body)} bytes of segments")
+    flat = struct.unpack_from(">" + count * ("Q" if length == 1 else "QH"), body, 1)
+    names, bitmaps = (flat, count * (1,)) if length == 1 else (flat[::2], flat[1::2])
+    _check_segments(names, bitmaps, length)
+    return tuple(zip(names, bitmaps, strict=True)), length
 
 
 def _decode_refer(body: bytes) -> Refer:
@@ -240,8 +245,8 @@ class Kind(NamedTuple):
 def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], SegmentNews]) -> Kind:
     return Kind(
         type_,
-        1 + _CHUNK.size,
-        1 + _SEGMENT.size * MAX_SEGMENTS,
+        1 + _CHUNK_BYTES,
+        1 + _SEGMENT_BYTES * MAX_SEGMENTS,
         _encode_segments,
         lambda body: made(*_decode_segments(body)),
     )

@@ -8,9 +8,9 @@ resemblance, so similar images share homes (Extreme Binning, Bhagwat et al. 2009
 """
 
 import itertools
+import operator
 from collections.abc import Iterable
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from acstor_common import ids
 
@@ -18,15 +18,11 @@ MOST_CHUNKS = 16
 """Of a segment: what FUSE asks for at a time, at the default chunk size."""
 
 
-class Chunks(NamedTuple):
-    """Some chunks of a segment.
+Chunks = tuple[ids.Oid, int]
+"""Some chunks of a segment: its name, and a bitmap, the first chunk lowest; not 0.
 
-    :param segment: its name
-    :param bits: bitmap of the chunks, the first one of the segment lowest; not 0
-    """
-
-    segment: ids.Oid
-    bits: int = 1
+A plain tuple: floods of them are to cost little."""
+_BITS = operator.itemgetter(1)
 
 
 def check(segment_chunks: int) -> None:
@@ -84,28 +80,28 @@ def places(
     return list(zip(names(cids, oids, segment_chunks), itertools.cycle(bits), strict=False))
 
 
-def bitmaps(chunks: Iterable[tuple[ids.Oid, int]]) -> tuple[Chunks, ...]:
+def bitmaps(chunks: Iterable[Chunks]) -> tuple[Chunks, ...]:
     """Gather chunks by segment, in the order in which the segments come first.
 
     >>> bitmaps([(ids.Oid(7), 1), (ids.Oid(9), 1), (ids.Oid(7), 4)])
-    (Chunks(segment=7, bits=5), Chunks(segment=9, bits=1))
+    ((7, 5), (9, 1))
     """
     found: dict[ids.Oid, int] = {}
     for segment, bits in chunks:
         found[segment] = found.get(segment, 0) | bits
-    return tuple([Chunks(*one) for one in found.items()])
+    return tuple(found.items())
 
 
 def count(chunks: Iterable[Chunks]) -> int:
     """Return how many chunks these are."""
-    return sum([bits.bit_count() for _, bits in chunks])
+    return sum(map(int.bit_count, map(_BITS, chunks)))
 
 
 def first(chunks: Sequence[Chunks], limit: int) -> Sequence[Chunks]:
     """Return the first segments that have ``limit`` chunks at most.
 
-    >>> first([Chunks(ids.Oid(7), 5), Chunks(ids.Oid(9), 1)], 2)
-    [Chunks(segment=7, bits=5)]
+    >>> first([(ids.Oid(7), 5), (ids.Oid(9), 1)], 2)
+    [(7, 5)]
     """
     for at, (_, bits) in enumerate(chunks):
         limit -= bits.bit_count()

@@ -69,16 +69,22 @@ class Prefetching:
         """
         if not self._is_on:
             return
-        for some in told:
-            wants = [one for one in self.chunks_of(some) if not self._is_here(one[1].cid)]
-            given = self._chunks.given(wants[0][1]) if wants else 0
-            for chunk_no, want in wants:
-                if want.bit & given:
-                    self.prefetcher.advertised(self._index.parent(chunk_no))
+        find = self._index.find
+        for segment, bits in told:
+            if (named := find(segment)) is not None:  # seldom, where many images are attached
+                self._note(self._chunks_of(named, segment, bits))
         self._fetch_some()
 
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
+
+    def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
+        """Note that neighbours have chunks of one segment."""
+        wants = [one for one in chunks if not self._is_here(one[1].cid)]
+        given = self._chunks.given(wants[0][1]) if wants else 0
+        for chunk_no, want in wants:
+            if want.bit & given:
+                self.prefetcher.advertised(self._index.parent(chunk_no))
 
     def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return chunks of a segment, by number; none if this image has no such segment.
@@ -86,16 +92,20 @@ class Prefetching:
         The index knows the first chunk with a content: a segment that shares the chunk of its name
         with an earlier segment is not found, unless that one has the same name.
         """
-        named = self._index.find(some.segment)
-        if named is None:
-            return []
+        named = self._index.find(some[0])
+        return [] if named is None else self._chunks_of(named, *some)
+
+    def _chunks_of(
+        self, named: int, segment: ids.Oid, bits: int
+    ) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return chunks of a segment whose name is the OID of the chunk ``named``."""
         first, refs = self._chunks.segment(self._map, named)
-        if refs[0].place != some.segment:
+        if refs[0].place != segment:
             return []
         return [
             (chunk_no, ref)
             for chunk_no, ref in enumerate(refs, first)
-            if ref.bit & some.bits and ref.cid != ids.ZERO_CID
+            if ref.bit & bits and ref.cid != ids.ZERO_CID
         ]
 
     def gone(self, names: Iterable[ids.Oid]) -> None:

@@ -129,7 +129,7 @@ def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
     known = location_index.LocationIndex(host_interning.HostInterning(), limit=4 * count)
     rng = random.Random(1)
     for _ in range(count // of_one // length):
-        segment = segments.Chunks(ids.Oid(rng.getrandbits(64)), (1 << length) - 1)
+        segment = (ids.Oid(rng.getrandbits(64)), (1 << length) - 1)
         for host in rng.sample(range(100), of_one):
             known.told(ids.HostId(f"h{host}"), [segment])
     return known

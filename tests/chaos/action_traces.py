@@ -20,12 +20,12 @@ import pathlib
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.engine import actions as actions_
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import transfer
-from acstor_common import segments
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
 
@@ -73,11 +73,11 @@ def text_of(value: Any) -> str:
         chunks = zip(value.refs, value.chunks, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
         return ", ".join([f"Arrived({text})" for text in texts])
-    if isinstance(value, segments.Chunks) and value.bits == 1:
-        return text_of(value.segment)
     if isinstance(value, actions_.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
         name, value = type(value).__name__, value[:-1]
-        return f"{name}({', '.join(map(text_of, value))})"
+        return f"{name}({', '.join(map(_told, value))})"
+    if isinstance(value, actions_.Heard):
+        return f"Heard({', '.join(map(_told, value))})"
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -87,6 +87,15 @@ def text_of(value: Any) -> str:
         return f"{name}({', '.join(map(text_of, value))})"
     assert value is None or isinstance(value, str | int | float), value
     return repr(value)
+
+
+def _told(value: Any) -> str:
+    """Return what a host tells: chunks that are segments by their names alone."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = tuple(
+            [one[0] if isinstance(one, tuple) and one[1:] == (1,) else one for one in value]
+        )
+    return text_of(value)
 
 
 def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseException | None]:

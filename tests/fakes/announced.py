@@ -7,4 +7,4 @@ from acstor_common import segments
 
 def alone(*oids: int) -> tuple[segments.Chunks, ...]:
     """Return chunks of which each is a segment."""
-    return tuple([segments.Chunks(ids.Oid(oid)) for oid in oids])
+    return tuple([(ids.Oid(oid), 1) for oid in oids])

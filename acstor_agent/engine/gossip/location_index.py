@@ -50,14 +50,16 @@ class LocationIndex:
         """Return of how many segments holders are known."""
         return len(self._told)
 
-    def told(self, host: ids.HostId, chunks: Iterable[tuple[ids.Oid, int]]) -> None:
+    def told(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Note that a host announced chunks of segments."""
         key = self._keys.of(host)
         if len(self._alike) > MOST_ALIKE:
             self._alike.clear()
+        made: dict[int, bytes] = {}  # entries of one message are mostly alike
         for segment, bits in chunks:
-            entry = key + bits.to_bytes(2, "big")
-            entry = self._alike.setdefault(entry, entry)
+            if (entry := made.get(bits)) is None:
+                entry = key + bits.to_bytes(2, "big")
+                made[bits] = entry = self._alike.setdefault(entry, entry)
             known = self._told.get(segment)
             if known is None:
                 self._told.put(segment, entry)
@@ -74,7 +76,7 @@ class LocationIndex:
                 others.append(entry)
         return b"".join((*others[1 - HOLDERS :], key, bits.to_bytes(2, "big")))
 
-    def taken_back(self, host: ids.HostId, chunks: Iterable[tuple[ids.Oid, int]]) -> None:
+    def taken_back(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Note that a host announced that chunks of segments are gone from it."""
         for segment, bits in chunks:
             self._take(host, segment, bits)
@@ -137,7 +139,7 @@ class LocationIndex:
             bits = 0
             for entry in _split(known):
                 bits |= _bits(entry)
-            found.append(segments.Chunks(segment, bits))
+            found.append((segment, bits))
         return found
 
     def clear(self) -> None:

@@ -8,7 +8,6 @@ from acstor_agent.images import news
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
-from acstor_common import segments
 from tests.fakes import announced
 from tests.fakes import one_host
 from tests.fakes import one_machine
@@ -55,7 +54,7 @@ async def in_segments(tmp_path):
 async def test_announced_segment_is_the_chunks_of_its_bitmap_but_zeros(in_segments):
     image = await in_segments.mirrors.attach(one_host.IMAGE)
     name = in_segments.chunks.want(image.map, 0).place
-    found = image.prefetch.chunks_of(segments.Chunks(name, 0b1011))
+    found = image.prefetch.chunks_of((name, 0b1011))
     assert [number for number, _ in found] == [0, 3]
     assert all(ref.place == name and ref.cid == image.map.cid(n) for n, ref in found)
 
@@ -66,7 +65,7 @@ async def test_segment_that_is_not_of_the_image_has_no_chunks(in_segments):
     others = {ids.oid_of(image.map.cid(number)) for number in range(16)} - names
     assert len(others) >= 12  # that of the zeros among them
     for oid in (*others, ids.Oid(7)):
-        assert not image.prefetch.chunks_of(segments.Chunks(oid, 0b1111))
+        assert not image.prefetch.chunks_of((oid, 0b1111))
 
 
 async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_here(in_segments):
@@ -81,7 +80,7 @@ async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_her
     host.chunks.has = lambda cid: cid == here
     seen = []
     image.prefetch.prefetcher.advertised = seen.append
-    told = segments.Chunks(refs[0].place, 0b0111)
+    told = (refs[0].place, 0b0111)
     host.news.heard(H2, peer_wire.Advertise((told,), LENGTH))
     first = refs[0].offset // one_host.CHUNK
     assert seen == [first + 1, first + 2]
@@ -97,6 +96,6 @@ async def test_home_may_say_of_some_chunks_of_a_segment_that_copies_go_first(in_
     host.cache.demote = lambda cid: demoted.append(cid) or True
     other = next(name for name in (H2, H3) if name != home)
     for name in (home, other):
-        hint = peer_wire.EvictionHint((segments.Chunks(refs[0].place, 0b1001),), LENGTH)
+        hint = peer_wire.EvictionHint(((refs[0].place, 0b1001),), LENGTH)
         host.news.heard(name, hint)
     assert demoted == [refs[0].cid, refs[3].cid]

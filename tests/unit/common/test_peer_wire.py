@@ -12,7 +12,6 @@ from acstor_common import ids
 from acstor_common import peer_encryption
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
-from acstor_common import segments
 from tests.fakes import announced
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
@@ -38,7 +37,7 @@ ADVERTISE = peer_wire.Advertise(announced.alone(0x0102030405060708, 1, 2**64 - 1
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
 GONE = peer_wire.Gone(announced.alone(1, 2**64 - 1))
 EVICTION_HINT = peer_wire.EvictionHint(announced.alone(1, 2**64 - 1))
-SEGMENTS = peer_wire.Advertise((segments.Chunks(7, 0x8001), segments.Chunks(2**64 - 1)), 16)
+SEGMENTS = peer_wire.Advertise(((7, 0x8001), (2**64 - 1, 1)), 16)
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 LEASES = (peer_keeping.Lease(IMAGE, 86400), peer_keeping.Lease(OTHER, 0))
 KEEP = peer_wire.Keep(LEASES)
@@ -108,9 +107,7 @@ def get_messages(draw) -> peer_wire.Get:
 @st.composite
 def news_of_segments(draw) -> peer_wire.SegmentNews:
     length = draw(st.sampled_from([1, 2, 4, 8, 16]))
-    chunks = st.builds(
-        segments.Chunks, st.integers(1, 2**64 - 1), st.integers(1, (1 << length) - 1)
-    )
+    chunks = st.tuples(st.integers(1, 2**64 - 1), st.integers(1, (1 << length) - 1))
     kind = draw(st.sampled_from([peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint]))
     return kind(tuple(draw(st.lists(chunks, min_size=1, max_size=512))), length)
 
@@ -484,7 +481,7 @@ def test_proof_is_of_one_pair_of_hosts_and_does_not_show_the_cid():
 
 
 def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_buffer():
-    full = peer_wire.Advertise(tuple(segments.Chunks(2**63 + n, 0xFFFF) for n in range(512)), 16)
+    full = peer_wire.Advertise(tuple((2**63 + n, 0xFFFF) for n in range(512)), 16)
     longest = peer_wire.Refer(1, tuple(ids.HostId(c * 255) for c in "abcd"))
     data = stream(HELLO, full, longest, full)
     for cut in (1, 7, 4095, 4096, 4097, 8191, len(data)):
@@ -724,9 +721,9 @@ def get_with(**changes) -> peer_wire.Get:
         peer_wire.Advertise(announced.alone(2**64)),
         peer_wire.Advertise(announced.alone(*range(1, 514))),
         peer_wire.Advertise(announced.alone(1), 3),
-        peer_wire.Advertise((segments.Chunks(1, 0),), 16),
-        peer_wire.Advertise((segments.Chunks(1, 2),), 1),
-        peer_wire.Advertise((segments.Chunks(1, 1 << 16),), 16),
+        peer_wire.Advertise(((1, 0),), 16),
+        peer_wire.Advertise(((1, 2),), 1),
+        peer_wire.Advertise(((1, 1 << 16),), 16),
         peer_wire.Gone(()),
         peer_wire.Gone(announced.alone(0)),
         peer_wire.EvictionHint(()),

@@ -16,14 +16,13 @@ from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_common import ids
-from acstor_common import segments
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 Priority = priority.Priority
 OID = ids.Oid(7)
-SEVEN = segments.Chunks(OID)
+SEVEN = (OID, 1)
 H2, H3, H5 = map(ids.HostId, ("h2", "h3", "h5"))
 
 

@@ -174,7 +174,7 @@ def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_forme
 
 
 def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
-    told = [segments.Chunks(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
+    told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
     machine.heard(H3, told, [], [], LENGTH)
     assert machine.core.counters.heard == 20_000 and machine.core.counters.ignored == 16_000
     assert len(machine.core.context.locations) == 5_000
