@@ -8,14 +8,17 @@ fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
 """
 
 import enum
+import itertools
 import struct
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_request
+from acstor_common import segments
 from acstor_common.peer_keeping import Keep as Keep
 from acstor_common.peer_keeping import Kept as Kept
 from acstor_common.peer_request import Cancel as Cancel
@@ -23,7 +26,7 @@ from acstor_common.peer_request import Get as Get
 from acstor_common.peer_request import Hurry as Hurry
 from acstor_common.peer_request import Klass as Klass
 
-MAX_PREFIXES = 512
+MAX_SEGMENTS = 512
 MAX_REFERRALS = 4
 
 Buffer = bytes | bytearray | memoryview
@@ -107,10 +110,12 @@ class Pong(NamedTuple):
 class Advertise(NamedTuple):
     """Tells a neighbour of chunks that the sender has.
 
-    :param prefixes: the first 8 bytes of each CID as a big-endian integer, 1 to 512 of them
+    :param chunks: of 1 to 512 segments
+    :param segment_chunks: the length of the segments
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
 class Refer(NamedTuple):
@@ -128,23 +133,25 @@ class Refer(NamedTuple):
 class Gone(NamedTuple):
     """Tells a neighbour of chunks that the sender has not got any more.
 
-    :param prefixes: as in Advertise
+    Its fields are those of Advertise.
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
 class EvictionHint(NamedTuple):
     """A home tells a holder of chunks that many others hold: let these make room first.
 
-    :param prefixes: as in Advertise
+    Its fields are those of Advertise.
     """
 
-    prefixes: tuple[int, ...]
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
-Prefixes = Advertise | Gone | EvictionHint
-News = Prefixes | Keep | Kept
+SegmentNews = Advertise | Gone | EvictionHint
+News = SegmentNews | Keep | Kept
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
 Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
 
@@ -172,6 +179,8 @@ _HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
 _REFUSE = struct.Struct(">IB")  # request, code
 _REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
 _TOKEN = struct.Struct(">Q")
+_SEGMENT_BYTES = 10  # name, bitmap; before the first one the length of all
+_CHUNK_BYTES = 8  # the same where segments are chunks
 _MAX_HOST_BYTES = 255
 
 
@@ -189,9 +198,14 @@ def _encode_refuse(refuse: Refuse) -> bytes:
     return _REFUSE.pack(refuse.request_id, refuse.code)
 
 
-def _encode_prefixes(news: Prefixes) -> bytes:
-    _check_prefixes(news.prefixes)
-    return struct.pack(f">{len(news.prefixes)}Q", *news.prefixes)
+def _encode_segments(news: SegmentNews) -> bytes:
+    chunks, length = news
+    names, bitmaps = [name for name, _ in chunks], [bits for _, bits in chunks]
+    _check_segments(names, bitmaps, length)
+    if length == 1:
+        return bytes([length]) + struct.pack(f">{len(names)}Q", *names)
+    flat = itertools.chain.from_iterable(chunks)
+    return bytes([length]) + struct.pack(">" + len(names) * "QH", *flat)
 
 
 def _encode_refer(refer: Refer) -> bytes:
@@ -201,9 +215,12 @@ def _encode_refer(refer: Refer) -> bytes:
     return head + b"".join(bytes([len(host)]) + host for host in hosts)
 
 
-def _check_prefixes(prefixes: tuple[int, ...]) -> None:
-    _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes")
-    _require(0 not in prefixes, "the zero chunk among prefixes")
+def _check_segments(names: Sequence[int], bitmaps: Sequence[int], segment_chunks: int) -> None:
+    segments.check(segment_chunks)
+    _require(1 <= len(names) <= MAX_SEGMENTS, f"{len(names)} segments")
+    _require(0 not in names, "a segment of zeros")
+    _require(min(bitmaps) > 0, "a segment without chunks")
+    _require(max(bitmaps) < 1 << segment_chunks, f"chunks beyond a segment of {segment_chunks}")
 
 
 def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
@@ -222,11 +239,16 @@ def _decode_refuse(body: bytes) -> Refuse:
     return Refuse(request_id, RefuseCode(code))
 
 
-def _decode_prefixes(body: bytes) -> tuple[int, ...]:
-    _require(len(body) % 8 == 0, f"{len(body)} bytes of prefixes")
-    prefixes = struct.unpack(f">{len(body) // 8}Q", body)
-    _check_prefixes(prefixes)
-    return prefixes
+def _decode_segments(body: bytes) -> tuple[tuple[segments.Chunks, ...], int]:
+    """Return what a body names; a flood of them is to cost little."""
+    length = body[0]
+    entry_bytes = _CHUNK_BYTES if length == 1 else _SEGMENT_BYTES
+    count, rest = divmod(len(body) - 1, entry_bytes)
+    _require(rest == 0, f"{len(body)} bytes of segments")
+    flat = struct.unpack_from(">" + count * ("Q" if length == 1 else "QH"), body, 1)
+    names, bitmaps = (flat, count * (1,)) if length == 1 else (flat[::2], flat[1::2])
+    _check_segments(names, bitmaps, length)
+    return tuple(zip(names, bitmaps, strict=True)), length
 
 
 def _decode_refer(body: bytes) -> Refer:
@@ -253,13 +275,13 @@ class Kind(NamedTuple):
     decode: Callable[[bytes], Message]
 
 
-def _news(type_: Type, made: Callable[[tuple[int, ...]], Prefixes]) -> Kind:
+def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], SegmentNews]) -> Kind:
     return Kind(
         type_,
-        8,
-        8 * MAX_PREFIXES,
-        _encode_prefixes,
-        lambda body: made(_decode_prefixes(body)),
+        1 + _CHUNK_BYTES,
+        1 + _SEGMENT_BYTES * MAX_SEGMENTS,
+        _encode_segments,
+        lambda body: made(*_decode_segments(body)),
     )
 
 

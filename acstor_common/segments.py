@@ -7,12 +7,22 @@ resemblance, so similar images share homes (Extreme Binning, Bhagwat et al. 2009
 1 a segment is a chunk, and its name the chunk's OID.
 """
 
+import itertools
+import operator
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_common import ids
 
 MOST_CHUNKS = 16
 """Of a segment: what FUSE asks for at a time, at the default chunk size."""
+
+
+Chunks = tuple[ids.Oid, int]
+"""Some chunks of a segment: its name, and a bitmap, the first chunk lowest; not 0.
+
+A plain tuple: floods of them are to cost little."""
+_BITS = operator.itemgetter(1)
 
 
 def check(segment_chunks: int) -> None:
@@ -55,3 +65,46 @@ def names(cids: Sequence[ids.Cid], oids: Sequence[ids.Oid], segment_chunks: int)
             some = [oid for oid, cid in pairs if cid != ids.ZERO_CID] or its
         found += [min(some)] * len(its)
     return found
+
+
+def places(
+    cids: Sequence[ids.Cid], oids: Sequence[ids.Oid], segment_chunks: int
+) -> list[tuple[ids.Oid, int]]:
+    """Return the name of the segment of each chunk, and the chunk's bit in it; see :func:`names`.
+
+    >>> cid = ids.cid_of(b"chunk")
+    >>> places([cid, cid, cid], [ids.Oid(7), ids.Oid(8), ids.Oid(9)], 2)
+    [(7, 1), (7, 2), (9, 1)]
+    """
+    bits = [1 << at for at in range(segment_chunks)]
+    return list(zip(names(cids, oids, segment_chunks), itertools.cycle(bits), strict=False))
+
+
+def bitmaps(chunks: Iterable[Chunks]) -> tuple[Chunks, ...]:
+    """Gather chunks by segment, in the order in which the segments come first.
+
+    >>> bitmaps([(ids.Oid(7), 1), (ids.Oid(9), 1), (ids.Oid(7), 4)])
+    ((7, 5), (9, 1))
+    """
+    found: dict[ids.Oid, int] = {}
+    for segment, bits in chunks:
+        found[segment] = found.get(segment, 0) | bits
+    return tuple(found.items())
+
+
+def count(chunks: Iterable[Chunks]) -> int:
+    """Return how many chunks these are."""
+    return sum(map(int.bit_count, map(_BITS, chunks)))
+
+
+def first(chunks: Sequence[Chunks], limit: int) -> Sequence[Chunks]:
+    """Return the first segments that have ``limit`` chunks at most.
+
+    >>> first([(ids.Oid(7), 5), (ids.Oid(9), 1)], 2)
+    [(7, 5)]
+    """
+    for at, (_, bits) in enumerate(chunks):
+        limit -= bits.bit_count()
+        if limit < 0:
+            return chunks[:at]
+    return chunks

@@ -16,6 +16,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import prefetch
 from acstor_common import ids
+from acstor_common import segments
 from acstor_simulator import hosts
 
 UNDER_WAY = 32
@@ -46,13 +47,16 @@ class Ahead:
         self.prefetched = 0
         self._host, self._chunks, self._here = host, chunks, here
         self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
+        self._segments: dict[ids.Oid, list[chunk_ref.ChunkRef]] = {}
+        for chunk in chunks:
+            self._segments.setdefault(chunk.place, []).append(chunk)
 
-    def heard(self, oids: Iterable[ids.Oid]) -> None:
+    def heard(self, told: Iterable[segments.Chunks]) -> None:
         """Note what neighbours have, and fetch what is of use here."""
-        for oid in oids:
-            number = self._index.get(oid)
-            if number is not None and self._chunks[number].cid not in self._here:
-                self.prefetcher.advertised(number)
+        for segment, bits in told:
+            for chunk in self._segments.get(segment, ()):
+                if chunk.bit & bits and chunk.cid not in self._here:
+                    self.prefetcher.advertised(self._index[chunk.oid])
         self._fetch_some()
 
     def waited_for(self, chunk: chunk_ref.ChunkRef) -> None:

@@ -231,7 +231,9 @@ class Host:
         self.send(hurry.host, Hurries(hurry.numbers), MESSAGE_BYTES)
 
     def _tell(self, tell: actions.Tell) -> None:
-        size_bytes = MESSAGE_BYTES + 8 * (len(tell.here) + len(tell.gone) + len(tell.evictable))
+        entry_bytes = 8 if tell.segment_chunks == 1 else 10
+        told = len(tell.here) + len(tell.gone) + len(tell.evictable)
+        size_bytes = MESSAGE_BYTES + entry_bytes * told
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
     def _heard(self, heard: actions.Heard) -> None:
@@ -304,8 +306,8 @@ class Host:
                 self.do(self.core.peer_hurried(now, connection, numbers))
             case Cancels(numbers):
                 self.do(self.core.peer_cancelled(now, connection, numbers))
-            case actions.Tell(_, here, gone, evictable):
-                self.do(self.core.heard(now, host, here, gone, evictable))
+            case actions.Tell(_, here, gone, evictable, length):
+                self.do(self.core.heard(now, host, here, gone, evictable, length))
             case Alive():
                 self.do(self.core.alive(now, host))
 

@@ -33,9 +33,9 @@ class SendQueue:
     """What has not left yet.
 
     >>> outgoing = SendQueue()
-    >>> outgoing.tell(peer_wire.Advertise((1,)))
-    >>> outgoing.take()
-    Advertise(prefixes=(1,))
+    >>> outgoing.tell(peer_wire.Advertise(((1, 1),)))
+    >>> outgoing.take().chunks
+    ((1, 1),)
     >>> outgoing.take() is None
     True
     """

@@ -17,6 +17,7 @@ from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import transfer
 from acstor_common import ids
 from acstor_common import peer_request
+from acstor_common import segments
 
 
 class Ask(NamedTuple):
@@ -218,20 +219,24 @@ class Watch(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Tell a host what is here, what is gone, and what it may let go."""
+    """Tell a host what is here, what is gone, and what it may let go.
+
+    :param segment_chunks: the length of the segments
+    """
 
     host: ids.HostId
-    here: tuple[ids.Oid, ...]
-    gone: tuple[ids.Oid, ...]
-    evictable: tuple[ids.Oid, ...]
+    here: tuple[segments.Chunks, ...]
+    gone: tuple[segments.Chunks, ...]
+    evictable: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
 
 
 class Heard(NamedTuple):
-    """A host has contents, and hints that others may go: for images and for the cache."""
+    """A host has chunks, and hints that others may go: for images and for the cache."""
 
     host: ids.HostId
-    here: tuple[ids.Oid, ...]
-    evictable: tuple[ids.Oid, ...]
+    here: Sequence[segments.Chunks]
+    evictable: Sequence[segments.Chunks]
 
 
 class LeftAlone(NamedTuple):

@@ -23,6 +23,7 @@ class ChunkRef(NamedTuple):
     :param oid: its name among hosts (``engine.identity``)
     :param keys: of the scopes of the image; without them a keyed CID cannot be checked
     :param segment: name of its segment (:mod:`acstor_common.segments`); None: the chunk is one
+    :param bit: its bit in bitmaps of the segment
     """
 
     cid: ids.Cid
@@ -32,6 +33,7 @@ class ChunkRef(NamedTuple):
     length: int
     keys: tuple[ids.ScopeKey, ...] = ()
     segment: ids.Oid | None = None
+    bit: int = 1
 
     @property
     def place(self) -> ids.Oid:

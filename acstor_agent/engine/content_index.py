@@ -61,7 +61,7 @@ class ContentIndex(Index):
         """Return the first chunk with the same content; a chunk of zeros itself."""
         cid = self._map.cid(chunk_no)
         for candidate in self._candidates(ids.oid_of(cid)):
-            if self._map.cid(candidate) == cid:
+            if candidate == chunk_no or self._map.cid(candidate) == cid:
                 return candidate
         return chunk_no
 

@@ -33,6 +33,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import segments
 
 Actions = list[actions.Action]
 Due = timers.Due
@@ -51,7 +52,7 @@ class Counters(NamedTuple):
     :ivar unauthorized: requests of peers that were not theirs to make
     :ivar given: chunks given to peers
     :ivar referrals: requests of peers that were answered with other hosts
-    :ivar heard: OIDs of which peers told; ``ignored``: that were too many; ``denied``: that they
+    :ivar heard: chunks of which peers told; ``ignored``: that were too many; ``denied``: that they
         had not when they were asked
     """
 
@@ -153,8 +154,8 @@ class Engine:
             self.rights.refused,
             self.requests.given,
             self.requests.referred,
-            self.context.announcements.heard_oids,
-            self.context.announcements.ignored_oids,
+            self.context.announcements.heard_chunks,
+            self.context.announcements.ignored_chunks,
             self._responses.denied,
         )
 
@@ -288,7 +289,7 @@ class Engine:
         for run in runs:
             self._is_kept_no_more(run)
             note(run.refs)
-            context.announcements.have([ref.oid for ref in run.refs], run.giver, context.now)
+            context.announcements.have(run.refs, run.giver, context.now)
 
     @_event
     def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
@@ -367,12 +368,17 @@ class Engine:
     def heard(
         self,
         host: ids.HostId,
-        here: Sequence[ids.Oid],
-        gone: Sequence[ids.Oid],
-        evictable: Sequence[ids.Oid],
+        here: Sequence[segments.Chunks],
+        gone: Sequence[segments.Chunks],
+        evictable: Sequence[segments.Chunks],
+        segment_chunks: int = 1,
     ) -> None:
-        """A peer tells what it has, what is gone from it, and what others may let go."""
-        self.context.announcements.heard(host, here, gone, evictable, self.context.now)
+        """A peer tells what it has, what is gone from it, and what others may let go.
+
+        :param segment_chunks: the length of its segments
+        """
+        told = here, gone, evictable, segment_chunks
+        self.context.announcements.heard(host, *told, self.context.now)
 
     @_event
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:

@@ -76,3 +76,11 @@ class GenerationalCache(Generic[K, V]):
     def keys(self) -> list[K]:
         """Return all keys, those that were not used for longest first."""
         return [*self._old, *self._young]
+
+    def items(self) -> list[tuple[K, V]]:
+        """Return all entries, those that were not used for longest first; this is no use."""
+        return [*self._old.items(), *self._young.items()]
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._young, self._old, self._weight = {}, {}, 0

@@ -209,8 +209,16 @@ class Exchange:
 
     def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of an image."""
-        number, at = divmod(chunk_no, self._segment_chunks)
-        return self._segment(image_map, number)[at]
+        first, refs = self.segment(image_map, chunk_no)
+        return refs[chunk_no - first]
+
+    def segment(
+        self, image_map: chunk_map.ChunkMap, chunk_no: int
+    ) -> tuple[int, list[chunk_ref.ChunkRef]]:
+        """Return the first chunk of a chunk's segment, and what to ask for to have its chunks."""
+        length = self._segment_chunks
+        number = chunk_no // length
+        return number * length, self._segment(image_map, number)
 
     def wants(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
@@ -248,12 +256,12 @@ class Exchange:
         size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
         cids, places = image_map.cids(first, stop), range(first * size, stop * size, size)
         oids = self._names.oids(image_id, places, cids)
-        names: Iterable[ids.Oid | None] = itertools.repeat(None)
+        segment_of: Iterable[tuple[ids.Oid | None, int]] = itertools.repeat((None, 1))
         if length > 1:
-            names = segments.names(cids, oids, length)
+            segment_of = segments.places(cids, oids, length)
         return [
-            chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, name)
-            for cid, oid, at, name in zip(cids, oids, places, names, strict=False)
+            chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, *segment)
+            for cid, oid, at, segment in zip(cids, oids, places, segment_of, strict=False)
         ]
 
     @property
@@ -283,9 +291,12 @@ class Exchange:
         """Return the home of a chunk, as this host sees the v-node table."""
         return self.core.context.ring.home(want.place)
 
-    def has_giver(self, want: chunk_ref.ChunkRef) -> bool:
-        """Return whether a host other than the chunk's home announced it and can be asked."""
-        return bool(self.core.context.givers(want))
+    def given(self, want: chunk_ref.ChunkRef) -> int:
+        """Return the bitmap of the chunks of a segment that others than its home can be asked for.
+
+        :param want: a chunk of the segment
+        """
+        return self.core.context.given(want)
 
     def has(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""
@@ -356,11 +367,11 @@ class Exchange:
         if wants:
             self.feed(self.core.wanted, wants, Priority.SOON, None)
 
-    def heard(self, host: ids.HostId, news: peer_wire.Prefixes) -> None:
+    def heard(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
         """Take what a peer tells unasked."""
         kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
-        told = [news.prefixes if isinstance(news, kind) else () for kind in kinds]
-        self.feed(self.core.heard, host, *told)
+        told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
+        self.feed(self.core.heard, host, *told, news.segment_chunks)
 
     def broke_rules(self, host: ids.HostId, why: str) -> None:
         """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
@@ -376,7 +387,7 @@ class Exchange:
         self.feed(self.core.gone, (cid,))
         return names
 
-    def known(self) -> list[ids.Oid]:
+    def known(self) -> list[segments.Chunks]:
         """Return everything that neighbours have advertised, for an image attached later."""
         return self.core.context.locations.known()
 

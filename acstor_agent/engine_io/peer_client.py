@@ -24,6 +24,7 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import segments
 
 LOG = logging.getLogger(__name__)
 
@@ -228,15 +229,16 @@ class PeerClient:
         address = self._address_of(tell.host)
         if address is None:
             return
-        news: list[peer_wire.Prefixes] = []
-        news += [peer_wire.Advertise(tell.here)] if tell.here else []
-        news += [peer_wire.Gone(tell.gone)] if tell.gone else []
-        news += [peer_wire.EvictionHint(tell.evictable)] if tell.evictable else []
+        news: list[peer_wire.SegmentNews] = []
+        length = tell.segment_chunks
+        news += [peer_wire.Advertise(tell.here, length)] if tell.here else []
+        news += [peer_wire.Gone(tell.gone, length)] if tell.gone else []
+        news += [peer_wire.EvictionHint(tell.evictable, length)] if tell.evictable else []
         for one in news:
             self._net.tell(tell.host, address, one)
-        self._counters.advertised += len(tell.here)
-        self._counters.taken_back += len(tell.gone)
-        self._counters.copies_told += len(tell.evictable)
+        self._counters.advertised += segments.count(tell.here)
+        self._counters.taken_back += segments.count(tell.gone)
+        self._counters.copies_told += segments.count(tell.evictable)
 
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Tell a host something else, if it is on the table in force and not left alone."""

@@ -36,7 +36,7 @@ class News:
 
     def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Take what a peer tells without being asked."""
-        if isinstance(news, peer_wire.Prefixes):
+        if isinstance(news, peer_wire.SegmentNews):
             self._chunks.heard(host, news)
         elif self._sharing is not None:
             self._sharing.heard(host, news)
@@ -46,12 +46,10 @@ class News:
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):
                 image.prefetch.advertised(heard.here)
-            for chunk_no in map(image.prefetch.chunk_of, heard.evictable):
-                if chunk_no is None:
-                    continue
-                want = self._chunks.want(image.map, chunk_no)
-                if self._chunks.home_of(want) == heard.host:
-                    self._chunks.counters.demoted += self._cache.demote(want.cid)
+            for some in heard.evictable:
+                for _, want in image.prefetch.chunks_of(some):
+                    if self._chunks.home_of(want) == heard.host:
+                        self._chunks.counters.demoted += self._cache.demote(want.cid)
 
     def gone(self, cid: ids.Cid) -> None:
         """Note that a chunk has left the cache."""

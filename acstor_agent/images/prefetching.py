@@ -21,6 +21,7 @@ from acstor_agent.engine_io import exchange
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import segments
 
 UNDER_WAY = 32
 """Chunks of one image that are being prefetched at a time."""
@@ -61,27 +62,51 @@ class Prefetching:
         self._next: list[int] = []
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
-    def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
+    def advertised(self, told: Iterable[segments.Chunks]) -> None:
         """Note what neighbours have; fetch what is of use here.
 
         A prefetch never asks the home, so chunks that only their home announced are skipped.
         """
         if not self._is_on:
             return
-        for prefix in prefixes:
-            chunk_no = self._index.find(prefix)
-            if chunk_no is None or self._is_here(self._map.cid(chunk_no)):
-                continue
-            if self._chunks.has_giver(self._chunks.want(self._map, chunk_no)):
-                self.prefetcher.advertised(chunk_no)
+        find = self._index.find
+        for segment, bits in told:
+            if (named := find(segment)) is not None:  # seldom, where many images are attached
+                self._note(self._chunks_of(named, segment, bits))
         self._fetch_some()
 
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
 
-    def chunk_of(self, prefix: ids.Oid) -> int | None:
-        """Return the chunk that a prefix stands for in this image; None if there is none."""
-        return self._index.find(prefix)
+    def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
+        """Note that neighbours have chunks of one segment."""
+        wants = [one for one in chunks if not self._is_here(one[1].cid)]
+        given = self._chunks.given(wants[0][1]) if wants else 0
+        for chunk_no, want in wants:
+            if want.bit & given:
+                self.prefetcher.advertised(self._index.parent(chunk_no))
+
+    def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return chunks of a segment, by number; none if this image has no such segment.
+
+        The index knows the first chunk with a content: a segment that shares the chunk of its name
+        with an earlier segment is not found, unless that one has the same name.
+        """
+        named = self._index.find(some[0])
+        return [] if named is None else self._chunks_of(named, *some)
+
+    def _chunks_of(
+        self, named: int, segment: ids.Oid, bits: int
+    ) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return chunks of a segment whose name is the OID of the chunk ``named``."""
+        first, refs = self._chunks.segment(self._map, named)
+        if refs[0].place != segment:
+            return []
+        return [
+            (chunk_no, ref)
+            for chunk_no, ref in enumerate(refs, first)
+            if ref.bit & bits and ref.cid != ids.ZERO_CID
+        ]
 
     def gone(self, names: Iterable[ids.Oid]) -> None:
         """Note that the cache has let a chunk go."""

@@ -19,6 +19,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.fakes import lying_peer
 
 PREFIX_BYTES = 8
@@ -63,7 +64,7 @@ def advertise(name: str, peer: str, prefixes: list[int]) -> None:
 def advertisements(prefixes: list[int]) -> list[peer_wire.Advertise]:
     """Return as many messages as it takes to advertise all of these."""
     starts = range(0, len(prefixes), BATCH)
-    return [peer_wire.Advertise(tuple(prefixes[at : at + BATCH])) for at in starts]
+    return [peer_wire.Advertise(announced.alone(*prefixes[at : at + BATCH])) for at in starts]
 
 
 def swallow(link: socket.socket) -> None:

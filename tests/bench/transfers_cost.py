@@ -5,7 +5,9 @@
 ``wanted`` to ``Complete``, without the shell: no bytes move.  Memory is that of ``tracemalloc``.
 """
 
+import functools
 import gc
+import itertools
 import random
 import statistics
 import sys
@@ -22,6 +24,7 @@ from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.serve import referrals
 from acstor_common import ids
+from acstor_common import segments
 from tests.fakes import one_machine
 
 BATCH = 16
@@ -55,7 +58,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
             told = [(index, b"") for index in range(len(action.wants))]
             completed += answer(machine, machine.core.source_gave(now, action.number, told), now)
         elif isinstance(action, actions.Store):
-            machine.core.stored(now, action.chunks)
+            machine.core.stored(now, action.runs)
         elif isinstance(action, actions.Complete):
             assert action.failure is None
             completed += 1
@@ -121,25 +124,26 @@ def under_way() -> tuple[one_machine.Machine, int]:
 _CHUNKS: list[chunk_ref.ChunkRef] = []
 
 
-def told(count: int, of_one: int) -> location_index.LocationIndex:
-    """Return ``count`` known holders that told, so many of each content."""
-    known = location_index.LocationIndex(host_interning.HostInterning(), oids=4 * count)
+def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
+    """Return ``count`` known holders that told, so many of each chunk, in whole segments."""
+    known = location_index.LocationIndex(host_interning.HostInterning(), limit=4 * count)
     rng = random.Random(1)
-    for _ in range(count // of_one):
-        oid = ids.Oid(rng.getrandbits(64))
+    for _ in range(count // of_one // length):
+        segment = (ids.Oid(rng.getrandbits(64)), (1 << length) - 1)
         for host in rng.sample(range(100), of_one):
-            known.told(ids.HostId(f"h{host}"), [oid])
+            known.told(ids.HostId(f"h{host}"), [segment])
     return known
 
 
-def given(count: int, of_one: int) -> referrals.Referrals:
-    """Return ``count`` hosts that were given contents, so many of each."""
+def given(count: int, of_one: int, length: int) -> referrals.Referrals:
+    """Return ``count`` hosts that were given chunks, so many of each chunk, in whole segments."""
     known = referrals.Referrals(host_interning.HostInterning(), limit_bytes=1 << 40)
-    rng = random.Random(1)
-    for _ in range(count // of_one):
-        oid = ids.Oid(rng.getrandbits(64))
+    rng, [ref] = random.Random(1), wants(1)
+    for _ in range(count // of_one // length):
+        name = ids.Oid(rng.getrandbits(64))
+        refs = [ref._replace(segment=name, bit=1 << at) for at in range(length)]
         for host in range(of_one):
-            known.gave(oid, ids.HostId(f"h{host}"), priority.Priority.PEER)
+            known.gave(refs, ids.HostId(f"h{host}"), priority.Priority.PEER)
     return known
 
 
@@ -155,13 +159,13 @@ def main() -> int:
     _CHUNKS.extend(wants(CHUNKS))
     size = bytes_of(under_way)
     print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
-    for make in (told, given):
+    for make, length in itertools.product((told, given), (1, segments.MOST_CHUNKS)):
         for of_one in (1, 2, 4, 16, 1000):
             if make is told and of_one > location_index.HOLDERS:
                 continue
-            size = bytes_of(lambda make=make, of_one=of_one: make(HOLDERS, of_one))
-            each = f"{size / HOLDERS:.0f} bytes each"
-            print(f"{HOLDERS} known holders, {make.__name__}, {of_one} of a content: {each}")
+            size = bytes_of(functools.partial(make, HOLDERS, of_one, length))
+            what = f"{make.__name__}, {of_one} of a chunk, segments of {length}"
+            print(f"{HOLDERS} known holders, {what}: {size / 1e6:.1f} MB")
     return 0
 
 

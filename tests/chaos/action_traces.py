@@ -20,9 +20,11 @@ import pathlib
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.engine import actions as actions_
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import transfer
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
@@ -74,6 +76,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, actions_.Complete) and value.failure is not None:
         value = value._replace(chunks=[])
         return f"Complete({', '.join(map(text_of, value))})"
+    if isinstance(value, actions_.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
+        name, value = type(value).__name__, value[:-1]
+        return f"{name}({', '.join(map(_told, value))})"
+    if isinstance(value, actions_.Heard):
+        return f"Heard({', '.join(map(_told, value))})"
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -83,6 +90,15 @@ def text_of(value: Any) -> str:
         return f"{name}({', '.join(map(text_of, value))})"
     assert value is None or isinstance(value, str | int | float), value
     return repr(value)
+
+
+def _told(value: Any) -> str:
+    """Return what a host tells: chunks that are segments by their names alone."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = tuple(
+            [one[0] if isinstance(one, tuple) and one[1:] == (1,) else one for one in value]
+        )
+    return text_of(value)
 
 
 def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseException | None]:

@@ -10,6 +10,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
+from tests.fakes import announced
 
 HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -41,9 +42,9 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Cancel((request_id,)),
                     peer_wire.Hurry((request_id,)),
                     peer_wire.Ping(request_id),
-                    peer_wire.Advertise(prefixes(rng)),
-                    peer_wire.Gone(prefixes(rng)),
-                    peer_wire.EvictionHint(prefixes(rng)),
+                    peer_wire.Advertise(announced.alone(*prefixes(rng))),
+                    peer_wire.Gone(announced.alone(*prefixes(rng))),
+                    peer_wire.EvictionHint(announced.alone(*prefixes(rng))),
                     peer_wire.Keep((peer_keeping.Lease(IMAGE, rng.randrange(86401)),)),
                     peer_wire.Kept(
                         rng.randrange(2**64),

@@ -24,7 +24,6 @@ from acstor_agent.engine.gossip import prefetch
 from tests.bench import collective
 from tests.bench import patterns
 from tests.fakes import queue_world
-from tests.fakes import segment_ring
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
 from tests.fakes import transfer_strangers
@@ -107,14 +106,21 @@ def pattern(
 
 
 def make_world(
-    seed: int, hosts: int, chunks: int, link_bytes_s: float, burst_bytes: int | None
+    seed: int,
+    hosts: int,
+    chunks: int,
+    link_bytes_s: float,
+    burst_bytes: int | None,
+    **table: Any,
 ) -> transfer_world.World:
-    """Return a cloud without hosts; ``burst_bytes`` as in :func:`play`."""
+    """Return a cloud without hosts; ``burst_bytes`` as in :func:`play`.
+
+    :param table: of its v-node table
+    """
+    table["vnodes"] = VNODES
     if burst_bytes is None:
-        return transfer_world.World(
-            seed, hosts, chunks, link_bytes_per_s=link_bytes_s, vnodes=VNODES
-        )
-    return queue_world.QueueWorld(seed, hosts, chunks, link_bytes_s, burst_bytes, vnodes=VNODES)
+        return transfer_world.World(seed, hosts, chunks, link_bytes_per_s=link_bytes_s, **table)
+    return queue_world.QueueWorld(seed, hosts, chunks, link_bytes_s, burst_bytes, **table)
 
 
 def play(
@@ -137,18 +143,22 @@ def play(
     :param is_alone: no host knows of the others, as where there is no ring
     :param may_refer: homes may send who asks to others
     :param learns_ring: hosts have the variant ``ring``
-    :param segment_chunks: so many chunks in a row have one home
+    :param segment_chunks: the length of segments, and of what one transfer begins with
     :param trust: see :class:`transfer_readers.Reader`
     """
     began_s = time.process_time()
     chunks = wanted.image_bytes // CHUNK
-    world = make_world(seed, wanted.hosts, chunks, wanted.link_bytes_s, burst_bytes)
-    if segment_chunks > 1:
-        names = segment_ring.names_of(world.chunks, segment_chunks)
-        world.table = segment_ring.SegmentRing(world.table, names)
+    link = wanted.link_bytes_s, burst_bytes
+    world = make_world(seed, wanted.hosts, chunks, *link, segment_chunks=segment_chunks)
+    settings = {
+        "topology": neighbours.Topology.RING,
+        "learns_ring": learns_ring,
+        "run_chunks": segment_chunks,
+        **AGENT,
+    }
     readers = []
     for name, reading in zip(world.names, wanted.readings, strict=True):
-        host = world.add(name, topology=neighbours.Topology.RING, learns_ring=learns_ring, **AGENT)
+        host = world.add(name, **settings)
         host.may_refer = may_refer
         if is_alone:
             others = [other for other in world.names if other != name]

@@ -27,7 +27,7 @@ BEGUN = 512
 UNDELIVERED_BYTES = 16 * MIB + CHUNK + 4096
 """Of answers on their way to one host, and in their turn."""
 MOST = REQUESTS, BEGUN, UNDELIVERED_BYTES
-OIDS = 512
+SEGMENTS = 512
 LOOK_S = 0.5
 """A request may end so late."""
 KEYS = 32_768
@@ -80,10 +80,16 @@ def check_tell(host: Any, tell: actions.Tell) -> None:
     """Check to whom a host tells something unasked."""
     if not _is_good(host, tell.host):
         raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
-    if max(map(len, tell[1:])) > OIDS or not any(tell[1:]):
-        raise Broken(f"{host.name} tells {tuple(map(len, tell[1:]))} OIDs at once")
-    if any(len(set(oids)) < len(oids) for oids in tell[1:]):
-        raise Broken(f"{host.name} tells {tell.host} of a content twice in a message")
+    kinds = tell.here, tell.gone, tell.evictable
+    if max(map(len, kinds)) > SEGMENTS or not any(kinds):
+        raise Broken(f"{host.name} tells {tuple(map(len, kinds))} segments at once")
+    if any(len({segment for segment, _ in told}) < len(told) for told in kinds):
+        raise Broken(f"{host.name} tells {tell.host} of a segment twice in a message")
+    length = tell.segment_chunks
+    if length != host.core.context.ring.table.segment_chunks:
+        raise Broken(f"{host.name} tells of segments of {length} chunks")
+    if not all(0 < bits < 1 << length for told in kinds for _, bits in told):
+        raise Broken(f"{host.name} tells of chunks that are in no segment")
     if (tell.here or tell.gone) and tell.host not in neighbours_of(host) | host.told_before:
         raise Broken(f"{host.name} tells {tell.host}, no neighbour, what is here or gone")
 

@@ -18,6 +18,7 @@ from acstor_agent.core.images import shares as shares_
 from acstor_agent.engine import content_index
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
+from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
@@ -25,6 +26,7 @@ from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import naming
+from acstor_agent.images import news
 from acstor_agent.images import opened
 from acstor_agent.images import prefetching
 from acstor_agent.images import promises
@@ -44,6 +46,7 @@ CHUNK = 16 * geometry.KIB
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 DEADLINE_S = 5.0
+NO_HOSTS = ring.Ring(0, ())
 BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S = geometry.MIB, 60.0, 600.0
 
 
@@ -92,6 +95,7 @@ class OneHost:
         is_keeping: bool,
         may_grow: bool,
         shares: shares_.Shares | None,
+        table: ring.Ring,
     ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
@@ -106,7 +110,7 @@ class OneHost:
         self.cache = cache_files.CacheFiles.open(
             folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
         )
-        here, table = ids.HostId("h1"), ring.Ring(0, ())
+        here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery)
         self.naming = naming.Naming(self.mirrors, looked_up, self.promises.pinned)
@@ -116,7 +120,7 @@ class OneHost:
             cache=self.cache,
             rights=authorization.Authorization(here, self.naming, identity.ByContent()),
             rng=random.Random(1),
-            settings=settings.Settings(background_limit=4),
+            settings=settings.Settings(background_limit=4, topology=neighbours.Topology.FULL),
         )
         self.net = peer_net.PeerNet(here, may_speak=lambda host, not_before_s: "")
         self.chunks = exchange.Exchange(
@@ -128,7 +132,9 @@ class OneHost:
             net=self.net,
             tables=exchange.Tables(lambda: table, lambda: None, look_s=math.inf),
             learn=self.naming.learn,
+            heard=lambda heard: self.news.listened_to(heard),
         )
+        self.news = news.News(self.chunks, self.mirrors, self.cache)
         self.cache.on_gone(self.chunks.gone)
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)
@@ -186,6 +192,7 @@ async def one_host(
     is_keeping: bool = False,
     may_grow: bool = False,
     shares: shares_.Shares | None = None,
+    table: ring.Ring = NO_HOSTS,
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
 
@@ -193,7 +200,7 @@ async def one_host(
     :param shares: which part of them it keeps; all of each without
     """
     async with trio.open_nursery() as nursery:
-        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares)
+        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares, table)
         await nursery.start(host.cache.run)
         nursery.start_soon(host.chunks.run)
         try:

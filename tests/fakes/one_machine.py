@@ -20,6 +20,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
+from acstor_common import segments
 from tests.fakes import known_maps
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -56,6 +57,11 @@ def chunk(number: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
     """Return a chunk of an image; all images have the same."""
     cid = ids.cid_of(data_of(number))
     return chunk_ref.ChunkRef(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
+
+
+def announced(*chunks: chunk_ref.ChunkRef) -> tuple[segments.Chunks, ...]:
+    """Return chunks as announcements name them."""
+    return segments.bitmaps((chunk.place, chunk.bit) for chunk in chunks)
 
 
 def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:

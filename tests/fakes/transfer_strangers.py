@@ -11,6 +11,7 @@ from acstor_agent.engine import priority
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_simulator import hosts as shells
+from tests.fakes import one_machine
 from tests.fakes.transfer_hosts import Host
 
 Failure = failure.Failure
@@ -34,7 +35,7 @@ class Boaster(Host):
 
     def _boast(self) -> None:
         world = self.world
-        oids = tuple(chunk.oid for chunk in world.chunks[:512])
+        oids = one_machine.announced(*world.chunks[:512])
         for host in world.names:
             if host != self.name:
                 gone = tuple(world.rng.sample(oids, len(oids) // 4))

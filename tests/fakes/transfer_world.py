@@ -183,8 +183,8 @@ class World:
         if self.segment_chunks == 1:
             return chunks
         cids, oids = [chunk.cid for chunk in chunks], [chunk.oid for chunk in chunks]
-        named = zip(chunks, segments.names(cids, oids, self.segment_chunks), strict=True)
-        return [chunk._replace(segment=name) for chunk, name in named]
+        named = zip(chunks, segments.places(cids, oids, self.segment_chunks), strict=True)
+        return [chunk._replace(segment=name, bit=bit) for chunk, (name, bit) in named]
 
     def places(self) -> collections.Counter[ids.Cid]:
         """Return in how many places of the ring each content is looked for."""

@@ -19,6 +19,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import lying_peer
 from tests.lab import agents
@@ -95,7 +96,7 @@ def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
     for number in range(count):
         invented = range(1 + number * 400, 401 + number * 400)
         prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
-        lying_peer.send(link, kind(tuple(prefixes)))
+        lying_peer.send(link, kind(announced.alone(*prefixes)))
 
 
 def keeps(count: int, lease_s: int = 86400) -> peer_wire.Keep:

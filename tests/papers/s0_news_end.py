@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import announced
 
 PORT = 7300
 DATAGRAM = struct.Struct(">BQ")
@@ -44,7 +45,9 @@ def send(way: str, address: str, count: int, rate: float, batch: int) -> dict[st
                 for prefix in prefixes:
                     sock.send(DATAGRAM.pack(1, prefix))
             else:
-                sock.sendall(b"".join(peer_wire.encode(peer_wire.Advertise(prefixes))))
+                sock.sendall(
+                    b"".join(peer_wire.encode(peer_wire.Advertise(announced.alone(*prefixes))))
+                )
         return {"chunks": count, "cpu_s": time.process_time() - began}
 
 
@@ -104,7 +107,7 @@ def _frames(sock: socket.socket) -> Iterator[tuple[int, ...]]:
     while data := sock.recv(BUFFER_BYTES):
         for message in receiver.feed(data):
             if isinstance(message, peer_wire.Advertise):
-                yield message.prefixes
+                yield [name for name, _ in message.chunks]
 
 
 def fill(address: str, seconds: float) -> dict[str, float]:

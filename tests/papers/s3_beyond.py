@@ -9,6 +9,7 @@ from acstor_common import geometry
 from acstor_common import peer_wire
 from tests.bench import d1_scope
 from tests.bench import harness
+from tests.fakes import announced
 from tests.papers import experiment
 from tests.papers import s3_scenes as scenes
 
@@ -44,7 +45,7 @@ def news(say: harness.Say) -> experiment.Outcome:
     """Measure what an advertisement takes on the wire, by how many chunks are in it."""
     found = {}
     for count in PREFIXES:
-        frame = peer_wire.encode(peer_wire.Advertise(tuple(range(1, count + 1))))
+        frame = peer_wire.encode(peer_wire.Advertise(announced.alone(*range(1, count + 1))))
         found[str(count)] = sum(len(part) for part in frame) / count
     say(f"bytes for each chunk, by chunks in a message: {found}")
     return {"bytes_per_chunk": found}

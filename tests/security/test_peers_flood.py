@@ -21,6 +21,7 @@ from acstor_common import geometry
 from acstor_common import handshakes
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import raw_peer
 from tests.lab import identities
@@ -163,7 +164,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
         pid, port, files = cloud["h1"].worker_pid(), cloud.ports["h1"], identities.issue("h9")
         rng = random.Random(1)
         news = [[rng.getrandbits(64) | 1 for _ in range(512)] for _ in range(MESSAGES)]
-        messages = [peer_wire.Advertise(tuple(prefixes)) for prefixes in news]
+        messages = [peer_wire.Advertise(announced.alone(*prefixes)) for prefixes in news]
         with raw_peer.RawPeer(port, "h9", files, peer_wire.Klass.BULK) as peer:
             assert isinstance(peer.greet(), peer_wire.Hello)
             before, began, told = processor_s(pid), time.monotonic(), 0

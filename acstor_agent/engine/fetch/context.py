@@ -129,15 +129,28 @@ class Context:
 
     def givers(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk and can be asked for it instead of its home."""
+        return self._givers(want.place, self.locations.of(want))
+
+    def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
+        if not holders:
+            return holders
         ring = self.ring
-        spared = ring.here, ring.home(want.place)
+        spared = ring.here, ring.home(place)
         return [
             host
-            for host in self.locations.of(want.oid)
+            for host in holders
             if host not in spared
             and ring.is_giver(host)
             and not self.peers.is_alone(host, self.now)
         ]
+
+    def given(self, want: chunk_ref.ChunkRef) -> int:
+        """Return the bitmap of the chunks of a segment that have givers; ``want`` is one of it."""
+        bits_of = dict(self.locations.holders(want))
+        bits = 0
+        for host in self._givers(want.place, [*bits_of]):
+            bits |= bits_of[host]
+        return bits
 
     def single(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
         """Return the transfer of one chunk and no others, if the chunk is under way."""

@@ -139,7 +139,7 @@ class PendingReads:
         keys = chunk_ref.keys_of(refs)
         under_way = [*map(transfers.get, keys)]
         transfer, segment, image_id = under_way[0], first.segment, first.image_id
-        owned_by, held_by = owners(first.place), holders(first.oid)
+        owned_by, held_by = owners(first.place), holders(first)
         seen = {keys[0]}
         for at in range(1, len(refs)):
             ref, key = refs[at], keys[at]
@@ -147,7 +147,7 @@ class PendingReads:
             if not is_new or ref.image_id != image_id or under_way[at] is not transfer:
                 return refs[:at]
             is_alike = (segment and ref.segment == segment) or owners(ref.place) == owned_by
-            if transfer is None and not (is_alike and holders(ref.oid) == held_by):
+            if transfer is None and not (is_alike and holders(ref) == held_by):
                 return refs[:at]
             seen.add(key)
         return refs

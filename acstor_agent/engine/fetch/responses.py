@@ -108,7 +108,7 @@ class Responses:
         context, transfer = self._context, attempt.transfer
         assert attempt.host is not None
         for ref in attempt.refs if failure in _HAS_IT_NOT else ():
-            if context.locations.denied(attempt.host, ref.oid) and failure is not Failure.BUSY:
+            if context.locations.denied(attempt.host, ref) and failure is not Failure.BUSY:
                 context.peers.listening.fine(attempt.host, peer_state.DENIAL_COST, context.now)
                 self.denied += 1
         if attempt in transfer.attempts:

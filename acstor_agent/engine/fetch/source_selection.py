@@ -77,7 +77,7 @@ class SourceSelection:
         transfer.asked.clear()
         transfer.front.clear()
         if transfer.priority <= SOON:  # all chunks of a transfer have the same holders
-            context.overlap.note(bool(context.locations.of(transfer.want.oid)), transfer.count)
+            context.overlap.note(bool(context.locations.of(transfer.want)), transfer.count)
         if is_source_first or transfer.priority.asks_holders_only:
             self._think(transfer, is_source_first)
             self.next(transfer)
@@ -88,7 +88,7 @@ class SourceSelection:
             home = None
         elif home is not None:
             mode = context.ring.home_mode(home, want.place)
-        holders = context.locations.of(want.oid)
+        holders = context.locations.of(want)
         if (holders and holders != [home]) or len(context.predecessors):
             is_simple = False
         else:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Announcements: which chunks are here, which are gone, and which copies may be evicted.
 
+A message names segments, and the chunks of each by a bitmap (:mod:`acstor_common.segments`).
+
 This host *hears* hosts of its own group that are not in backoff, within
 ``announcement_limits``.  It *tells* its neighbours: announcements gather for DELAY_S or until a
 message is full.  A host is not told what it announced or gave itself.  An eviction is announced to
 those who were told of the chunk.  For each chunk the table keeps who was *not* told, mostly nobody,
 so one encoded message serves all neighbours.  *Hints* tell hosts with surplus copies of what this
-host is the home of that they may evict them first.
+host is the home of that they may evict them first.  Segments of another length have other names, so
+a new length begins with empty tables, and announcements by another length are ignored.
 
 All queues and tables are bounded and drop their oldest entry.
 """
@@ -15,8 +18,10 @@ import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
@@ -24,31 +29,46 @@ from acstor_agent.engine import ring_view
 from acstor_agent.engine import timers
 from acstor_agent.engine.gossip import location_index
 from acstor_common import ids
+from acstor_common import segments
 
 DELAY_S = 0.1
-BATCH_OIDS = 512
-"""OIDs of a kind in one message."""
-NEW_OIDS = 4096
+BATCH_CHUNKS = 512
+"""Chunks of a kind in one message, and segments of those that may go."""
+NEW_CHUNKS = 4096
 """Of what was told to the others, that a neighbour is told who is new, or did not get it."""
 AGAIN_S, AGAIN_LONGEST_S = 1.0, 60.0
 """After which such a neighbour is told again: at first, and when it was in vain again and again."""
-TOLD_OIDS = 65_536
-"""Contents of which it is known that they were told."""
+TOLD_CHUNKS = 65_536
+"""Chunks of which it is known that they were told."""
 HINT_EVERY_S = 5.0
 HINTS = 1024
-"""That wait for one host, and hosts that they wait for."""
+"""Segments that wait for one host, and hosts that they wait for."""
 HINTED_AT_A_TIME = 64
 """Hosts: each may need a connection."""
 
 _Untold = tuple[ids.HostId, ...]
-_News = dict[ids.Oid, _Untold]
+
+
+class _Told(NamedTuple):
+    """An announced chunk: its place in a segment, and the neighbours that were not told.
+
+    :param segment: None: the chunk is one
+    """
+
+    segment: ids.Oid | None
+    bit: int
+    untold: _Untold
+
+
+_News = dict[ids.Oid, _Told]
+_Chunks = Sequence[segments.Chunks]
 
 
 class Announcements:
     """What is told and heard.
 
     :param topology: whom to tell what is here; None: nobody, and nobody is believed
-    :param lookups: says how many each OID takes on this host
+    :param lookups: says how many each chunk takes on this host
     """
 
     def __init__(
@@ -63,22 +83,23 @@ class Announcements:
     ) -> None:
         self._out, self._deadlines, self._tables, self._book = out, deadlines, tables, book
         self._holders, self._topology, self._lookups = holders, topology, lookups
-        self.heard_oids = self.ignored_oids = 0
+        self._segment_chunks = tables.table.segment_chunks
+        self.heard_chunks = self.ignored_chunks = 0
         self._neighbours: dict[ids.HostId, None] = {}
-        self._told: generational_cache.GenerationalCache[ids.Oid, _Untold] = (
-            generational_cache.GenerationalCache(TOLD_OIDS)
+        self._told: generational_cache.GenerationalCache[ids.Oid, _Told] = (
+            generational_cache.GenerationalCache(TOLD_CHUNKS)
         )
         self._here: _News = {}
         self._gone: _News = {}
         self._due_s: float | None = None
         self._unheard: set[ids.HostId] = set()  # each has an entry among the deadlines
         self._again_s: dict[ids.HostId, float] = {}  # of neighbours that have said nothing since
-        self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, None]] = (
+        self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, int]] = (
             collections.OrderedDict()
         )
 
     def __len__(self) -> int:
-        """Return of how many contents the neighbours are still to be told."""
+        """Return of how many chunks the neighbours are still to be told."""
         return len(self._here) + len(self._gone)
 
     # What is heard
@@ -86,42 +107,54 @@ class Announcements:
     def heard(
         self,
         host: ids.HostId,
-        here: Sequence[ids.Oid],
-        gone: Sequence[ids.Oid],
-        evictable: Sequence[ids.Oid],
+        here: _Chunks,
+        gone: _Chunks,
+        evictable: _Chunks,
+        segment_chunks: int,
         now: float,
     ) -> None:
-        """Take note of what a peer tells."""
+        """Take note of what a peer tells.
+
+        :param segment_chunks: the length of its segments
+        """
         self._again_s.pop(host, None)
-        if not self._tables.is_near(host) or self._book.is_alone(host, now):
-            self.ignored_oids += len(here) + len(gone) + len(evictable)
+        is_alike = segment_chunks == self._segment_chunks
+        if not (is_alike and self._tables.is_near(host)) or self._book.is_alone(host, now):
+            self.ignored_chunks += sum(map(segments.count, (here, gone, evictable)))
             return
-        known: Sequence[ids.Oid] = ()
+        known: _Chunks = ()
         if self._topology is not None:
-            self._holders.taken_back(host, gone[: self._listen(host, len(gone), 1, now)])
-            known = here[: self._listen(host, len(here), self._lookups(), now)]
+            self._holders.taken_back(host, self._listen(host, gone, 1, now))
+            known = self._listen(host, here, self._lookups(), now)
             self._holders.told(host, known)
             if host in self._neighbours:
-                for oid in self._here.keys() & known:  # he need not be told of them
-                    self._here[oid] = untold = (*self._here[oid], host)
-                    self._told.put(oid, untold)
-        wished = evictable[: self._listen(host, len(evictable), self._lookups(), now)]
-        mine = tuple(wished)
-        if self._tables.table.segment_chunks == 1:  # else who knows the image knows the home
-            mine = tuple(oid for oid in wished if self._tables.home(oid) == host)
-        if known or mine:
-            self._out.others.append(actions.Heard(host, tuple(known), mine))
+                self._need_not_tell(host, known)
+        evictable = self._listen(host, evictable, self._lookups(), now)
+        if known or evictable:
+            self._out.others.append(actions.Heard(host, known, evictable))
 
-    def _listen(self, host: ids.HostId, count: int, lookups: int, now: float) -> int:
+    def _listen(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
+        """Return what of it the host's allowance covers."""
+        count = segments.count(told)
         heard = self._book.listening.take(host, count, now, lookups) if count else 0
-        self.heard_oids += heard
-        self.ignored_oids += count - heard
-        return heard
+        self.heard_chunks += heard
+        self.ignored_chunks += count - heard
+        return told if heard == count else segments.first(told, heard)
+
+    def _need_not_tell(self, host: ids.HostId, known: _Chunks) -> None:
+        """Leave a neighbour out where it announced the same chunks meanwhile."""
+        bits_of = dict(known)
+        for oid, told in self._here.items():
+            if told.bit & bits_of.get(_segment(oid, told), 0):
+                self._here[oid] = told = told._replace(untold=(*told.untold, host))
+                self._told.put(oid, told)
 
     # What is told
 
     def follow_table(self, now: float) -> None:
         """Choose the neighbours, among near hosts; tell new ones what the others were told last."""
+        if self._segment_chunks != self._tables.table.segment_chunks:
+            self._begin_anew()
         if self._topology is None:
             return
         self._flush(now)
@@ -135,11 +168,17 @@ class Announcements:
         self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._tell_last([host for host in self._neighbours if host not in before], now)
 
+    def _begin_anew(self) -> None:
+        """Forget segments of another length."""
+        self._segment_chunks = self._tables.table.segment_chunks
+        for table in (self._holders, self._told, self._here, self._gone, self.hints):
+            table.clear()
+
     def _tell_last(self, hosts: Sequence[ids.HostId], now: float) -> None:
-        last = self._told.keys()[-NEW_OIDS:] if hosts else []
-        for at in range(0, len(last), BATCH_OIDS):
-            batch = {oid: self._told.get(oid) or () for oid in last[at : at + BATCH_OIDS]}
-            self._send(batch, {}, hosts, now)
+        last = self._told.keys()[-NEW_CHUNKS:] if hosts else []
+        for at in range(0, len(last), BATCH_CHUNKS):
+            batch = [(oid, self._told.get(oid)) for oid in last[at : at + BATCH_CHUNKS]]
+            self._send({oid: told for oid, told in batch if told is not None}, {}, hosts, now)
 
     def unheard(self, host: ids.HostId, now: float) -> None:
         """Have a neighbour told again, in a while: it is not sure that it got what it was told."""
@@ -155,47 +194,53 @@ class Announcements:
         if host in self._neighbours:
             self._tell_last([host], now)
 
-    def have(self, oids: Sequence[ids.Oid], giver: ids.HostId | None, now: float) -> None:
-        """Tell of contents that are here now.
+    def have(
+        self, refs: Iterable[chunk_ref.ChunkRef], giver: ids.HostId | None, now: float
+    ) -> None:
+        """Tell of chunks that are here now.
 
         :param giver: who gave them; None for the source
         """
         if self._topology is None:
             return
-        told, keys_of = self._told, self._holders.keys
+        told, keys_of, bits = self._told, self._holders.keys, 1 << self._segment_chunks
         before: bytes | None = None
-        untold: _Untold = ()
-        for oid in oids:
-            if oid in told:
+        alone = _Told(None, 1, ())
+        for ref in refs:
+            oid = ref.oid
+            if oid in told or ref.bit >= bits:  # it was asked for by a former length
                 continue
             if self._gone and (former := self._gone.pop(oid, None)) is not None:
                 told.put(oid, former)  # they have not heard yet that it was gone
                 continue
-            keys = keys_of(oid)
+            keys = keys_of(ref)
             if keys != before:  # the same for most of them
-                before, untold = keys, self._neighbours_among(giver, keys)
+                before, alone = keys, _Told(None, 1, self._neighbours_among(giver, keys))
+            news = (
+                alone if ref.segment is None else alone._replace(segment=ref.segment, bit=ref.bit)
+            )
             if self._neighbours:
-                self._put(self._here, oid, untold, now)
-            told.add(oid, untold)
+                self._put(self._here, oid, news, now)
+            told.add(oid, news)
 
     def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
         hosts = (giver, *self._holders.named(keys))
         return tuple({host: None for host in hosts if host in self._neighbours})
 
     def gone(self, oid: ids.Oid, now: float) -> None:
-        """Take back what was told of a content that is not here any more."""
-        untold = self._told.pop(oid)
-        if untold is not None and self._here.pop(oid, None) is None and self._neighbours:
-            self._put(self._gone, oid, untold, now)
+        """Take back what was told of a chunk that is not here any more."""
+        told = self._told.pop(oid)
+        if told is not None and self._here.pop(oid, None) is None and self._neighbours:
+            self._put(self._gone, oid, told, now)
 
     def flush(self, now: float) -> None:
         """Send what is due."""
         if self._due_s is not None and self._due_s <= now:
             self._flush(now)
 
-    def _put(self, news: _News, oid: ids.Oid, untold: _Untold, now: float) -> None:
-        news[oid] = untold
-        if len(news) >= BATCH_OIDS:
+    def _put(self, news: _News, oid: ids.Oid, told: _Told, now: float) -> None:
+        news[oid] = told
+        if len(news) >= BATCH_CHUNKS:
             self._flush(now)
         elif self._due_s is None:
             self._deadlines.put(now + DELAY_S, timers.Due.NEWS, None)
@@ -208,18 +253,25 @@ class Announcements:
             self._send(here, gone, self._neighbours, now)
 
     def _send(self, here: _News, gone: _News, hosts: Iterable[ids.HostId], now: float) -> None:
-        all_here, all_gone = tuple(here), tuple(gone)
-        some = {host for news in (here, gone) for untold in news.values() for host in untold}
+        all_news = _bitmaps(here, None), _bitmaps(gone, None)
+        some = {host for news in (here, gone) for told in news.values() for host in told.untold}
         for host in hosts:
-            told, taken_back = all_here, all_gone
             if host in some:
-                told = tuple(oid for oid, untold in here.items() if host not in untold)
-                taken_back = tuple(oid for oid, untold in gone.items() if host not in untold)
-            self._tell(actions.Tell(host, told, taken_back, ()), now)
+                self._tell(host, _bitmaps(here, host), _bitmaps(gone, host), (), now)
+            else:
+                self._tell(host, *all_news, (), now)
 
-    def _tell(self, tell: actions.Tell, now: float) -> None:
+    def _tell(
+        self,
+        host: ids.HostId,
+        here: tuple[segments.Chunks, ...],
+        gone: tuple[segments.Chunks, ...],
+        evictable: tuple[segments.Chunks, ...],
+        now: float,
+    ) -> None:
         """Tell a host something, if there is anything, and if it is on the table and not bad."""
-        if any(tell[1:]) and self._is_good(tell.host, now):
+        if (here or gone or evictable) and self._is_good(host, now):
+            tell = actions.Tell(host, here, gone, evictable, self._segment_chunks)
             self._out.others.append(tell)
 
     def _is_good(self, host: ids.HostId, now: float) -> bool:
@@ -227,24 +279,40 @@ class Announcements:
 
     # Copies that may go
 
-    def hint(self, host: ids.HostId, oid: ids.Oid) -> None:
-        """Have a host told that it may let a content go first."""
+    def hint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
+        """Have a host told that it may let a chunk go first."""
         if host not in self.hints and len(self.hints) >= HINTS:
             self.hints.popitem(last=False)
         waiting = self.hints.setdefault(host, {})
-        waiting[oid] = None
+        waiting[ref.place] = waiting.get(ref.place, 0) | ref.bit
         if len(waiting) > HINTS:
             del waiting[next(iter(waiting))]
 
-    def unhint(self, host: ids.HostId, oid: ids.Oid) -> None:
-        """Note that a host has use for a content again."""
-        self.hints.get(host, {}).pop(oid, None)
+    def unhint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
+        """Note that a host has use for a chunk again."""
+        waiting = self.hints.get(host, {})
+        bits = waiting.get(ref.place, 0)
+        if bits & ~ref.bit:
+            waiting[ref.place] = bits & ~ref.bit
+        else:
+            waiting.pop(ref.place, None)
 
     def flush_hints(self, now: float) -> None:
         """Send some hints, one message for a host, hosts that wait longest first."""
         for host in list(self.hints)[:HINTED_AT_A_TIME]:
-            oids = tuple(self.hints.pop(host))
-            self._tell(actions.Tell(host, (), (), oids[:BATCH_OIDS]), now)
-            if rest := oids[BATCH_OIDS:]:
-                self.hints[host] = dict.fromkeys(rest)
+            chunks = segments.bitmaps(self.hints.pop(host).items())
+            self._tell(host, (), (), chunks[:BATCH_CHUNKS], now)
+            if rest := dict(chunks[BATCH_CHUNKS:]):
+                self.hints[host] = rest
         self._deadlines.put(now + HINT_EVERY_S, timers.Due.HINTS, None)
+
+
+def _bitmaps(news: _News, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
+    """Return the chunks of which a host is to be told, by segment."""
+    return segments.bitmaps(
+        [(_segment(oid, told), told.bit) for oid, told in news.items() if host not in told.untold]
+    )
+
+
+def _segment(oid: ids.Oid, told: _Told) -> ids.Oid:
+    return oid if told.segment is None else told.segment

@@ -1,93 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
 """Location index: which hosts announced which chunks (Nicolae 2016, 3.1.2).
 
-An OID locates a chunk and identifies nothing; a wrong entry costs a request, never wrong bytes.
-The least recently used entries are evicted.  The holders of a chunk are their joined 2-byte keys; a
-single holder shares one key object: 78 bytes an entry (tests/bench/transfers_cost.py).
+Chunks are known by segment.  The holders of a segment are a byte string: of each host its 2-byte
+key, and the bitmap of the chunks that it announced.  So a segment of up to 16 chunks takes 78 bytes
+(tests/bench/transfers_cost.py), and 4 more for each further holder.  The least recently used
+segments are evicted.  A wrong entry costs a request, never wrong bytes.
 """
 
 from collections.abc import Iterable
 
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
 from acstor_common import ids
+from acstor_common import segments
 
-OIDS = 131_072
+SEGMENTS = 131_072
 HOLDERS = 4
-"""Of one content; of more those that told last."""
+"""Of one segment; of more those that announced last."""
+MOST_ALIKE = 1024
+"""Entries of single holders that are shared, and those of one message."""
 
 _KEY = host_interning.KEY_BYTES
+_ENTRY = _KEY + 2
 
 
 class LocationIndex:
-    """The holders.
+    """The holders of chunks.
 
     >>> holders = LocationIndex(host_interning.HostInterning())
-    >>> oid, h1, h2 = ids.Oid(7), ids.HostId("h1"), ids.HostId("h2")
-    >>> holders.told(h1, [oid]); holders.told(h2, [oid]); holders.of(oid)
-    ['h1', 'h2']
-    >>> holders.denied(h1, oid), holders.denied(h1, oid), holders.of(oid)
+    >>> cid, h1, h2 = ids.cid_of(b"chunk"), ids.HostId("h1"), ids.HostId("h2")
+    >>> first = chunk_ref.ChunkRef(cid, ids.Oid(7), ids.ImageId("i"), 0, 5, segment=ids.Oid(3))
+    >>> second = first._replace(bit=2)
+    >>> holders.told(h1, [(ids.Oid(3), 3)]); holders.told(h2, [(ids.Oid(3), 2)])
+    >>> holders.of(first), holders.of(second)
+    (['h1'], ['h1', 'h2'])
+    >>> holders.denied(h1, second), holders.denied(h1, second), holders.of(second)
     (True, False, ['h2'])
     """
 
-    def __init__(self, keys: host_interning.HostInterning, oids: int = OIDS) -> None:
+    def __init__(self, keys: host_interning.HostInterning, limit: int = SEGMENTS) -> None:
         self._keys = keys
+        self._alike: dict[bytes, bytes] = {}  # a single holder of many segments is one object
         self._told: generational_cache.GenerationalCache[ids.Oid, bytes] = (
-            generational_cache.GenerationalCache(oids)
+            generational_cache.GenerationalCache(limit)
         )
 
     def __len__(self) -> int:
-        """Return of how many contents holders are known."""
+        """Return of how many segments holders are known."""
         return len(self._told)
 
-    def told(self, host: ids.HostId, oids: Iterable[ids.Oid]) -> None:
-        """Note that a host says that it has contents."""
+    def told(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
+        """Note that a host announced chunks of segments."""
         key = self._keys.of(host)
-        for oid in oids:
-            known = self._told.get(oid)
+        if len(self._alike) > MOST_ALIKE:
+            self._alike.clear()
+        made: dict[int, bytes] = {}  # entries of one message are mostly alike
+        for segment, bits in chunks:
+            if (entry := made.get(bits)) is None:
+                entry = key + bits.to_bytes(2, "big")
+                made[bits] = entry = self._alike.setdefault(entry, entry)
+            known = self._told.get(segment)
             if known is None:
-                self._told.put(oid, key)
-            elif known[-_KEY:] != key:
-                others = [k for k in _split(known) if k != key and k in self._keys]
-                self._told.put(oid, b"".join((*others[-(HOLDERS - 1) :], key)))
+                self._told.put(segment, entry)
+            elif known[-_ENTRY:] != entry:
+                self._told.put(segment, self._joined(known, key, bits))
 
-    def taken_back(self, host: ids.HostId, oids: Iterable[ids.Oid]) -> None:
-        """Note that a host says that contents are gone from it."""
-        for oid in oids:
-            self.denied(host, oid)
+    def _joined(self, known: bytes, key: bytes, bits: int) -> bytes:
+        """Return the holders of a segment, with one more, or more chunks of one."""
+        others = []
+        for entry in _split(known):
+            if entry[:_KEY] == key:
+                bits |= _bits(entry)
+            elif entry[:_KEY] in self._keys:
+                others.append(entry)
+        return b"".join((*others[1 - HOLDERS :], key, bits.to_bytes(2, "big")))
 
-    def denied(self, host: ids.HostId, oid: ids.Oid) -> bool:
-        """Note that a host has not got a content; say whether it had told that it has."""
-        keys, key = _split(self._told.get(oid) or b""), self._keys.get(host)
-        if key is None or key not in keys:
+    def taken_back(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
+        """Note that a host announced that chunks of segments are gone from it."""
+        for segment, bits in chunks:
+            self._take(host, segment, bits)
+
+    def denied(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> bool:
+        """Note that a host has not got a chunk; say whether it had announced it."""
+        return self._take(host, ref.place, ref.bit)
+
+    def _take(self, host: ids.HostId, segment: ids.Oid, bits: int) -> bool:
+        """Forget some chunks of a host; say whether any of them were known."""
+        key, known = self._keys.get(host), self._told.get(segment)
+        if key is None or known is None:
             return False
-        keys.remove(key)
-        if keys:
-            self._told.put(oid, b"".join(keys))
-        else:
-            self._told.pop(oid)
-        return True
+        for at in range(0, len(known), _ENTRY):
+            entry = known[at : at + _ENTRY]
+            if entry[:_KEY] == key and (held := _bits(entry)) & bits:
+                left = held & ~bits
+                rest = key + left.to_bytes(2, "big") if left else b""
+                if after := known[:at] + rest + known[at + _ENTRY :]:
+                    self._told.put(segment, after)
+                else:
+                    self._told.pop(segment)
+                return True
+        return False
 
-    def of(self, oid: ids.Oid) -> list[ids.HostId]:
-        """Return who says that it has a content, in the order in which they said so."""
-        keys = self._told.get(oid)
+    def of(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
+        """Return the hosts that announced a chunk, in the order in which they did."""
+        keys = self.keys(ref)
         return self.named(keys) if keys else []
 
-    def keys(self, oid: ids.Oid) -> bytes:
-        """Return the keys of those who say that they have a content: equal ones, equal hosts."""
-        return self._told.get(oid) or b""
+    def holders(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
+        """Return the hosts that announced chunks of a chunk's segment, each with the bitmap."""
+        found = []
+        for entry in _split(self._told.get(ref.place) or b""):
+            if (host := self._keys.host(entry[:_KEY])) is not None:
+                found.append((host, _bits(entry)))
+        return found
+
+    def keys(self, ref: chunk_ref.ChunkRef) -> bytes:
+        """Return the keys of the hosts that announced a chunk: equal ones, equal hosts."""
+        known = self._told.get(ref.place)
+        if known is None:
+            return b""
+        if len(known) == _ENTRY:  # nearly always
+            return known[:_KEY] if _bits(known) & ref.bit else b""
+        return b"".join([entry[:_KEY] for entry in _split(known) if _bits(entry) & ref.bit])
 
     def named(self, keys: bytes) -> list[ids.HostId]:
         """Return whose keys these are, without those who are forgotten."""
         if len(keys) <= _KEY:  # nearly always
             one = self._keys.host(keys)
             return [one] if one is not None else []
-        return [host for key in _split(keys) if (host := self._keys.host(key)) is not None]
+        split = (keys[at : at + _KEY] for at in range(0, len(keys), _KEY))
+        return [host for key in split if (host := self._keys.host(key)) is not None]
 
-    def known(self) -> list[ids.Oid]:
-        """Return all contents that others have told of, for an image that is attached later."""
-        return self._told.keys()
+    def known(self) -> list[segments.Chunks]:
+        """Return all chunks that others announced, for an image that is attached later."""
+        found = []
+        for segment, known in self._told.items():
+            bits = 0
+            for entry in _split(known):
+                bits |= _bits(entry)
+            found.append((segment, bits))
+        return found
+
+    def clear(self) -> None:
+        """Forget all holders: segments have another length, and so other names."""
+        self._told.clear()
 
 
-def _split(keys: bytes) -> list[bytes]:
-    return [keys[at : at + _KEY] for at in range(0, len(keys), _KEY)]
+def _split(known: bytes) -> list[bytes]:
+    return [known[at : at + _ENTRY] for at in range(0, len(known), _ENTRY)]
+
+
+def _bits(entry: bytes) -> int:
+    return entry[_KEY] << 8 | entry[_KEY + 1]

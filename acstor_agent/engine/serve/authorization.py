@@ -107,30 +107,32 @@ class Authorization:
             return "it does not prove that it knows the CIDs"
         image_id, places, keys = request.image_id, [*request.places()], contents[0].keys
         oids = self.names.oids(image_id, [offset for offset, _ in places], cids)
-        names = self._segment_names(request, cids)
+        segment_of = self._segment_of(request, cids)
         return [
-            chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, segment)
-            for cid, oid, (offset, length), segment in zip(cids, oids, places, names, strict=True)
+            chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, *segment)
+            for cid, oid, (offset, length), segment in zip(
+                cids, oids, places, segment_of, strict=True
+            )
         ]
 
-    def _segment_names(
+    def _segment_of(
         self, request: chunk_ref.Request, asked: list[ids.Cid]
-    ) -> Sequence[ids.Oid | None]:
-        """Return the name of the segment of each chunk; None: the chunk is one, or nobody knows.
+    ) -> Sequence[tuple[ids.Oid | None, int]]:
+        """Return the segment of each chunk and its bit in it; None: it is one, or nobody knows.
 
         After a look-up the map may be another one than that which named what is asked for.
         """
         found = self._maps.segments(request)
         if found is None:
-            return [None] * len(asked)
+            return [(None, 1)] * len(asked)
         cids, skipped, size, length = found
         end = skipped + len(asked)
         if cids[skipped:end] != asked:
-            return [None] * len(asked)
+            return [(None, 1)] * len(asked)
         begin = request.offset - skipped * size
         offsets = range(begin, begin + len(cids) * size, size)
         oids = self.names.oids(request.image_id, offsets, cids)
-        return segments.names(cids, oids, length)[skipped:end]
+        return segments.places(cids, oids, length)[skipped:end]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

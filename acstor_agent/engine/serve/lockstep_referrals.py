@@ -45,7 +45,7 @@ class LockstepReferrals:
             return ()
         hosts = self._before(asker, is_named) if learns_ring else None
         if hosts is None and is_tree:
-            hosts = self._referrals.refer(asker.want.oid, host, asker.priority)
+            hosts = self._referrals.refer(asker.want, host, asker.priority)
             if len(hosts) == 1 and learns_ring:
                 hosts += (context.ring.here,)  # alone it would be the next one in step
         return hosts or ()

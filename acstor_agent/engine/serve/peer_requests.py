@@ -66,6 +66,7 @@ class PeerRequests:
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
         self._is_looked_at = False
+        self._segment_chunks = context.ring.table.segment_chunks
 
     def __len__(self) -> int:
         """Return how many requests wait, for anything."""
@@ -193,7 +194,7 @@ class PeerRequests:
         if priority is not LATER:
             context.overlap.note(True, len(wants))
         if request.mode is not RELAYED and self._is_named(host):
-            known = self.referrals.gave_all([want.oid for want in wants], host, priority)
+            known = self.referrals.gave(wants, host, priority)
             self._note_copies(host, wants, known)
         self.given += len(wants)
         context.out.reply(link.connection, actions.GivenRun(request.number, wants, priority))
@@ -305,7 +306,7 @@ class PeerRequests:
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
             wants = (asker.want,)
-            known = self.referrals.gave_all([asker.want.oid], asker.host, asker.priority)
+            known = self.referrals.gave(wants, asker.host, asker.priority)
             self._note_copies(asker.host, wants, known)
         if self.uploads.has_place(asker.link.receiver, (asker.want,)):
             self._answer(asker)
@@ -352,11 +353,11 @@ class PeerRequests:
             if not context.ring.is_home(want.place):
                 continue
             if is_hinted:
-                news.unhint(host, want.oid)
+                news.unhint(host, want)
             if want.oid in known and (
-                (holder := self.referrals.take_surplus(want.oid, limit)) is not None
+                (holder := self.referrals.take_surplus(want, limit)) is not None
             ):
-                news.hint(holder, want.oid)
+                news.hint(holder, want)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
@@ -475,6 +476,10 @@ class PeerRequests:
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        length = self._context.ring.table.segment_chunks
+        if length != self._segment_chunks:
+            self._segment_chunks = length
+            self.referrals.clear()
         for host in self._context.host_keys.known():
             if not self._is_named(host):
                 self._context.host_keys.forget(host)

@@ -7,17 +7,20 @@ uplinks of the whole cloud carry it.  The oldest requester is also the one whose
 when there are too many (Wu et al. 2017, 3.5).  A host is never referred to one that came after it,
 so no two hosts in the tree of one home wait for each other.
 
-The requesters of a chunk are one byte string: the number of first ones that are full, the number
-that got an eviction hint, and for each host, ordered by its last request, its key, depth, priority
-and number of children.  One requester takes 119 bytes, each further one 4
-(tests/bench/transfers_cost.py).
+Requesters are known by segment.  Those of a segment are one byte string: the number of first ones
+that are full, the number of those that got eviction hints for all their chunks, and for each host,
+ordered by its last request, its key and :class:`_Requester`: bitmaps of its chunks of the segment.
+So each chunk has a tree of its own.  The first requester of a segment takes 140 bytes, each further
+one 15 (tests/bench/transfers_cost.py).
 """
 
 import collections
 import heapq
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority as priority_
@@ -27,9 +30,10 @@ BYTES = 32 * 1024 * 1024
 """Of the table, with what Python takes for an entry."""
 OVERHEAD_BYTES = 128
 HOSTS = 1024
-"""Of one content; a later one is a leaf of the tree.  In the swarm 256 hosts that read at once
+"""Of one segment; a later one is a leaf of the tree.  In the swarm 256 hosts that read at once
 need 1.8 times as long when it is 64."""
 FAN_OUT = 2
+"""Children of a host in the tree of a chunk; ``_Requester`` has a bitmap for each."""
 CHOICE = 2
 """Hosts that a requester is told, in case that the first one is gone."""
 LOOK = 32
@@ -38,11 +42,57 @@ RECENT = 512
 """Referrals that make up a host's present load."""
 
 _HEAD = struct.Struct(">HH")
+_TAIL = struct.Struct(">B6H")  # a _Requester; before it the key
 _KEY = host_interning.KEY_BYTES
-_DEPTH, _STATE, _ENTRY = _KEY, _KEY + 1, _KEY + 2  # where they are in an entry; its size
+_ENTRY = _KEY + _TAIL.size
 _NOBODY = bytes(_HEAD.size)
-_BELOW_BITS, _MAX_DEPTH = 2, 255
-assert _HEAD.size == _ENTRY
+_MAX_DEPTH = 255
+SOON = priority_.Priority.SOON
+
+
+class _Requester(NamedTuple):
+    """An entry: a host that was given chunks of a segment, or was sent to somebody for them.
+
+    :param depth: of its place in the trees, the smallest: trees with larger ones were slower
+    :param bits: the chunks; ``hinted``: those that an eviction hint was sent for
+    :param parent: those for which a host was sent to it; ``full``: FAN_OUT hosts
+    :param soon: those that it asked for with the priority SOON; ``later``: with LATER
+    """
+
+    depth: int
+    bits: int
+    hinted: int = 0
+    parent: int = 0
+    full: int = 0
+    soon: int = 0
+    later: int = 0
+
+    @property
+    def copies(self) -> int:
+        """Its chunks that no eviction hint was sent for."""
+        return self.bits & ~self.hinted
+
+    @property
+    def room(self) -> int:
+        """Its chunks for which hosts may be sent to it."""
+        return self.bits & ~self.full
+
+    def room_for(self, priority: priority_.Priority) -> int:
+        """Return its chunks for which hosts that ask with a priority may be sent to it."""
+        late = (0 if priority >= SOON else self.soon) | (0 if priority > SOON else self.later)
+        return self.room & ~late
+
+    def with_child(self, bit: int) -> "_Requester":
+        """Return it with one more host that was sent to it for a chunk."""
+        if self.parent & bit:
+            return self._replace(full=self.full | bit)
+        return self._replace(parent=self.parent | bit)
+
+
+def _requester(bits: int, priority: priority_.Priority, depth: int = 0) -> _Requester:
+    """Return a host that asked for some chunks with a priority."""
+    soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
+    return _Requester(min(depth, _MAX_DEPTH), bits, 0, 0, 0, soon, later)
 
 
 def _weigh(known: bytes) -> int:
@@ -52,20 +102,41 @@ def _weigh(known: bytes) -> int:
 def _find(known: bytes, key: bytes) -> int:
     """Return where the entry of a host is; -1 if it has none."""
     at = known.find(key, _HEAD.size)
-    while at > 0 and at % _ENTRY:
+    while at > 0 and (at - _HEAD.size) % _ENTRY:
         at = known.find(key, at + 1)
     return at
+
+
+def _entry(known: bytes | bytearray, at: int) -> _Requester:
+    return _Requester._make(_TAIL.unpack_from(known, at + _KEY))
+
+
+def _at(index: int) -> int:
+    """Return where the entry with an index is."""
+    return _HEAD.size + index * _ENTRY
+
+
+def _held(known: bytes, bits: int) -> int:
+    """Return which of some chunks anybody has."""
+    held = 0
+    for at in range(_HEAD.size, len(known), _ENTRY):
+        held |= _entry(known, at).bits
+        if not bits & ~held:  # nearly always the first one has all of them
+            break
+    return held & bits
 
 
 class Referrals:
     """Who was given what, or sent to somebody for it.
 
     >>> referrals = Referrals(host_interning.HostInterning())
-    >>> oid, peer = ids.Oid(7), priority_.Priority.PEER
-    >>> referrals.gave(oid, ids.HostId("h1"), peer)
-    >>> [referrals.refer(oid, ids.HostId(host), peer) for host in ("h2", "h3", "h2")]
+    >>> cid, peer = ids.cid_of(b"chunk"), priority_.Priority.PEER
+    >>> ref = chunk_ref.ChunkRef(cid, ids.oid_of(cid), ids.ImageId("i"), 0, 5)
+    >>> referrals.gave([ref], ids.HostId("h1"), peer)
+    []
+    >>> [referrals.refer(ref, ids.HostId(host), peer) for host in ("h2", "h3", "h2")]
     [('h1',), ('h1', 'h2'), ()]
-    >>> referrals.take_surplus(oid, limit=2), referrals.take_surplus(oid, limit=2)
+    >>> referrals.take_surplus(ref, limit=2), referrals.take_surplus(ref, limit=2)
     ('h1', None)
     """
 
@@ -78,107 +149,140 @@ class Referrals:
         self._recent: collections.deque[bytes] = collections.deque()
 
     def __len__(self) -> int:
-        """Return of how many contents it is known who was given them."""
+        """Return of how many segments it is known who was given chunks of them."""
         return len(self._known)
 
-    def gave_all(
-        self, oids: Iterable[ids.Oid], host: ids.HostId, priority: priority_.Priority
-    ) -> list[ids.Oid]:
-        """Note that a host is given contents; return those that others were given before.
-
-        :param priority: as of :meth:`gave`
-        """
-        only = _NOBODY + self._keys.of(host) + bytes((0, priority << _BELOW_BITS))
-        known: list[ids.Oid] = []
-        for oid in oids:
-            if oid in self._known:
-                known.append(oid)
-                self.gave(oid, host, priority)
-            else:
-                self._known.add(oid, only)
-        return known
+    def clear(self) -> None:
+        """Forget all requesters: segments have another length, and so other names."""
+        self._known.clear()
 
     def gave(
-        self, oid: ids.Oid, host: ids.HostId, priority: priority_.Priority, depth: int = 0
-    ) -> None:
-        """Note that a host is given a content, here or at some depth below.
+        self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority_.Priority
+    ) -> list[ids.Oid]:
+        """Note that a host is given chunks; return those that anybody was given before.
 
-        :param priority: of its request: it gets the content no sooner than that lets it
+        :param priority: of its request: it gets a chunk no sooner than that lets it
         """
-        key, known = self._keys.of(host), self._known.get(oid) or _NOBODY
+        key, bits_of = self._keys.of(host), dict[ids.Oid, int]()
+        for ref in refs:
+            bits_of[ref.place] = bits_of.get(ref.place, 0) | ref.bit
+        before: dict[ids.Oid, int] = {}
+        alone: dict[int, bytes] = {}  # what nobody was given before is mostly alike
+        for segment, bits in bits_of.items():
+            known = self._known.get(segment)
+            if known is not None:
+                before[segment] = _held(known, bits)
+                self._add(segment, known, key, _requester(bits, priority))
+            elif (first := alone.get(bits)) is not None:
+                self._known.add(segment, first)
+            else:
+                alone[bits] = _NOBODY + key + _TAIL.pack(*_requester(bits, priority))
+                self._known.add(segment, alone[bits])
+        return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
+
+    def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
+        """Let a host be the last one that asked for chunks of a segment."""
         full, told = _HEAD.unpack_from(known)
         at = _find(known, key)
-        if at < 0:
-            if len(known) >= HOSTS * _ENTRY + _HEAD.size:
-                return
-            entry = key + bytes((min(depth, _MAX_DEPTH), priority << _BELOW_BITS))
-        else:  # it is the last one now
-            entry = known[at : at + _ENTRY]
-            full -= at < _ENTRY * (1 + full)
-            told -= at < _ENTRY * (1 + told)
+        if at >= 0:
+            old = _entry(known, at)
+            full -= at < _at(full)
+            told -= at < _at(told)
             known = known[:at] + known[at + _ENTRY :]
-        self._known.put(oid, _HEAD.pack(full, told) + known[_HEAD.size :] + entry)
+            more = new.bits & ~old.bits
+            new = old._replace(
+                depth=min(old.depth, new.depth) if more else old.depth,
+                bits=old.bits | more,
+                hinted=old.hinted & ~new.bits,
+                soon=old.soon | new.soon & more,
+                later=old.later | new.later & more,
+            )
+        elif len(known) >= _at(HOSTS):
+            return
+        entry = key + _TAIL.pack(*new)
+        self._known.put(segment, _HEAD.pack(full, told) + known[_HEAD.size :] + entry)
 
-    def take_surplus(self, oid: ids.Oid, limit: int) -> ids.HostId | None:
-        """Return the host that was given a content longest ago, if more than ``limit`` have it.
+    def take_surplus(self, ref: chunk_ref.ChunkRef, limit: int) -> ids.HostId | None:
+        """Return the host that asked longest ago, if more than ``limit`` have a chunk.
 
-        It is returned once, unless it is given the content again.
+        It is returned once, unless it is given the chunk again.
         """
-        known = self._known.get(oid)
+        known = self._known.get(ref.place)
         if known is None:
             return None
         full, told = _HEAD.unpack_from(known)
-        at = _ENTRY * (1 + told)
-        if len(known) - at <= _ENTRY * limit:
+        copies: list[int] = []
+        for at in range(_at(told), len(known), _ENTRY):
+            if _entry(known, at).copies & ref.bit:
+                copies.append(at)
+                if len(copies) > limit:
+                    break
+        else:
             return None
-        self._known.put(oid, _HEAD.pack(full, told + 1) + known[_HEAD.size :])
-        return self._keys.host(known[at : at + _KEY])
+        changed = bytearray(known)
+        first = copies[0]
+        one = _entry(known, first)
+        _TAIL.pack_into(changed, first + _KEY, *one._replace(hinted=one.hinted | ref.bit))
+        while _at(told) < len(changed) and not _entry(changed, _at(told)).copies:
+            told += 1
+        _HEAD.pack_into(changed, 0, full, told)
+        self._known.put(ref.place, bytes(changed))
+        return self._keys.host(known[first : first + _KEY])
 
     def refer(
-        self, oid: ids.Oid, host: ids.HostId, priority: priority_.Priority
+        self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority_.Priority
     ) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` is to ask instead of this one, the best first; empty: nobody.
 
         Who was sent few lately, and is near to the root of the tree, goes first.  Nobody is sent
         to one who asked with less urgency.  Who comes again was let down, and is sent to nobody.
         """
-        known = self._known.get(oid)
-        if known is None or _find(known, self._keys.of(host)) > 0:
+        known, key = self._known.get(ref.place), self._keys.of(host)
+        if known is None or self._has(known, key, ref.bit):
             return ()
         full, told = _HEAD.unpack_from(known)
-        while full < len(known) // _ENTRY - 1 and not self._has_room(known, _ENTRY * (1 + full)):
+        while _at(full) < len(known) and not self._has_room(known, _at(full)):
             full += 1
-        load = self._load
-        ranked = heapq.nsmallest(
-            CHOICE,
-            self._able(known, _ENTRY * (1 + full), priority),
-            key=lambda at: load[known[at : at + _KEY]] + known[at + _DEPTH],
-        )
+        ranked = self._best(known, _at(full), ref.bit, priority)
         if not ranked:
             return ()
-        first = ranked[0]
+        first, parent = ranked[0], _entry(known, ranked[0])
         changed = bytearray(known)
         _HEAD.pack_into(changed, 0, full, told)
-        changed[first + _STATE] += 1
-        self._known.put(oid, bytes(changed))
-        self._charge(known[first : first + _KEY])
-        self.gave(oid, host, priority, known[first + _DEPTH] + 1)
-        named = [self._keys.host(known[at : at + _KEY]) for at in ranked]
+        _TAIL.pack_into(changed, first + _KEY, *parent.with_child(ref.bit))
+        child = _requester(ref.bit, priority, parent.depth + 1)
+        self._add(ref.place, bytes(changed), key, child)
+        keys = [known[at : at + _KEY] for at in ranked]
+        self._charge(keys[0])
+        named = map(self._keys.host, keys)
         return tuple(host for host in named if host is not None)
 
-    def _able(self, known: bytes, start: int, priority: priority_.Priority) -> list[int]:
-        """Return where those are that may be given a requester, LOOK at most."""
-        found: list[int] = []
+    @staticmethod
+    def _has(known: bytes, key: bytes, bit: int) -> bool:
+        """Say whether a host was given a chunk, or sent to somebody for it."""
+        at = _find(known, key)
+        return at >= 0 and bool(_entry(known, at).bits & bit)
+
+    def _best(self, known: bytes, start: int, bit: int, priority: priority_.Priority) -> list[int]:
+        """Return where those are that a host is sent to, CHOICE at most; LOOK are compared."""
+        able: list[int] = []
         for at in range(start, min(len(known), start + 4 * LOOK * _ENTRY), _ENTRY):
-            if known[at + _STATE] >> _BELOW_BITS <= priority and self._has_room(known, at):
-                found.append(at)
-                if len(found) == LOOK:
+            if self._is_able(known, at, bit, priority):
+                able.append(at)
+                if len(able) == LOOK:
                     break
-        return found
+        load = self._load
+        return heapq.nsmallest(
+            CHOICE, able, key=lambda at: load[known[at : at + _KEY]] + known[at + _KEY]
+        )
+
+    def _is_able(self, known: bytes, at: int, bit: int, priority: priority_.Priority) -> bool:
+        """Say whether a host may be sent to another one for a chunk."""
+        may = _entry(known, at).room_for(priority) & bit
+        return bool(may) and known[at : at + _KEY] in self._keys
 
     def _has_room(self, known: bytes, at: int) -> bool:
-        below = known[at + _STATE] & (1 << _BELOW_BITS) - 1
-        return below < FAN_OUT and known[at : at + _KEY] in self._keys
+        return bool(_entry(known, at).room) and known[at : at + _KEY] in self._keys
 
     def _charge(self, key: bytes) -> None:
         self._load[key] += 1

@@ -19,6 +19,7 @@ from acstor_common import peer_wire
 from acstor_common import ring
 from acstor_common import trace_message
 from acstor_common import whole_image
+from tests.fakes import announced
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
@@ -65,9 +66,9 @@ def _frame_seeds() -> list[bytes]:
         peer_wire.Hurry((7, 2**32 - 1)),
         peer_wire.Ping(7),
         peer_wire.Pong(7),
-        peer_wire.Advertise((1, 2, 3)),
-        peer_wire.Gone((1 << 63,)),
-        peer_wire.EvictionHint((5,)),
+        peer_wire.Advertise(announced.alone(1, 2, 3)),
+        peer_wire.Gone(announced.alone(1 << 63)),
+        peer_wire.EvictionHint(announced.alone(5)),
         peer_wire.Refer(1, (ids.HostId("h1"), ids.HostId("h2"))),
     ]
     hello = b"".join(map(bytes, peer_wire.encode(HELLO)))

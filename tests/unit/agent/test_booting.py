@@ -17,6 +17,7 @@ from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import errors
 from acstor_common import ids
+from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import faulty_source
 from tests.fakes import one_host
@@ -418,9 +419,9 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
 
 async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
     image = await loaded(host)
-    monkeypatch.setattr(host.chunks, "has_giver", lambda oid: True)
+    monkeypatch.setattr(host.chunks, "given", lambda want: 1)
     cid = image.map.cid(5)
-    image.prefetch.advertised([int.from_bytes(cid[:8], "big")])
+    image.prefetch.advertised(announced.alone(ids.oid_of(cid)))
     assert image.prefetch.states.under_way == 0
     assert image.boots.covers(cid) and not image.boots.covers(image.map.cid(6))
 

@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
+from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import one_host
 
@@ -249,7 +250,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
         await exchange_cloud.bring(host, cloud.want(next(theirs)), priority)
     told = cloud.want(next(theirs))
     await read(cloud, "h3", told)
-    host.heard(ids.HostId("h3"), peer_wire.Advertise((told.oid,)))
+    host.heard(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
     await exchange_cloud.bring(host, told, Priority.ADVERTISED)
     await read(cloud, "h2", cloud.want(mine[0]))
     await exchange_cloud.bring(cloud.hosts["h2"], cloud.want(mine[1]), Priority.WHOLE)
@@ -428,7 +429,7 @@ def advertised(cloud, name):
     oids = {}
     for teller, host, news in cloud.told:
         if teller == name and isinstance(news, peer_wire.Advertise):
-            oids.setdefault(host, set()).update(news.prefixes)
+            oids.setdefault(host, set()).update(name for name, _ in news.chunks)
     return oids
 
 
@@ -463,8 +464,8 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     cloud.is_heard = False
     holder, asker, _ = cloud.others(wanted)
     await read(cloud, holder, wanted)
-    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise((wanted.oid,)))
-    assert cloud.hosts[asker].known() == [wanted.oid]
+    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid)))
+    assert cloud.hosts[asker].known() == [*announced.alone(wanted.oid)]
     cloud.asked.clear()
     assert (await read(cloud, asker, wanted)).origin is Origin.PEER
     assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
@@ -474,7 +475,7 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
     host = cloud.hosts["h1"]
     cloud.frozen.update(cloud.hosts)  # what is only advertised never comes
     far = [n for n in range(40) if cloud.home(cloud.want(n)) != "h1"][:8]
-    news = peer_wire.Advertise(tuple(cloud.want(n).oid for n in far))
+    news = peer_wire.Advertise(announced.alone(*(cloud.want(n).oid for n in far)))
     host.heard(ids.HostId("h2"), news)
     mine = next(n for n in range(40) if cloud.home(cloud.want(n)) == "h1")
 
@@ -500,7 +501,7 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
     wanted = cloud.want(0)
     liar, asker, _ = cloud.others(wanted)
     host = cloud.hosts[asker]
-    host.heard(ids.HostId(liar), peer_wire.Advertise((wanted.oid,)))
+    host.heard(ids.HostId(liar), peer_wire.Advertise(announced.alone(wanted.oid)))
     failed, got = [], []
 
     async def prefetch():
@@ -523,13 +524,13 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
     wanted = cloud.want(0)
     holder, asker, _ = cloud.others(wanted)
-    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise((wanted.oid,)))
+    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid)))
     assert (await read(cloud, asker, wanted)).origin is Origin.HOME
     assert cloud.hosts[asker].known() == []
 
 
 async def test_stranger_is_not_listened_to(cloud):
-    cloud.hosts["h1"].heard(ids.HostId("h99"), peer_wire.Advertise((1, 2, 3)))
+    cloud.hosts["h1"].heard(ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3)))
     assert cloud.hosts["h1"].known() == []
 
 
@@ -719,11 +720,12 @@ async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock)
     name = cloud.others(wanted)[0]
     await read(cloud, name, wanted)
     await trio.sleep(2)
-    told = [host for host in advertised(cloud, name) if cloud.hosts[host].known() == [wanted.oid]]
+    known = [*announced.alone(wanted.oid)]
+    told = [host for host in advertised(cloud, name) if cloud.hosts[host].known() == known]
     assert told
     cloud.caches[name].drop(wanted.cid)
     await trio.sleep(2)
-    gone = peer_wire.Gone((wanted.oid,))
+    gone = peer_wire.Gone(announced.alone(wanted.oid))
     assert all((name, host, gone) in cloud.told for host in told)
     assert not any(cloud.hosts[host].known() for host in told)
     assert cloud.hosts[name].counters.taken_back == len(told)
@@ -737,7 +739,8 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
         await read(cloud, asker, wanted)
     await trio.sleep(8)
     hints = [one for one in cloud.told if isinstance(one[2], peer_wire.EvictionHint)]
-    assert hints == [(home, asker, peer_wire.EvictionHint((wanted.oid,))) for asker in askers[:2]]
+    hint = peer_wire.EvictionHint(announced.alone(wanted.oid))
+    assert hints == [(home, asker, hint) for asker in askers[:2]]
     assert cloud.hosts[home].counters.copies_told == 2
 
 
@@ -930,15 +933,15 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
         await exchange_cloud.bring(cloud.hosts[good], cloud.want(number), Priority.WHOLE)
     cloud.frozen.add(hung)
     cloud.is_heard = False
-    cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise((oids[0],)))
-    cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(tuple(oids[1:])))
+    cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise(announced.alone(oids[0])))
+    cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(announced.alone(*oids[1:])))
     index = content_index.ContentIndex(image_map)
     ahead = prefetching.Prefetching(
         *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
     )
-    ahead.advertised(oids[:2])
+    ahead.advertised(announced.alone(*oids[:2]))
     await trio.sleep(1)
-    ahead.advertised(oids[2:])  # while the first one hangs
+    ahead.advertised(announced.alone(*oids[2:]))  # while the first one hangs
     await trio.sleep(1)
     states = [ahead.states.state(number) for number in numbers]
     assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]
@@ -957,7 +960,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     )
     states = []
     for holder in ("h4", "h2"):
-        host.heard(ids.HostId(holder), peer_wire.Advertise((oid,)))
-        ahead.advertised([oid])
+        host.heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(oid)))
+        ahead.advertised(announced.alone(oid))
         states.append(ahead.states.state(number))
     assert states == [chunk_state.ChunkState.REMOTE, chunk_state.ChunkState.PREFETCH]

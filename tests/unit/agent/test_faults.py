@@ -15,6 +15,7 @@ from acstor_agent.peers.connection import asking
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets
 
@@ -69,7 +70,7 @@ async def test_fault_at_a_request_ends_that_connection_alone(caplog):
 async def test_fault_at_a_message_ends_that_connection_alone():
     async with answering_with(fail) as (net, client, _):
         for count in (1, 2, 3):
-            client.net.tell(nets.SERVER, client.address, peer_wire.Advertise((7,)))
+            client.net.tell(nets.SERVER, client.address, peer_wire.Advertise(announced.alone(7)))
             await nets.wait_until(lambda count=count: net.faults.count == count)
             await nets.wait_until(lambda: not client.net._lines)
         assert len(await client.fetch()) == 65536

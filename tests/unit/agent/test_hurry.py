@@ -14,6 +14,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
+from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.unit.agent import test_peer_batches as batches
 from tests.unit.agent import test_peer_net as nets
@@ -138,7 +139,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
         line = client.net._line(nets.SERVER, client.address, nets.BULK)
         await line.is_decided.wait()
         batches.fill(line.connection)
-        news = peer_wire.Advertise((7, 8))
+        news = peer_wire.Advertise(announced.alone(7, 8))
         client.net.ask(nets.SERVER, client.address, [later(1), later(2)], lambda answers: None)
         client.net.tell(nets.SERVER, client.address, news)
         soon = batches.request(3, priority=peer_wire.Priority.SOON)
@@ -164,11 +165,14 @@ async def test_no_more_news_wait_for_room_than_may(monkeypatch):
         await line.is_decided.wait()
         batches.fill(line.connection)
         for number in range(1, 6):
-            line.tell(peer_wire.Advertise((number,)))
+            line.tell(peer_wire.Advertise(announced.alone(number)))
         client.net.ask(nets.SERVER, client.address, [later(1)], lambda answers: None)
         reads.set()
         await nets.wait_until(lambda: heard)
-    assert heard == [peer_wire.Advertise((1,)), peer_wire.Advertise((2,))]
+    assert heard == [
+        peer_wire.Advertise(announced.alone(1)),
+        peer_wire.Advertise(announced.alone(2)),
+    ]
 
 
 @contextlib.asynccontextmanager

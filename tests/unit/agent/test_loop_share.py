@@ -10,6 +10,7 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_budgets as budgets
 from tests.unit.agent import test_peer_net as nets
@@ -90,7 +91,7 @@ async def test_little_is_read_at_a_time_until_a_host_was_of_use():
     async with nets.serving() as (net, address):
         said = {
             "pings": peer_wire.Ping(1),
-            "news": peer_wire.Advertise((7,)),
+            "news": peer_wire.Advertise(announced.alone(7)),
             "chunk": peer_wire.Get((nets.REQUEST,)),
         }
         streams = [await nets.dial(address) for _ in said]

@@ -20,6 +20,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import rates
+from tests.fakes import announced
 from tests.fakes import peer_giver
 
 CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
@@ -505,7 +506,7 @@ async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
         idle = client.net._line(SERVER, address, DEMAND)
         await wait_until(lambda: idle.connection)
         for number in range(6):
-            client.net.tell(f"h{number}.example", address, peer_wire.Gone((1,)))
+            client.net.tell(f"h{number}.example", address, peer_wire.Gone(announced.alone(1)))
         left = [line.host for line in client.net._lines.values() if line.is_open]
         assert left == ["h0.example"] and idle.connection.is_closed
 
@@ -830,7 +831,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
     async with serving() as (_server, address):
         pass
     async with asking(address, unheard=unheard.append) as client:
-        client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+        client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(priority=LATER)
@@ -840,7 +841,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
 async def test_who_was_told_and_has_gone_since_may_have_forgotten():
     unheard = []
     async with serving() as (server, address), asking(address, unheard=unheard.append) as client:
-        client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+        client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=LATER)
         assert not unheard
         await server.aclose()
@@ -852,7 +853,7 @@ async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
     unheard = []
     async with serving() as (_server, address):
         async with asking(address, limits=QUICK, unheard=unheard.append) as client:
-            client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+            client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=LATER)
             await wait_until(lambda: client.net.connections == (0, 0))
     assert not unheard

@@ -59,4 +59,4 @@ def test_liar_advertises_every_chunk_once_in_legal_frames(count: int) -> None:
         b"".join(peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.Klass.BULK, 1)))
     )
     heard = [m for advertise in sent for m in receiver.feed(b"".join(peer_wire.encode(advertise)))]
-    assert [prefix for message in heard for prefix in message.prefixes] == prefixes
+    assert [name for message in heard for name, _ in message.chunks] == prefixes

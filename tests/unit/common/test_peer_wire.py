@@ -13,6 +13,7 @@ from acstor_common import peer_compression
 from acstor_common import peer_encryption
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
+from tests.fakes import announced
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -35,10 +36,11 @@ CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
 ZEROS = peer_compression.compress(bytes(65536))
 RUN = peer_wire.Chunk(0x01020305, b"three chunks", 5)
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
-ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
+ADVERTISE = peer_wire.Advertise(announced.alone(0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
-GONE = peer_wire.Gone((1, 2**64 - 1))
-EVICTION_HINT = peer_wire.EvictionHint((1, 2**64 - 1))
+GONE = peer_wire.Gone(announced.alone(1, 2**64 - 1))
+EVICTION_HINT = peer_wire.EvictionHint(announced.alone(1, 2**64 - 1))
+SEGMENTS = peer_wire.Advertise(((7, 0x8001), (2**64 - 1, 1)), 16)
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 LEASES = (peer_keeping.Lease(IMAGE, 86400), peer_keeping.Lease(OTHER, 0))
 KEEP = peer_wire.Keep(LEASES)
@@ -60,6 +62,7 @@ SAID = {
         PING(1 << 63),
         PONG(0),
         ADVERTISE,
+        SEGMENTS,
         GONE,
         EVICTION_HINT,
         KEEP,
@@ -74,7 +77,6 @@ BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-prefixes = st.integers(1, 2**64 - 1)
 proofs = st.binary(min_size=16, max_size=16)
 hosts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", fullmatch=True)
 
@@ -122,6 +124,14 @@ def get_messages(draw) -> peer_wire.Get:
     )
 
 
+@st.composite
+def news_of_segments(draw) -> peer_wire.SegmentNews:
+    length = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    chunks = st.tuples(st.integers(1, 2**64 - 1), st.integers(1, (1 << length) - 1))
+    kind = draw(st.sampled_from([peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint]))
+    return kind(tuple(draw(st.lists(chunks, min_size=1, max_size=512))), length)
+
+
 gets = get_messages()
 later_messages = st.one_of(
     gets,
@@ -131,9 +141,7 @@ later_messages = st.one_of(
     st.builds(peer_wire.Hurry, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
     st.builds(peer_wire.Ping, u64),
     st.builds(peer_wire.Pong, u64),
-    st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
-    st.builds(peer_wire.Gone, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
-    st.builds(peer_wire.EvictionHint, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    news_of_segments(),
     st.builds(
         peer_wire.Keep,
         st.lists(
@@ -548,7 +556,7 @@ def test_proof_is_of_one_pair_of_hosts_and_does_not_show_the_cid():
 
 
 def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_buffer():
-    full = peer_wire.Advertise(tuple(range(2**63, 2**63 + 512)))
+    full = peer_wire.Advertise(tuple((2**63 + n, 0xFFFF) for n in range(512)), 16)
     longest = peer_wire.Refer(1, tuple(ids.HostId(c * 255) for c in "abcd"))
     data = stream(HELLO, full, longest, full)
     for cut in (1, 7, 4095, 4096, 4097, 8191, len(data)):
@@ -651,20 +659,26 @@ BAD_STREAMS = {
     "unknown refusal": stream(HELLO) + frame(4, bytes(4) + b"\x09"),
     "refusal with a text": stream(HELLO) + frame(4, bytes(4) + b"\x01a"),
     "Advertise of nothing": stream(HELLO) + frame(8, b""),
-    "Advertise of half a prefix": stream(HELLO) + frame(8, bytes([1] * 12)),
-    "Advertise of 513 prefixes": stream(HELLO) + frame(8, bytes([1]) * 513 * 8),
-    "Advertise of the zero chunk": stream(HELLO) + frame(8, bytes([1] * 8) + bytes(8)),
+    "Advertise of half a chunk": stream(HELLO) + frame(8, bytes([1] * 13)),
+    "Advertise of 513 chunks": stream(HELLO) + frame(8, bytes([1] * (1 + 513 * 8))),
+    "Advertise of the zero chunk": stream(HELLO) + frame(8, bytes([1] * 9) + bytes(8)),
+    "Advertise of half a segment": stream(HELLO) + frame(8, b"\x10" + bytes([1] * 19)),
+    "Advertise of 513 segments": stream(HELLO) + frame(8, b"\x10" + bytes([1] * 513 * 10)),
+    "Advertise of segments of 3": stream(HELLO) + frame(8, b"\x03" + bytes(9) + b"\x01"),
+    "Advertise of segments of 0": stream(HELLO) + frame(8, bytes(9) + b"\x01"),
+    "Advertise of no chunk of a segment": stream(HELLO) + frame(8, b"\x10" + b"1" * 8 + bytes(2)),
+    "Advertise of a chunk too far": stream(HELLO) + frame(8, b"\x04" + b"1" * 8 + b"\0\x10"),
     "Advertise where guests wait": stream(DEMAND_HELLO, ADVERTISE),
     "Advertise before Hello": stream(ADVERTISE),
     "Gone with nothing": stream(HELLO) + frame(10, b""),
-    "Gone with half a prefix": stream(HELLO) + frame(10, bytes([1] * 12)),
-    "Gone with 513 prefixes": stream(HELLO) + frame(10, bytes([1]) * 513 * 8),
-    "Gone with the zero chunk": stream(HELLO) + frame(10, bytes(8)),
+    "Gone with half a chunk": stream(HELLO) + frame(10, bytes([1] * 13)),
+    "Gone with 513 chunks": stream(HELLO) + frame(10, bytes([1] * (1 + 513 * 8))),
+    "Gone with the zero chunk": stream(HELLO) + frame(10, b"\x01" + bytes(8)),
     "Gone where guests wait": stream(DEMAND_HELLO, GONE),
     "EvictionHint of nothing": stream(HELLO) + frame(11, b""),
-    "EvictionHint of half a prefix": stream(HELLO) + frame(11, bytes([1] * 12)),
-    "EvictionHint of 513 prefixes": stream(HELLO) + frame(11, bytes([1]) * 513 * 8),
-    "EvictionHint of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 8) + bytes(8)),
+    "EvictionHint of half a chunk": stream(HELLO) + frame(11, bytes([1] * 13)),
+    "EvictionHint of 513 chunks": stream(HELLO) + frame(11, bytes([1] * (1 + 513 * 8))),
+    "EvictionHint of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 9) + bytes(8)),
     "EvictionHint where guests wait": stream(DEMAND_HELLO, EVICTION_HINT),
     "EvictionHint before Hello": stream(EVICTION_HINT),
     "Keep of nothing": stream(HELLO) + frame(12, b""),
@@ -802,14 +816,18 @@ def get_with(**changes) -> peer_wire.Get:
         peer_wire.Hurry((1, 1)),
         peer_wire.Hurry(tuple(range(65))),
         peer_wire.Advertise(()),
-        peer_wire.Advertise((0,)),
-        peer_wire.Advertise((2**64,)),
-        peer_wire.Advertise(tuple(range(1, 514))),
+        peer_wire.Advertise(announced.alone(0)),
+        peer_wire.Advertise(announced.alone(2**64)),
+        peer_wire.Advertise(announced.alone(*range(1, 514))),
+        peer_wire.Advertise(announced.alone(1), 3),
+        peer_wire.Advertise(((1, 0),), 16),
+        peer_wire.Advertise(((1, 2),), 1),
+        peer_wire.Advertise(((1, 1 << 16),), 16),
         peer_wire.Gone(()),
-        peer_wire.Gone((0,)),
+        peer_wire.Gone(announced.alone(0)),
         peer_wire.EvictionHint(()),
-        peer_wire.EvictionHint((0,)),
-        peer_wire.EvictionHint(tuple(range(1, 514))),
+        peer_wire.EvictionHint(announced.alone(0)),
+        peer_wire.EvictionHint(announced.alone(*range(1, 514))),
         peer_wire.Keep(()),
         peer_wire.Keep(2 * LEASES[:1]),
         peer_wire.Keep((LEASES[0]._replace(lease_s=10**18),)),

@@ -3,6 +3,7 @@ import pytest
 from matplotlib import figure
 
 from acstor_common import peer_wire
+from tests.fakes import announced
 from tests.papers import experiment
 from tests.papers import s0
 from tests.papers import s0_beyond
@@ -133,7 +134,7 @@ def test_chunks_are_told_of_in_their_order_each_once():
     batches = [*s0_news_end._gathered(25, 0.0, 10)]
     assert [len(batch) for batch in batches] == [10, 10, 5]
     assert [n for batch in batches for n in batch] == [*range(1, 26)]
-    assert peer_wire.encode(peer_wire.Advertise(batches[0]))
+    assert peer_wire.encode(peer_wire.Advertise(announced.alone(*batches[0])))
 
 
 def test_bad_host_is_held_against_the_mean_of_healthy_ones_and_a_failed_read_has_no_figure():

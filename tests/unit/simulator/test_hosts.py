@@ -25,6 +25,7 @@ from acstor_simulator import rings
 from acstor_simulator import run
 from acstor_simulator import topology
 from acstor_simulator import traces
+from tests.fakes import one_machine
 from tests.fakes import transfer_world
 
 IMAGE = traces.boot_image(0, 60, 0.0, seed=1)
@@ -123,7 +124,7 @@ def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() 
     world = make_world()
     first, second, *_ = world.hosts.values()
     second.attach(IMAGE)
-    told = [chunk.oid for chunk in IMAGE.chunks]
+    told = one_machine.announced(*IMAGE.chunks)
     second.do(second.core.heard(world.now, first.name, told, [], []))  # which is not true
     world.agenda.run(5.0)
     [prefetching] = second.images.values()

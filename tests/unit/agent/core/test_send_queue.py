@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from acstor_agent.core import send_queue
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import announced
 
 SOON, LATER = peer_wire.Priority.SOON, peer_wire.Priority.LATER
 MODE = peer_wire.Mode.HELD_ONLY
@@ -17,11 +18,15 @@ def request(number, priority=LATER):
     return peer_wire.Request(number, image_id, number << 16, 65536, bytes(16), MODE, priority, 9)
 
 
+def named(news):
+    return tuple([name for name, _ in news.chunks])
+
+
 def taken(outgoing):
     """Return all turns: the numbers of requests, or what news is about."""
     turns = iter(outgoing.take, None)
     return [
-        [one.request_id for one in turn] if isinstance(turn, list) else turn.prefixes
+        [one.request_id for one in turn] if isinstance(turn, list) else named(turn)
         for turn in turns
     ]
 
@@ -29,7 +34,7 @@ def taken(outgoing):
 def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
     outgoing = send_queue.SendQueue()
     outgoing.ask([request(1), request(2)])
-    outgoing.tell(peer_wire.Advertise((7,)))
+    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
     outgoing.ask([request(3, SOON)])
     assert taken(outgoing) == [[3], (7,), [1, 2]]
     assert not outgoing and outgoing.take() is None
@@ -37,7 +42,11 @@ def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
 
 def test_news_leave_in_their_order():
     outgoing = send_queue.SendQueue()
-    for news in (peer_wire.Advertise((7,)), peer_wire.Gone((7,)), peer_wire.Advertise((8,))):
+    for news in (
+        peer_wire.Advertise(announced.alone(7)),
+        peer_wire.Gone(announced.alone(7)),
+        peer_wire.Advertise(announced.alone(8)),
+    ):
         outgoing.tell(news)
     assert [type(outgoing.take()) for _ in range(3)] == [
         peer_wire.Advertise,
@@ -49,7 +58,7 @@ def test_news_leave_in_their_order():
 def test_hurried_request_goes_with_those_that_somebody_waits_for():
     outgoing = send_queue.SendQueue()
     outgoing.ask([request(1), request(2)])
-    outgoing.tell(peer_wire.Advertise((7,)))
+    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
     outgoing.hurry(2)
     outgoing.hurry(99)
     assert taken(outgoing) == [[2], (7,), [1]]
@@ -74,7 +83,7 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
     outgoing.ask([request(1)])
     turns = []
     for number in itertools.count():
-        outgoing.tell(peer_wire.Advertise((number,)))
+        outgoing.tell(peer_wire.Advertise(announced.alone(number)))
         turns.append(outgoing.take())
         if isinstance(turns[-1], list):
             break
@@ -84,13 +93,13 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
 def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
     outgoing = send_queue.SendQueue()
     outgoing.ask([request(1)])
-    outgoing.tell(peer_wire.Advertise((7,)))
+    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
     turns = []
     for number in range(2, 2 + 2 * send_queue.LOWER_EVERY):
         outgoing.ask([request(number, SOON)])
         turns.append(outgoing.take())
     lower = [turn for turn in turns if not (isinstance(turn, list) and turn[0].priority is SOON)]
-    assert lower == [peer_wire.Advertise((7,)), [request(1)]]
+    assert lower == [peer_wire.Advertise(announced.alone(7)), [request(1)]]
 
 
 @given(st.lists(st.sampled_from("wnlthd"), max_size=120))
@@ -103,13 +112,13 @@ def test_everything_leaves_once(steps):
             outgoing.ask([request(put[-1], SOON if step == "w" else LATER)])
         elif step == "n":
             put.append(next(numbers))
-            outgoing.tell(peer_wire.Advertise((put[-1],)))
+            outgoing.tell(peer_wire.Advertise(announced.alone(put[-1])))
         elif step == "h" and put:
             outgoing.hurry(put[-1])
         elif step == "d" and put and outgoing.drop(put[-1]):
             dropped.add(put[-1])
         elif step == "t" and (turn := outgoing.take()) is not None:
-            left += [r.request_id for r in turn] if isinstance(turn, list) else turn.prefixes
+            left += [r.request_id for r in turn] if isinstance(turn, list) else named(turn)
     left += itertools.chain.from_iterable(taken(outgoing))
     assert sorted(left) == [number for number in put if number not in dropped]
 

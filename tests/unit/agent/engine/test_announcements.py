@@ -17,15 +17,25 @@ from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_common import ids
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 Priority = priority.Priority
 OID = ids.Oid(7)
+SEVEN = (OID, 1)
 H2, H3, H5 = map(ids.HostId, ("h2", "h3", "h5"))
 
 
 def host(number):
     return ids.HostId(f"h{number}")
+
+
+def numbered(*oids):
+    """Return chunks with these OIDs."""
+    return [chunk(1)._replace(oid=ids.Oid(oid)) for oid in oids]
+
+
+REF = numbered(OID)[0]
 
 
 def arrived(number, giver=None):
@@ -49,7 +59,7 @@ def backoff(machine, name):
 def tells(machine, seconds=0.2):
     """Return what is told meanwhile, by host: here, gone, and what may be let go."""
     machine.wait(seconds)
-    return {tell.host: tell[1:] for tell in machine.got(actions.Tell)}
+    return {tell.host: tell[1:4] for tell in machine.got(actions.Tell)}
 
 
 # Who told what
@@ -57,27 +67,27 @@ def tells(machine, seconds=0.2):
 
 def test_only_who_told_can_take_back_or_deny():
     known = location_index.LocationIndex(host_interning.HostInterning())
-    known.told(host(1), [OID])
-    known.taken_back(host(2), [OID])
-    assert not known.denied(host(2), OID) and known.of(OID) == [host(1)]
-    assert known.denied(host(1), OID) and known.of(OID) == [] and not len(known)
+    known.told(host(1), [SEVEN])
+    known.taken_back(host(2), [SEVEN])
+    assert not known.denied(host(2), REF) and known.of(REF) == [host(1)]
+    assert known.denied(host(1), REF) and known.of(REF) == [] and not len(known)
 
 
 def test_of_many_who_tell_the_last_ones_are_remembered():
     known = location_index.LocationIndex(host_interning.HostInterning())
     for n in range(9):
-        known.told(host(n), [OID])
-    assert known.of(OID) == [host(n) for n in range(5, 9)]
+        known.told(host(n), [SEVEN])
+    assert known.of(REF) == [host(n) for n in range(5, 9)]
 
 
 def test_host_that_is_forgotten_counts_anew_when_it_tells_again():
     keys = host_interning.HostInterning()
     known = location_index.LocationIndex(keys)
-    known.told(host(1), [OID, ids.Oid(8)])
+    known.told(host(1), announced(*numbered(7, 8)))
     keys.forget(host(1))
-    assert known.of(OID) == []
-    known.told(host(1), [OID])
-    assert known.of(OID) == [host(1)] and known.of(ids.Oid(8)) == []
+    assert known.of(REF) == []
+    known.told(host(1), [SEVEN])
+    assert known.of(REF) == [host(1)] and known.of(*numbered(8)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("told", "taken_back", "denied")))))
@@ -85,22 +95,22 @@ def test_holders_are_those_who_told_last_and_did_not_take_it_back(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), []
     for n, what in says:
         if what == "told":
-            known.told(host(n), [OID])
+            known.told(host(n), [SEVEN])
         elif what == "denied":
-            assert known.denied(host(n), OID) == (n in right)
+            assert known.denied(host(n), REF) == (n in right)
         else:
-            known.taken_back(host(n), [OID])
+            known.taken_back(host(n), [SEVEN])
         right = [m for m in right if m != n]
         if what == "told":
             right = [*right, n][-location_index.HOLDERS :]
-        assert known.of(OID) == [host(m) for m in right]
+        assert known.of(REF) == [host(m) for m in right]
 
 
 def test_holders_are_bounded_and_what_is_used_stays():
-    known = location_index.LocationIndex(host_interning.HostInterning(), oids=1000)
+    known = location_index.LocationIndex(host_interning.HostInterning(), limit=1000)
     for oid in range(20_000):
-        known.told(host(oid % 50), [ids.Oid(oid)])
-        assert known.of(ids.Oid(0)) == [host(0)]
+        known.told(host(oid % 50), announced(*numbered(oid)))
+        assert known.of(*numbered(0)) == [host(0)]
     assert len(known) <= 1000
 
 
@@ -109,49 +119,49 @@ def test_holders_are_bounded_and_what_is_used_stays():
 
 def test_what_a_host_in_backoff_tells_is_not_listened_to(machine):
     backoff(machine, "h5")
-    machine.heard(H5, [chunk(1).oid], [], [])
-    assert machine.core.context.locations.of(chunk(1).oid) == [] and not machine.last
+    machine.heard(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.of(chunk(1)) == [] and not machine.last
     machine.wait(3600)
-    machine.heard(H5, [chunk(1).oid], [], [])
-    assert machine.core.context.locations.of(chunk(1).oid) == [H5]
+    machine.heard(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.of(chunk(1)) == [H5]
 
 
 def test_host_that_left_the_table_holds_nothing_any_more(machine):
-    machine.heard(H5, [chunk(1).oid], [], [])
+    machine.heard(H5, announced(chunk(1)), [], [])
     machine.table_changed(one_machine.table(4, epoch=2), None)
-    assert machine.core.context.locations.of(chunk(1).oid) == []
+    assert machine.core.context.locations.of(chunk(1)) == []
     assert len(machine.core.context.host_keys) == 0
-    machine.heard(H5, [chunk(1).oid], [], [])
-    assert machine.core.context.locations.of(chunk(1).oid) == []
+    machine.heard(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.of(chunk(1)) == []
 
 
 def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
     few = one_machine.Machine(topology=neighbours.Topology.FULL)
     many = one_machine.Machine(topology=neighbours.Topology.FULL, attached=range(999))
     for found in (few, many):
-        found.heard(H5, [ids.Oid(n) for n in range(10_000)], [], [])
+        found.heard(H5, announced(*numbered(*range(10_000))), [], [])
     assert few.core.counters.heard == 10_000
     assert 15 < many.core.counters.heard < 30
 
 
 def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows_again(machine):
-    machine.heard(H5, [OID], [], [])
-    machine.heard(H5, [], [ids.Oid(n) for n in range(100, 30_000)], [])
-    machine.heard(H5, [], [OID], [])
-    assert machine.core.context.locations.of(OID) == [H5]
+    machine.heard(H5, [SEVEN], [], [])
+    machine.heard(H5, [], announced(*numbered(*range(100, 30_000))), [])
+    machine.heard(H5, [], [SEVEN], [])
+    assert machine.core.context.locations.of(REF) == [H5]
     assert machine.core.counters.ignored == 29_900 + 2 - 20_000
     machine.wait(1.0)
-    machine.heard(H5, [], [OID], [])
-    assert machine.core.context.locations.of(OID) == []
+    machine.heard(H5, [], [SEVEN], [])
+    assert machine.core.context.locations.of(REF) == []
 
 
 def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
     machine, asked = one_machine.Machine(topology=neighbours.Topology.FULL), 0
     numbers = (n for n in itertools.count() if machine.home_of(n) not in ("h1", "h5"))
     for turn in range(100):
-        told = [chunk(next(numbers)) for _ in range(200)]
-        machine.heard(H5, [one.oid for one in told], [], [])
-        believed = [one for one in told if machine.core.context.locations.of(one.oid)]
+        some = [chunk(next(numbers)) for _ in range(200)]
+        machine.heard(H5, announced(*some), [], [])
+        believed = [one for one in some if machine.core.context.locations.of(one)]
         asked += len(believed)
         for one in believed:
             machine.wanted([one], Priority.ADVERTISED, (turn, one.oid))
@@ -159,20 +169,20 @@ def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
     assert 20_000 / 17 - 200 <= asked <= 20_000 / 17 + 200  # each costs one, and 16 for the denial
     assert machine.core.counters.denied == asked
     machine.wait(2.0)
-    machine.heard(H5, [OID], [], [])
-    assert machine.core.context.locations.of(OID) == [H5]  # but not forever
+    machine.heard(H5, [SEVEN], [], [])
+    assert machine.core.context.locations.of(REF) == [H5]  # but not forever
 
 
 # What is told
 
 
 def test_news_gather_and_nobody_is_told_what_he_gave_or_told(machine):
-    machine.heard(H3, [chunk(1).oid], [], [])
+    machine.heard(H3, announced(chunk(1)), [], [])
     machine.stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.Tell)
     told = tells(machine)
-    assert told.pop("h2") == told.pop("h3") == ((chunk(2).oid,), (), ())
-    assert len(told) == 5 and set(told.values()) == {((chunk(1).oid, chunk(2).oid), (), ())}
+    assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
+    assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
     machine.stored([arrived(1), arrived(2)])
     assert not tells(machine)  # nothing twice
 
@@ -182,17 +192,17 @@ def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
     tells(machine)
     machine.gone([chunk(1).cid])
     told = tells(machine)
-    assert "h2" not in told and set(told.values()) == {((), (chunk(1).oid,), ())}
+    assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
 
 
 def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     machine = one_machine.Machine(2, topology=neighbours.Topology.FULL)
     told = machine.core.context.announcements._told
-    for first in range(0, 2 * announcements.TOLD_OIDS, 512):
-        oids = [ids.Oid(n + 1) for n in range(first, first + 512)]
-        machine.core.context.announcements.have(oids, None, machine.now)
-        assert len(told) <= announcements.TOLD_OIDS
-    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.TOLD_OIDS) in told
+    for first in range(0, 2 * announcements.TOLD_CHUNKS, 512):
+        refs = numbered(*range(first + 1, first + 513))
+        machine.core.context.announcements.have(refs, None, machine.now)
+        assert len(told) <= announcements.TOLD_CHUNKS
+    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.TOLD_CHUNKS) in told
 
 
 def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):
@@ -201,7 +211,7 @@ def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):
     machine.table_changed(one_machine.table(9, epoch=2), None)
     machine.gone([chunk(1).cid])
     told = tells(machine)
-    assert "h2" not in told and told["h9"] == ((), (chunk(1).oid,), ())
+    assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_what_comes_and_goes_before_it_was_told_is_not_told(machine):
@@ -217,7 +227,7 @@ def test_what_comes_and_goes_before_it_was_told_is_not_told(machine):
 
 def test_who_tells_it_meanwhile_is_not_told(machine):
     machine.stored([arrived(1)])
-    machine.heard(H3, [chunk(1).oid], [], [])
+    machine.heard(H3, announced(chunk(1)), [], [])
     told = tells(machine)
     assert "h3" not in told and len(told) == 6
     machine.gone([chunk(1).cid])
@@ -225,8 +235,8 @@ def test_who_tells_it_meanwhile_is_not_told(machine):
 
 
 def test_full_message_leaves_at_once(machine):
-    machine.stored([arrived(n) for n in range(announcements.BATCH_OIDS + 1)])
-    assert {len(tell.here) for tell in machine.got(actions.Tell)} == {announcements.BATCH_OIDS}
+    machine.stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
+    assert {len(tell.here) for tell in machine.got(actions.Tell)} == {announcements.BATCH_CHUNKS}
     assert {len(here) for here, _, _ in tells(machine).values()} == {1}
 
 
@@ -262,7 +272,7 @@ def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
         return machine.now - began_s
 
     assert [waited_s() for _ in range(8)] == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60])
-    machine.heard(H2, (OID,), (), ())
+    machine.heard(H2, (SEVEN,), (), ())
     assert waited_s() == pytest.approx(announcements.AGAIN_S)
 
 
@@ -282,7 +292,7 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     assert not tells(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
     assert [(tell.host, tell.here) for tell in machine.got(actions.Tell)] == [
-        ("h2", (chunk(1).oid,))
+        ("h2", announced(chunk(1)))
     ]
 
 
@@ -295,10 +305,10 @@ def test_news_do_not_go_to_hosts_in_backoff(machine):
 
 def test_hints_go_to_nobody_in_backoff_or_off_the_table(machine):
     for name in ("h2", "h5", "h8"):
-        machine.core.context.announcements.hint(ids.HostId(name), OID)
+        machine.core.context.announcements.hint(ids.HostId(name), REF)
     backoff(machine, "h5")
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert tells(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (OID,))}
+    assert tells(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
     assert not machine.core.context.announcements.hints
 
 
@@ -306,21 +316,21 @@ def test_hints_are_bounded_and_leave_in_pieces():
     machine = one_machine.Machine(3000, copies_limit=1)
     waiting = machine.core.context.announcements
     for oid in range(2 * announcements.HINTS):
-        waiting.hint(H2, ids.Oid(oid))
+        waiting.hint(H2, *numbered(oid))
     assert len(waiting.hints[H2]) == announcements.HINTS
     for number in range(3, 2 * announcements.HINTS):
-        waiting.hint(host(number), OID)
+        waiting.hint(host(number), REF)
     assert len(waiting.hints) == announcements.HINTS and H2 not in waiting.hints
     for oid in range(600):
-        waiting.hint(H2, ids.Oid(oid))
-    waiting.unhint(H2, ids.Oid(599))
+        waiting.hint(H2, *numbered(oid))
+    waiting.unhint(H2, *numbered(599))
     told = []
     while waiting.hints:
         machine.wait(announcements.HINT_EVERY_S)
         assert len(machine.got(actions.Tell)) <= announcements.HINTED_AT_A_TIME
         told += machine.got(actions.Tell)
     assert [len(tell.evictable) for tell in told if tell.host == H2] == [
-        announcements.BATCH_OIDS,
+        announcements.BATCH_CHUNKS,
         87,
     ]
 

@@ -14,6 +14,7 @@ from acstor_agent.engine import transfer
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
 
@@ -143,7 +144,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
 def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine = one_machine.Machine(topology=neighbours.Topology.FULL)
-    machine.heard(H3, [chunk(n).oid for n in numbers], [], [])
+    machine.heard(H3, announced(*map(chunk, numbers)), [], [])
     want(machine, numbers[0], 0)
     assert machine.asks() == {"h3": [(numbers[0], Mode.HELD)]}
     want(machine, numbers[1], 1)
@@ -155,7 +156,7 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
 def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
     machine = one_machine.Machine(topology=neighbours.Topology.FULL)
     number = machine.chunk_of("h2")
-    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.heard(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
     attempt = machine.attempt()
     assert attempt.host == "h3"
@@ -167,7 +168,7 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
 def test_guest_who_joins_a_prefetch_makes_it_ask_everybody(machine):
     machine = one_machine.Machine(topology=neighbours.Topology.FULL)
     number = machine.chunk_of("h2")
-    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.heard(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
     attempt = machine.attempt()
     want(machine, number)
@@ -441,7 +442,7 @@ def test_new_home_is_told_that_it_is_one():
 def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_another_reason():
     machine = one_machine.Machine(topology=neighbours.Topology.FULL)
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
-    machine.heard(H3, [chunk(n).oid for n in numbers], [], [])
+    machine.heard(H3, announced(*map(chunk, numbers)), [], [])
     machine.wanted([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")
     attempts = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     assert len(attempts) == 4  # two wait in their lane

@@ -269,8 +269,8 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(host=st.sampled_from(PEERS), numbers=st.lists(st.integers(0, CHUNKS - 1)))
     def peer_tells(self, host, numbers):
-        oids = [one_machine.chunk(n).oid for n in numbers]
-        self.do(self.machine.heard(host, oids[::2], oids[1::2], oids[::3]))
+        told = one_machine.announced(*map(one_machine.chunk, numbers))
+        self.do(self.machine.heard(host, told[::2], told[1::2], told[::3]))
 
     @stateful.rule(hosts=st.lists(st.sampled_from(PEERS)))
     def answers_arrive(self, hosts):

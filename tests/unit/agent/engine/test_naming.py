@@ -13,6 +13,7 @@ from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 Failure = failure.Failure
@@ -61,7 +62,7 @@ def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
     machine.ask_me("h5", machine.request(number, "h5", Mode.HOME))
     lie(machine, "h5")
     lie(machine, "h7")
-    machine.heard(ids.HostId("h5"), [chunk(number).oid], [], [])
+    machine.heard(ids.HostId("h5"), announced(chunk(number)), [], [])
     machine.ask_me("h5", machine.request(number, "h5", Mode.HOME_ONLY))
     found = named(machine, number, range(12, 40))
     assert found and not found["h5"] and not found["h7"]
@@ -72,7 +73,7 @@ def test_host_that_left_the_table_is_named_to_nobody():
     smaller = one_machine.table(38, epoch=2)
     number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
     busy(machine, number)
-    machine.heard(ids.HostId("h40"), [chunk(number).oid], [], [])
+    machine.heard(ids.HostId("h40"), announced(chunk(number)), [], [])
     named(machine, number, [39])
     machine.table_changed(smaller, None)
     machine.ask_me("h40", machine.request(number, "h40", Mode.HOME_ONLY))
@@ -85,7 +86,7 @@ def test_host_that_left_the_table_is_named_to_nobody():
 def test_what_is_told_alone_makes_nobody_known_to_others():
     machine = one_machine.Machine(20, topology=neighbours.Topology.FULL)
     number = machine.chunk_of("h1")
-    machine.heard(ids.HostId("h5"), [chunk(number).oid], [], [])
+    machine.heard(ids.HostId("h5"), announced(chunk(number)), [], [])
     busy(machine, number)
     found = named(machine, number, range(8, 20))
     assert found and not found["h5"]
@@ -121,4 +122,4 @@ def test_home_tells_the_holder_that_asked_first_to_let_go_where_too_many_have_it
     machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it has use for it again
     machine.wait(5.1)
     told = {tell.host: tell.evictable for tell in machine.got(actions.Tell)}
-    assert told == {"h2": (chunk(number).oid,), "h4": (chunk(number).oid,)}
+    assert told == dict.fromkeys(("h2", "h4"), announced(chunk(number)))

@@ -13,6 +13,7 @@ from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_common import ids
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 F = failure.Failure
@@ -216,7 +217,7 @@ def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
     machine = one_machine.Machine(3)
     numbers = [n for n in range(4000) if machine.home_of(n) == "h3"][:11]
     numbers, others = numbers[:8], numbers[8:]
-    machine.core.context.locations.told(H2, [chunk(n).oid for n in numbers])
+    machine.core.context.locations.told(H2, announced(*map(chunk, numbers)))
     machine.wanted([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
     for _ in numbers:
         for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:

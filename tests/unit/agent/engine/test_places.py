@@ -15,6 +15,7 @@ from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 F, P, Mode = failure.Failure, priority.Priority, peer_request.Mode
@@ -32,8 +33,8 @@ def machine():
 
 def test_holder_that_owes_fewest_is_asked_first(machine):
     first, second = (machine.chunk_of("h2", skip) for skip in range(2))
-    machine.heard(H3, [chunk(first).oid, chunk(second).oid], [], [])
-    machine.heard(H4, [chunk(second).oid], [], [])
+    machine.heard(H3, announced(chunk(first), chunk(second)), [], [])
+    machine.heard(H4, announced(chunk(second)), [], [])
     machine.wanted([chunk(first)], P.ADVERTISED, 1)
     assert machine.asks() == {"h3": [(first, Mode.HELD)]}
     machine.wanted([chunk(second)], P.ADVERTISED, 2)
@@ -45,7 +46,7 @@ def test_host_that_is_spared_is_asked_as_no_holder():
     machine = one_machine.Machine(table=table, topology=neighbours.Topology.FULL)
     assert table.is_spared(H3)
     number = machine.chunk_of("h2")
-    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.heard(H3, announced(chunk(number)), [], [])
     machine.wanted([chunk(number)], P.GUEST, "a guest")
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
 
@@ -60,17 +61,11 @@ def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(mach
     number = next(
         n for n in range(999) if apart.group_of(machine.here).home_at(chunk(n).oid) == "h2"
     )
-    machine.heard(H3, [chunk(number).oid], [], [])
+    machine.heard(H3, announced(chunk(number)), [], [])
     machine.table_changed(apart, None)
     assert not machine.core.context.ring.is_near(H3)
     machine.wanted([chunk(number)], P.GUEST, "a guest")
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
-
-
-def test_only_the_home_may_ask_to_let_go(machine):
-    oid = chunk(machine.chunk_of("h2")).oid
-    assert not machine.heard(H3, [], [], [oid])
-    assert machine.heard(H2, [], [], [oid]) == [actions.Heard(H2, (), (oid,))]
 
 
 # What is tried again, and what is lost

@@ -109,7 +109,7 @@ def test_holders_of_a_part_are_asked_for_that_part():
     machine = new_machine(topology=neighbours.Topology.FULL)
     numbers = chunks_of(machine, "h2", 2)
     others = chunks_of(machine, "h3", 2)
-    machine.heard(ids.HostId("h4"), [chunk(others[0]).oid], [], [])
+    machine.heard(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])
     machine.wanted([chunk(n) for n in (*numbers, *others)], P.GUEST, "both")
     asked = {ask.host: [len(a.refs) for a in ask.attempts] for ask in machine.got(actions.Ask)}
     assert asked == {"h2": [2], "h4": [2]}

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of a segment have one home, at hosts that read and at hosts that are asked."""
+"""Chunks of a segment have one home, and are announced together."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import host_interning
+from acstor_agent.engine import neighbours
 from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import ring_view
+from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.serve import authorization
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
 from acstor_common import segments
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 
 GUEST = priority.Priority.GUEST
-HERE, H2, H8 = ids.HostId("h1"), ids.HostId("h2"), ids.HostId("h8")
+HERE, H2, H3, H8 = (ids.HostId(f"h{n}") for n in (1, 2, 3, 8))
 LENGTH = 4
 
 
@@ -26,7 +34,7 @@ def in_segments(numbers):
     for number in numbers:
         start = number - number % LENGTH
         name = min(chunk(n).oid for n in range(start, start + LENGTH))
-        found.append(chunk(number)._replace(segment=name))
+        found.append(chunk(number)._replace(segment=name, bit=1 << number % LENGTH))
     return found
 
 
@@ -41,7 +49,8 @@ def around(request):
 @pytest.fixture
 def machine():
     table = ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
-    made = one_machine.Machine(table=table, run_chunks=16)
+    full = neighbours.Topology.FULL
+    made = one_machine.Machine(table=table, run_chunks=16, topology=full, copies_limit=1)
     made.maps.find_segments = around
     return made
 
@@ -120,3 +129,119 @@ def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
     (ask,) = machine.got(actions.Ask)
     machine.referred(H2, next(ask.chunks())[0], (H8,))
     assert [*machine.asks()] == [H8]
+
+
+# Announcements
+
+
+def arrived(refs, giver=None):
+    how = giver, None, False, True, GUEST
+    return actions.Arrived(tuple(refs), tuple(ref.key for ref in refs), (b"",) * len(refs), *how)
+
+
+def tells(machine):
+    """Return what is told meanwhile, by host."""
+    machine.wait(announcements.DELAY_S + 0.1)
+    return {tell.host: tell for tell in machine.got(actions.Tell)}
+
+
+def not_at_home(machine):
+    """Return the chunks of a segment whose home is neither this host nor h3."""
+    segments_ = (in_segments(range(start, start + LENGTH)) for start in range(0, 999, LENGTH))
+    return next(some for some in segments_ if machine.core.context.ring.home(some[0].place) == H2)
+
+
+def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
+    some = in_segments(range(8, 16))
+    machine.stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
+    told = tells(machine)
+    first, second = some[0].place, some[4].place
+    assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
+    assert told[H2].here == ((first, 0b0011), (second, 0b1111))
+    machine.gone([some[1].cid, some[3].cid])
+    told = tells(machine)
+    assert (told[H2].gone, told[H3].gone) == (((first, 0b0010),), ((first, 0b1010),))
+
+
+def test_neighbour_is_not_told_of_the_chunks_that_it_told_itself(machine):
+    some = in_segments(range(8, 12))
+    machine.stored([arrived(some)])
+    machine.heard(H3, announced(*some[:3]), [], [], LENGTH)
+    told = tells(machine)
+    assert told[H3].here == announced(some[3]) and told[H2].here == announced(*some)
+
+
+def test_holder_is_asked_for_the_chunks_that_it_announced(machine):
+    some = not_at_home(machine)
+    machine.heard(H3, announced(*some[:3]), [], [], LENGTH)
+    machine.heard(H3, [], announced(some[1]), [], LENGTH)
+    numbers = [ref.offset // one_machine.CHUNK for ref in some]
+    machine.wanted(some, GUEST, "read")
+    asked = {host: [number for number, _ in asks] for host, asks in machine.asks().items()}
+    assert asked == {"h3": [numbers[0], numbers[2]], "h2": [numbers[1], numbers[3]]}
+
+
+def test_holder_that_denies_a_chunk_keeps_the_others(machine):
+    some = not_at_home(machine)
+    machine.heard(H3, announced(*some), [], [], LENGTH)
+    machine.wanted(some[:1], priority.Priority.ADVERTISED, "ahead")
+    machine.refused(H3, [(machine.attempt().number, failure.Failure.MISSING)])
+    holders = [machine.core.context.locations.of(ref) for ref in some]
+    assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.denied == 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 16])
+def test_announcements_by_another_length_are_ignored(machine, length):
+    machine.heard(H3, announced(*in_segments(range(8, 12))), [], [], length)
+    assert machine.core.counters.ignored == 4 and not machine.last
+    assert not len(machine.core.context.locations)
+
+
+def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_former_one(machine):
+    some = in_segments(range(8, 12))
+    machine.heard(H3, announced(*in_segments(range(12, 16))), [], [], LENGTH)
+    machine.stored([arrived(some[:1])])
+    machine.core.context.announcements.hint(H2, some[0])
+    hosts = machine.table.hosts
+    machine.table_changed(ring.Ring(2, hosts, segment_chunks=2), machine.table)
+    assert not len(machine.core.context.locations)
+    machine.stored([arrived(some)])  # they were asked for before
+    told = tells(machine)
+    assert told[H3].here == announced(*some[:2]) and told[H3].segment_chunks == 2
+    assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
+
+
+def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
+    told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
+    machine.heard(H3, told, [], [], LENGTH)
+    assert machine.core.counters.heard == 20_000 and machine.core.counters.ignored == 16_000
+    assert len(machine.core.context.locations) == 5_000
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("told", "taken_back", "denied")), st.integers(1, 9), st.integers(1, 15)
+        )
+    )
+)
+def test_holders_of_each_chunk_are_those_that_told_of_it_last(says):
+    known, right = location_index.LocationIndex(host_interning.HostInterning()), {}
+    some = in_segments(range(LENGTH))
+    for what, host, bits in says:
+        name = ids.HostId(f"h{host}")
+        if what == "told":
+            known.told(name, [(some[0].place, bits)])
+            right[name] = right.pop(name, 0) | bits
+            right = dict([*right.items()][-location_index.HOLDERS :])
+        elif what == "taken_back":
+            known.taken_back(name, [(some[0].place, bits)])
+            right[name] = right.get(name, 0) & ~bits
+        else:
+            one = some[bits % LENGTH]
+            assert known.denied(name, one) == bool(right.get(name, 0) & one.bit)
+            right[name] = right.get(name, 0) & ~one.bit
+        right = {host: bits for host, bits in right.items() if bits}
+        for ref in some:
+            assert known.of(ref) == [host for host, bits in right.items() if bits & ref.bit]
+        assert known.holders(some[0]) == [*right.items()]

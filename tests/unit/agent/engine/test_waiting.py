@@ -19,6 +19,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
+from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
 
@@ -346,7 +347,7 @@ def test_what_neighbours_advertised_counts_as_read_by_others():
     numbers = with_slow_peers(machine)
     share = machine.core.context.overlap.share
     number = numbers.pop()
-    machine.heard(H2, [chunk(number).oid], [], [])
+    machine.heard(H2, announced(chunk(number)), [], [])
     machine.wanted([chunk(number)], P.GUEST, "a guest")
     assert machine.core.context.overlap.share > share
 
