@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rate limits for announcements from peers.
 
-An announcement costs this host time that it did not ask for.  Two quantities are limited:
-prefixes, up to the number of chunks that a fast link carries, and look-ups, of which a prefix
-needs one for each attached image and one more.  Look-ups have a limit for each peer and one for
-all peers.  Announcements beyond the limits are dropped and counted.
+An announcement costs this host time that it did not ask for.  Two quantities are limited: chunks,
+up to the number that a fast link carries, and look-ups, of which a chunk needs one for each
+attached image and one more, and a segment of many chunks fewer than these together.  Look-ups have
+a limit for each peer and one for all peers.  Announcements beyond the limits are dropped and
+counted.
 """
 
 from acstor_common import ids
@@ -18,7 +19,7 @@ LOOKUPS_OF_ALL = rates.Rate(per_s=100_000.0, burst=50_000.0)
 class AnnouncementLimits:
     """What peers may tell now.
 
-    :param prefixes: how many a peer may tell
+    :param chunks: how many a peer may tell
     :param peers: of how many something is remembered
 
     >>> listening = AnnouncementLimits(rates.Rate(per_s=10.0, burst=30.0), peers=100)
@@ -28,30 +29,30 @@ class AnnouncementLimits:
     2
     """
 
-    def __init__(self, prefixes: rates.Rate, peers: int) -> None:
-        self._prefixes: rates.Buckets[ids.HostId] = rates.Buckets(prefixes, peers)
+    def __init__(self, chunks: rates.Rate, peers: int) -> None:
+        self._chunks: rates.Buckets[ids.HostId] = rates.Buckets(chunks, peers)
         self._lookups: rates.Buckets[ids.HostId] = rates.Buckets(LOOKUPS_OF_PEER, peers)
         self._all_lookups: rates.Buckets[None] = rates.Buckets(LOOKUPS_OF_ALL, 1)
 
     def __len__(self) -> int:
-        return len(self._prefixes)
+        return len(self._chunks)
 
     def take(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
-        """Return how many of ``count`` prefixes that ``host`` tells are to be listened to.
+        """Return how many of ``count`` chunks that ``host`` tells are to be listened to.
 
         :param lookups: that each of them takes
         """
         may = min(
-            self._prefixes.level(host, now),
+            self._chunks.level(host, now),
             self._lookups.level(host, now) / lookups,
             self._all_lookups.level(None, now) / lookups,
         )
         heard = min(count, max(0, int(may)))
-        self._prefixes.take(host, heard, now)
+        self._chunks.take(host, heard, now)
         self._lookups.take(host, heard * lookups, now)
         self._all_lookups.take(None, heard * lookups, now)
         return heard
 
-    def fine(self, host: ids.HostId, prefixes: int, now: float) -> None:
+    def fine(self, host: ids.HostId, chunks: int, now: float) -> None:
         """Let a peer that told wrong things tell so many fewer."""
-        self._prefixes.take(host, prefixes, now)
+        self._chunks.take(host, chunks, now)

@@ -52,7 +52,11 @@ class ContentIndex(Index):
 
     def find(self, oid: ids.Oid) -> int | None:
         """Return the parent that a prefix of a CID stands for; None if the image has none."""
-        for chunk_no in self._candidates(oid):
+        head = chunk_map.head_of(oid)
+        at = bisect.bisect_left(self._heads, head)
+        if at == len(self._heads) or self._heads[at] != head:
+            return None  # nearly always, of what others have
+        for chunk_no in self._alike(head, at):
             if ids.oid_of(self._map.cid(chunk_no)) == oid:
                 return chunk_no
         return None
@@ -60,15 +64,14 @@ class ContentIndex(Index):
     def parent(self, chunk_no: int) -> int:
         """Return the first chunk with the same content; a chunk of zeros itself."""
         cid = self._map.cid(chunk_no)
-        for candidate in self._candidates(ids.oid_of(cid)):
+        head = chunk_map.head_of(ids.oid_of(cid))
+        for candidate in self._alike(head, bisect.bisect_left(self._heads, head)):
             if candidate == chunk_no or self._map.cid(candidate) == cid:
                 return candidate
         return chunk_no
 
-    def _candidates(self, oid: ids.Oid) -> Iterator[int]:
-        """Yield the first chunks of contents whose CIDs have the same head as ``oid``."""
-        head = chunk_map.head_of(oid)
-        at = bisect.bisect_left(self._heads, head)
+    def _alike(self, head: int, at: int) -> Iterator[int]:
+        """Yield the first chunks of contents that have a head, from the content ``at`` on."""
         for content_no in range(at, min(at + _SAME_HEADS, len(self._heads))):
             if self._heads[content_no] != head:
                 return

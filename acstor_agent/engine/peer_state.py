@@ -31,10 +31,10 @@ from acstor_common import rates
 
 CREDIT_BYTES = 8 * 1024 * 1024
 """Asked of one peer at a time: what 10 Gbit/s carry in 7 ms, and 25 Mbit/s in 2.7 s."""
-PREFIXES = rates.Rate(per_s=20_000.0, burst=20_000.0)
+ANNOUNCED_CHUNKS = rates.Rate(per_s=20_000.0, burst=20_000.0)
 """What a peer may tell; 10 Gbit/s carry 19,000 chunks of 64 KiB a second."""
 DENIAL_COST = 16
-"""Prefixes that a peer's allowance loses when it denies what it advertised."""
+"""Chunks that a peer's allowance loses when it denies what it advertised."""
 PEERS = 4096
 """Peers of whose telling something is remembered."""
 
@@ -120,7 +120,7 @@ class PeerStates:
     """
 
     def __init__(self, rng: Random, *, may_hedge: bool = True) -> None:
-        self.listening = announcement_limits.AnnouncementLimits(PREFIXES, PEERS)
+        self.listening = announcement_limits.AnnouncementLimits(ANNOUNCED_CHUNKS, PEERS)
         self.invalid_chunks = self.backoffs = self.hedges = 0
         self.source_gave_s = 0.0
         self._rng = rng
