@@ -4,9 +4,10 @@
 A reader that goes on where it stopped, twice in a row, is sequential: from then
 on its window doubles with each read.  Anyone else gets nothing, so random readers
 cost no byte, not even where two of their reads touch by chance.  What a
-reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES a
-window may be a WORTH-th of what was read in order, up to the limit: then it is
-at most 1.1 % of that.  And what all readers together have left unread, those too who
+reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES, or one
+read of its length, a window may be a WORTH-th of what was read in order, up to the limit: then it
+is at most 1.1 % of that.  A window is a multiple of the reader's last read, so that the next read
+finds what it asks for in one piece.  What all readers together have left unread, those too who
 stopped long ago, is at most a SHARE-th of what was read of the image: a guest that
 boots begins and leaves many short runs, which cost a fifth of its boot otherwise.  Many
 guests read one image, so several readers are told apart by where each one stopped; the
@@ -94,22 +95,26 @@ class ReadAhead:
             self._remember(stop, reader)
             return (0, 0)
         start = max(reader.fetched_to, stop)
-        reader.window_bytes = self._window_bytes(reader, stop, start - stop)
+        reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._unread.update(_blocks(start, reader.fetched_to))
         self._remember(stop, reader)
         return (start, reader.fetched_to)
 
-    def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int) -> int:
+    def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
         """Return how far ahead of a reader to fetch.
 
         :param own_bytes: what was fetched ahead for it already
+        :param length: of its last read
         """
-        doubled = max(FIRST_WINDOW_BYTES, reader.window_bytes * 2)
-        worth = max(FREE_WINDOW_BYTES, (stop - reader.began) // WORTH)
+        free = max(FREE_WINDOW_BYTES, length)
+        doubled = max(FIRST_WINDOW_BYTES, length, reader.window_bytes * 2)
+        worth = max(free, (stop - reader.began) // WORTH)
         others_bytes = max(0, len(self._unread) * BLOCK_BYTES - own_bytes)
-        left = max(FREE_WINDOW_BYTES, self._read_bytes // SHARE) - others_bytes
+        left = max(free, self._read_bytes // SHARE) - others_bytes
         window = min(self._limit_bytes, doubled, worth, left)
+        if window > length:
+            window -= window % length
         return window if window >= min(BLOCK_BYTES, self._limit_bytes) else 0
 
     def _remember(self, stop: int, reader: _Reader) -> None:

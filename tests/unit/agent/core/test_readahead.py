@@ -33,7 +33,16 @@ def test_window_grows_with_what_was_read_and_to_the_limit_at_most():
 
 def test_limit_below_the_free_window_is_kept():
     ranges = read_in_order(readahead.ReadAhead(300 * 1024), 0, 50)
-    assert max(reach(ranges)) == 300 * 1024
+    assert max(reach(ranges)) == 256 * 1024  # whole reads
+
+
+def test_long_reads_have_one_of_them_fetched_ahead_and_then_several():
+    ahead = readahead.ReadAhead(64 * MIB)
+    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(400)]
+    assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
+    assert not any(start % MIB or stop % MIB for start, stop in ranges)
+    last = ranges[-1][1] - 400 * MIB
+    assert 3 * MIB <= last <= 400 * MIB // readahead.WORTH
 
 
 def test_reader_who_stops_leaves_little_unread():
