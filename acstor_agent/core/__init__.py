@@ -15,6 +15,6 @@ In folders by what they serve:
 What lies here itself serves several of them: ``counters`` (what an agent counts), ``lately`` (what
 of it was lately), ``troubles`` (what does not work now), ``log_limit`` (which lines to log),
 ``budget`` (memory for answers), ``send_queue`` (what leaves first on a connection),
-``turns`` (whose turn it is), ``longest_queue`` (who must go when too many wait), ``variants`` (what
-is done in another way for experiments).
+``link_compression`` (what is compressed for a peer), ``longest_queue`` (who must go when too many
+wait), ``variants`` (what is done in another way for experiments).
 """
