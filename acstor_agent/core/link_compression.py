@@ -25,11 +25,11 @@ class LinkCompression:
     >>> of_link = LinkCompression()
     >>> of_link.is_worth(12.5e6), of_link.is_worth(125e6)
     (True, False)
-    >>> [of_link.is_tried() for _ in range(3)]
+    >>> [of_link.try_next() for _ in range(3)]
     [True, True, True]
     >>> of_link.tried(65536, 65550, took_s=0.0002)
     False
-    >>> [of_link.is_tried() for _ in range(3)]
+    >>> [of_link.try_next() for _ in range(3)]
     [False, True, True]
     """
 
@@ -46,8 +46,8 @@ class LinkCompression:
         """
         return link_bytes_s < self._speed_bytes_s * (1 - self._share)
 
-    def is_tried(self) -> bool:
-        """Say whether the next answer is to be compressed."""
+    def try_next(self) -> bool:
+        """Say whether to compress the next answer; if not, count it as skipped."""
         if self._skip:
             self._skip -= 1
             return False

@@ -207,11 +207,12 @@ class Asking(base.Connection):
         """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
         are_awaited = True
         for first, length, chunk_bytes in chunks:
-            waiting = self._waiting_for(first, peer_request.chunks_in(length, chunk_bytes))
+            count = peer_request.chunks_in(length, chunk_bytes)
+            waiting = self._waiting_for(first, count)
             if waiting is None:
                 are_awaited &= self._expects_each(first, length, chunk_bytes)
                 continue
-            request, count = waiting[0], peer_request.chunks_in(length, chunk_bytes)
+            request = waiting[0]
             is_as_cut = not chunk_bytes or chunk_bytes == request.chunk_bytes
             if length != (asked_bytes := request.length_of(first, count)) or not is_as_cut:
                 raise self._rude(f"{length} bytes where {asked_bytes} were asked for")

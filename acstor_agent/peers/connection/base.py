@@ -234,7 +234,7 @@ class Connection(abc.ABC):
 
     def _chunks_of(self, answer: peer_wire.Chunk) -> Sequence[peer_wire.Chunk]:
         """Return an answer as it is if its first chunk does not get shorter, or compressed."""
-        if not self._compression.is_tried():
+        if not self._compression.try_next():
             return (answer,)
         made: list[peer_wire.Chunk] = []
         for chunk in answer.each():
