@@ -4,10 +4,11 @@
 A reader that goes on where it stopped, twice in a row, is sequential: from then
 on its window doubles with each read.  Anyone else gets nothing, so random readers
 cost no byte, not even where two of their reads touch by chance.  What a
-reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES, or one
-read of its length, a window may be a WORTH-th of what was read in order, up to the limit: then it
-is at most 1.1 % of that.  A window is a multiple of the reader's last read, so that the next read
-finds what it asks for in one piece.  What all readers together have left unread, those too who
+reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES, or COPY_READS reads
+of a program that copies, a window may be a WORTH-th of what was read in order, up to the limit:
+then it is at most 1.1 % of that.  A window is a multiple of the reader's last read, so that the
+next read finds what it asks for in one piece; that of a program that copies is filled again when
+half of it was read, so that reads share requests.  What all readers together have left unread, those too who
 stopped long ago, is at most a SHARE-th of what was read of the image: a guest that
 boots begins and leaves many short runs, which cost a fifth of its boot otherwise.  Many
 guests read one image, so several readers are told apart by where each one stopped; the
@@ -26,6 +27,10 @@ FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 384 * 1024
 """Enough for a link of 100 Mbit/s and 30 ms, or of 10 Gbit/s and 0.3 ms.  With the 128 KiB that
 the kernel reads ahead it is less than 2 % of 32 MiB."""
+COPY_READ_BYTES = 512 * 1024
+"""Reads this long are of a program that copies: a guest's kernel reads ahead 128 KiB."""
+COPY_READS = 4
+"""With 1 MiB each, enough for a link of 10 Gbit/s and 3 ms, or of 100 Mbit/s and 300 ms."""
 WORTH = 90
 SHARE = 15
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot
@@ -95,6 +100,9 @@ class ReadAhead:
             self._remember(stop, reader)
             return (0, 0)
         start = max(reader.fetched_to, stop)
+        if length >= COPY_READ_BYTES and start - stop > reader.window_bytes // 2:
+            self._remember(stop, reader)
+            return (0, 0)
         reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._unread.update(_blocks(start, reader.fetched_to))
@@ -107,7 +115,7 @@ class ReadAhead:
         :param own_bytes: what was fetched ahead for it already
         :param length: of its last read
         """
-        free = max(FREE_WINDOW_BYTES, length)
+        free = FREE_WINDOW_BYTES if length < COPY_READ_BYTES else COPY_READS * length
         doubled = max(FIRST_WINDOW_BYTES, length, reader.window_bytes * 2)
         worth = max(free, (stop - reader.began) // WORTH)
         others_bytes = max(0, len(self._unread) * BLOCK_BYTES - own_bytes)

@@ -36,13 +36,22 @@ def test_limit_below_the_free_window_is_kept():
     assert max(reach(ranges)) == 256 * 1024  # whole reads
 
 
-def test_long_reads_have_one_of_them_fetched_ahead_and_then_several():
+def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
     ahead = readahead.ReadAhead(64 * MIB)
-    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(400)]
+    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(100)]
     assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
+    fetched = [(at, start, stop) for at, (start, stop) in enumerate(ranges) if stop]
+    assert {stop - start for _, start, stop in fetched[4:]} == {2 * MIB}
+    assert all(stop == start for (_, _, stop), (_, start, _) in itertools.pairwise(fetched))
+    assert max(stop - (at + 1) * MIB for at, _, stop in fetched) == readahead.COPY_READS * MIB
+
+
+def test_long_copy_has_a_part_of_what_was_read_fetched_ahead():
+    ahead = readahead.ReadAhead(64 * MIB)
+    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(1000)]
+    reach = max(stop - (at + 1) * MIB for at, (_, stop) in enumerate(ranges) if stop)
+    assert readahead.COPY_READS * MIB < reach <= 1000 * MIB // readahead.WORTH
     assert not any(start % MIB or stop % MIB for start, stop in ranges)
-    last = ranges[-1][1] - 400 * MIB
-    assert 3 * MIB <= last <= 400 * MIB // readahead.WORTH
 
 
 def test_reader_who_stops_leaves_little_unread():
