@@ -79,6 +79,7 @@ FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PO
 """What the side that accepted the connection may send."""
 
 _HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
+HEADER_BYTES = _HEADER.size
 _COUNT_BYTES = 1
 _RUN = struct.Struct(">IIII")  # request, bytes, bytes of each chunk, bytes before compression
 _MIN_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + 1
@@ -86,12 +87,12 @@ _MAX_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 _MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
+_MAX_CHUNK_HEAD_BYTES = HEADER_BYTES + max(_MAX_SMALL_BYTES, _COUNT_BYTES + MAX_BATCH * _RUN.size)
+"""Of a whole small frame, and of a frame with chunks before their bytes."""
 
 _MAX_HELLO_BYTES = _HEADER.size + _SMALL[Type.HELLO].max_bytes
 
 _TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
-
-HEADER_BYTES = _HEADER.size
 
 Expects = Callable[[Sequence[tuple[int, int, int]]], bool]
 """Says whether somebody waits for all of these: first number, length, and ``chunk_bytes`` of each.
@@ -230,11 +231,14 @@ class Receiver:
     :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
     :ivar expects: is asked of a frame's chunks before there is memory for them; where some are
         not wanted each lies for itself, else one would hold the memory of all
+    :ivar awaited_bytes: says how many bytes of chunks may come at most; an encrypted frame does not
+        show which they are before all of it came
     """
 
     def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
         self.peer = peer
         self.expects: Expects = lambda chunks: True
+        self.awaited_bytes: Callable[[], int] = lambda: MAX_DATA_BYTES
         self._accepts = accepts
         self._is_greeted = False
         self._klass = Klass.DEMAND  # until Hello says otherwise
@@ -511,6 +515,8 @@ class EncryptedReceiver(Receiver):
         begin = self._start
         length = int.from_bytes(self._small_view[begin : begin + self.least_bytes], "big")
         most_bytes = self._most_bytes if self._is_greeted else _MAX_HELLO_BYTES
+        if length > _MAX_CHUNK_HEAD_BYTES:
+            most_bytes = min(most_bytes, _MAX_CHUNK_HEAD_BYTES + self.awaited_bytes())
         if not HEADER_BYTES <= length <= most_bytes:
             raise self._error(f"an encrypted frame of {length} bytes")
         return self.least_bytes + length + peer_encryption.MAC_BYTES

@@ -158,6 +158,10 @@ LIES = {
     "frame that was left out": (skipped, "MAC"),
     "the client's own frame": (reflected, "MAC"),
     "endless frame": (lambda link: b"\xff\xff\xff\xff", "frame of 4294967295 bytes"),
+    "frame longer than all that was asked for": (
+        lambda link: (1 << 21).to_bytes(4, "big"),
+        "frame of 2097152 bytes",
+    ),
     "empty frame": (lambda link: bytes(20), "frame of 0 bytes"),
     "clear text": (lambda link: encoded(None, peer_wire.Ping(1)), "encrypted frame of"),
 }

@@ -77,7 +77,9 @@ class Asking(base.Connection):
         self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
         self._heard: list[tuple[Hear, Answer]] = []
         self._has_shown_life = False
+        self._chunk_bytes = 0  # the longest chunk that was asked for
         receiver.expects = self._expects
+        receiver.awaited_bytes = self._awaited_bytes
         self._given_up: collections.OrderedDict[int, int] = (
             collections.OrderedDict()
         )  # bytes of each
@@ -114,6 +116,7 @@ class Asking(base.Connection):
             self.last_progress = trio.current_time()  # from now on silence counts
         for request in requests:
             self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
+            self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
         if self._is_writing:
             self._soon.ask(requests)
             return
@@ -202,6 +205,10 @@ class Asking(base.Connection):
             case peer_wire.Ping(token):
                 self.tell(peer_wire.Pong(token))
                 self._has_shown_life = True
+
+    def _awaited_bytes(self) -> int:
+        """Return how many bytes of chunks may come at most; see :class:`peer_wire.Receiver`."""
+        return (len(self._waiting) + len(self._given_up)) * self._chunk_bytes
 
     def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
         """Look at chunks before they are received; see :data:`peer_wire.Expects`."""

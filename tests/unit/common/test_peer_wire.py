@@ -410,6 +410,18 @@ def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, 
     assert to._data is None
 
 
+def test_record_is_no_longer_than_the_chunks_that_may_come():
+    one, other = (receiver(peer_wire.FROM_SERVER, encryption_of()) for _ in range(2))
+    for to in (one, other):
+        to.feed(stream(HELLO, encryption=encryption_of()))
+        to.awaited_bytes = lambda: 2**16
+    one.feed((2**16 + 25).to_bytes(4, "big"))
+    assert one._data is not None
+    with pytest.raises(errors.RemoteProtocolError, match=f"frame of {2**17} bytes"):
+        other.feed((2**17).to_bytes(4, "big"))
+    assert other._data is None
+
+
 @pytest.mark.parametrize("accepts", [peer_wire.FROM_SERVER, peer_wire.FROM_CLIENT])
 def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
     """So who has not said who it is gets no memory for a chunk."""
