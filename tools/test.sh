@@ -13,7 +13,7 @@ cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
-declare -A AFTER=([glance]=unit [nova]=unit [faults]=nova) # what waits for services leaves room
+declare -A AFTER=([agents]=unit [glance]=unit [nova]=unit [faults]=nova) # what waits leaves room
 
 part=all
 case ${1:-} in
@@ -39,7 +39,8 @@ run_tests() {
     local side_by_side=() without=()
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n "$UNIT_WORKERS") ;;
-        functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
+        functional) paths=("${FUNCTIONAL[@]:0:1}") without=(--ignore-glob="*/test_agent*") ;;
+        agents) paths=(tests/functional/test_agent*.py) temporary=/var/tmp/a ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
         faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
         openstack) marks=$OPENSTACK temporary=/var/tmp without=(--ignore-glob="*/test_glance*") ;;
@@ -111,6 +112,7 @@ case $part in
         guest=$!
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
+        begin agents "$@"
         begin openstack "$@"
         begin glance "$@"
         begin nova "$@"
