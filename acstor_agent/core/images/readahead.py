@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who reads in order, and how far ahead of them to fetch.
 
-A reader that goes on where it stopped, twice in a row, is sequential: from then
-on its window doubles with each read.  Anyone else gets nothing, so random readers
-cost no byte, not even where two of their reads touch by chance.  What a
-reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES, or COPY_READS reads
-of a program that copies, a window may be a WORTH-th of what was read in order, up to the limit:
-then it is at most 1.1 % of that.  A window is a multiple of the reader's last read, so that the
-next read finds what it asks for in one piece; that of a program that copies is filled again when
-half of it was read, so that reads share requests.  What all readers together have left unread, those too who
-stopped long ago, is at most a SHARE-th of what was read of the image: a guest that
-boots begins and leaves many short runs, which cost a fifth of its boot otherwise.  Many
-guests read one image, so several readers are told apart by where each one stopped; the
-one that has been silent for the longest is forgotten.
+A reader that goes on where it stopped, twice in a row, is sequential: from then on its window
+doubles with each read. Anyone else gets nothing, so random readers cost no byte, not even where two
+of their reads touch by chance. What a reader leaves unread when it stops is its window, so beyond
+FREE_WINDOW_BYTES, or COPY_READS reads of a program that copies, a window may be a WORTH-th of what
+was read in order, up to the limit: then it is at most 1.1 % of that. A window is a multiple of the
+reader's last read, so that the next read finds what it asks for in one piece; that of a program
+that copies is filled again when half of it was read, so that reads share requests. What all readers
+together have left unread, those too who stopped long ago, is at most a SHARE-th of what was read of
+the image: a guest that boots begins and leaves many short runs, which cost a fifth of its boot
+otherwise. Many guests read one image, so several readers are told apart by where each one stopped;
+the one that has been silent for the longest is forgotten.
 """
 
 import collections

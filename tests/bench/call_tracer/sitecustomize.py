@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records which functions of acstor the event loop of a process calls, while a file exists.
+
+Python imports this at its start where the folder is in PYTHONPATH.  While ``on`` exists in the
+folder of ACSTOR_CALLS, each call is recorded; when it is gone, a file with the process's number is
+written: a line for each call, with its time, file, first and last line, and name.
+"""
+
+import os
+import pathlib
+import sys
+import time
+import types
+from typing import Any
+
+_FOLDER = os.environ.get("ACSTOR_CALLS")
+
+
+def _record() -> None:
+    import trio
+
+    folder = pathlib.Path(str(_FOLDER))
+    run = trio.run
+    calls: list[tuple[float, types.CodeType]] = []
+
+    def note(frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "call" and "/acstor_" in frame.f_code.co_filename:
+            calls.append((time.monotonic(), frame.f_code))
+
+    class Switch(trio.abc.Instrument):
+        is_on = False
+
+        def before_io_wait(self, timeout: float) -> None:
+            is_on = (folder / "on").exists()
+            if is_on != self.is_on:
+                self.is_on = is_on
+                sys.setprofile(note if is_on else None)
+                if not is_on:
+                    text = "".join(map(_line, calls))
+                    calls.clear()
+                    (folder / f"{os.getpid()}.new").write_text(text)
+                    (folder / f"{os.getpid()}.new").rename(folder / f"{os.getpid()}.calls")
+
+    def traced(*arguments: Any, **named: Any) -> Any:
+        return run(*arguments, **named, instruments=[*named.pop("instruments", ()), Switch()])
+
+    trio.run = traced
+
+
+def _line(call: tuple[float, types.CodeType]) -> str:
+    at, code = call
+    last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+    name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+    return f"{at} {code.co_filename} {code.co_firstlineno} {last} {name}\n"
+
+
+if _FOLDER:
+    _record()
