@@ -19,7 +19,7 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.core.disks import recovery as recovery_
-from acstor_agent.engine.fetch import retries
+from acstor_agent.engine import backoff
 from acstor_agent.images import waiting
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
@@ -179,7 +179,7 @@ class Holders:
                 if not may_come:
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 waiting.note(why)
-                await trio.sleep(retries.pause_s(tries))
+                await trio.sleep(backoff.pause_s(tries))
         raise errors.DeadlineExceeded(path, within_s, why)
 
     async def _from(

@@ -12,8 +12,8 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.engine import backoff
 from acstor_agent.engine.fetch import negative_cache
-from acstor_agent.engine.fetch import retries
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import waiting
@@ -66,5 +66,5 @@ class Opened:
                         self._absences.given(image_id)
                         return found
                     waiting.note(why)
-                    await trio.sleep(retries.pause_s(tries))
+                    await trio.sleep(backoff.pause_s(tries))
         raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

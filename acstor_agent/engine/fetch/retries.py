@@ -9,32 +9,19 @@ retried at once, a few for each arrival, so the rate follows the rate of answers
 import collections
 from collections.abc import Iterator
 
+from acstor_agent.engine import backoff
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
 from acstor_common import ids
 
-FIRST_S = 0.1
-LONGEST_S = 2.0
-"""The longest pause of what waits alone, or with few."""
 PER_S = 200
 AT_ONCE = 20
 """That may be tried at once after a while in which nothing was."""
 WOKEN = 8
 
 GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.LATER
-
-
-def pause_s(tries: int) -> float:
-    """Return how long to wait before the next try, at least.
-
-    :param tries: how often it was in vain already, after the first time
-
-    >>> [pause_s(tries) for tries in (0, 1, 4, 5, 5000)]
-    [0.1, 0.2, 1.6, 2.0, 2.0]
-    """
-    return float(min(FIRST_S * 2 ** min(tries, 16), LONGEST_S))
 
 
 class Pause:
@@ -70,7 +57,7 @@ class Retries:
     def pause(self, transfer: transfer_.Transfer, now: float) -> None:
         """Let a transfer wait until it is tried again."""
         pause = Pause(transfer)
-        self._deadlines.put(now + pause_s(transfer.tries), timers.Due.RETRY, pause)
+        self._deadlines.put(now + backoff.pause_s(transfer.tries), timers.Due.RETRY, pause)
         transfer.retry = pause
         self._waiting[pause] = None
 
