@@ -33,6 +33,7 @@ from acstor_agent.engine import engine
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_client
+from acstor_agent.engine_io import source_client
 from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
@@ -118,9 +119,10 @@ class Agent:
             turn_s=lambda: self._turns.lasts_s,
             traffic=settings.peer_traffic(own),
         )
-        self._source = build.build(
+        sources = build.build(
             own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere
         )
+        self._source = source_client.SourceClient(*sources)
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         looked_up = unattached.UnattachedImages(

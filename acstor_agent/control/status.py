@@ -27,6 +27,7 @@ from acstor_agent.core.mount import waits
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import source_client
 from acstor_agent.images import booting
 from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
@@ -40,7 +41,6 @@ from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import version
@@ -340,7 +340,7 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
 
 
 def of_troubles(
-    known: troubles.Troubles, sources: Iterable[failover.PlaceState] = ()
+    known: troubles.Troubles, sources: Iterable[source_client.PlaceState] = ()
 ) -> dict[str, Any]:
     """Return what does not work, why, and since when: parts of the agent, and sources."""
     found = {what: trouble._asdict() for what, trouble in known.now.copy().items()}
@@ -358,7 +358,7 @@ def _of_hanging(health: base.Health) -> troubles.Trouble | None:
     return troubles.Trouble(why, time.time() - health.hanging_for_s)
 
 
-def of_sources(sources: Iterable[failover.PlaceState]) -> dict[str, Any]:
+def of_sources(sources: Iterable[source_client.PlaceState]) -> dict[str, Any]:
     """Return how each source does, by where it is."""
     return {place.where: place.health._asdict() for place in sources}
 

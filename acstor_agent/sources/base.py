@@ -3,7 +3,7 @@
 
 A blob is an image's bytes, its chunk map or its boot image.  A driver (driver.py) reaches
 one kind of place, which has the stored file of an image (:func:`stored_blob`); a wrapper
-(retry, layout, failover, whole) is a source around another one, so they stack.  What is read are
+(deadline, layout) is a source around another one.  What is read are
 pieces, most often chunks, many at a time: each is told of by itself, as soon as its bytes are here,
 or with the error that it is.  A source never gives fewer or other bytes than it was asked for.
 """

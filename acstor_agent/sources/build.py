@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the agent's one source out of the names in its configuration.
+"""Makes the sources of the agent out of the names in its configuration.
 
-Every driver is wrapped the same way, from the inside out: retry (nothing takes for ever, and
-passing faults pass), layout (images that are not raw), and failover around all of them; around
-that whole, where Glance is one.
+Every driver is wrapped the same way, from the inside out: deadline (nothing takes for ever) and
+layout (images that are not raw).
 """
 
 import inspect
 import pathlib
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import stevedore
 import stevedore.exception
@@ -19,13 +19,11 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
+from acstor_agent.sources import deadline
 from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver as driver_
-from acstor_agent.sources import failover
 from acstor_agent.sources import glance
 from acstor_agent.sources import layout
-from acstor_agent.sources import retry
-from acstor_agent.sources import whole
 from acstor_agent.sources import whole_copies
 from acstor_common import errors
 from acstor_common import session_options
@@ -38,14 +36,29 @@ _NOT_MADE = {
 }
 
 
+class Sources(NamedTuple):
+    """What a client of sources chooses among.
+
+    :param sources: each with its deadline and layouts, the preferred one first
+    :param configured: which options name each source, and as whom it is asked, for operators
+    :param copies: give what all sources refuse to give in parts; None: nothing does
+    :param read_copies: around ``copies``, makes of them what guests read
+    """
+
+    sources: Sequence[base.Source]
+    configured: Sequence[str]
+    copies: whole_copies.CopiesSource | None = None
+    read_copies: base.Source | None = None
+
+
 def build(
     names: Sequence[str],
     conf: cfg.ConfigOpts,
     nursery: trio.Nursery,
     layout_of: layout.LayoutOf,
     elsewhere: whole_copies.Elsewhere = lambda image_id: "",
-) -> whole.WholeSource:
-    """Return the sources ``names``, the preferred one first, as one source.
+) -> Sources:
+    """Return the sources ``names``, the preferred one first.
 
     :param conf: with the options of the agent and its sources registered; copies of what Glance
         gives whole lie on the file system of ``cache_dir``
@@ -57,34 +70,19 @@ def build(
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
-    rng = random.Random()
-    made = [wrapped(driver, rng, attempt_timeout.BASE_S) for driver in drivers]
     decoding = decode_threads.DecodeThreads(nursery)
-    places = failover.FailoverSource(
-        [layout.LayoutSource(source, layout_of, nursery, decoding) for source in made],
-        configured=[
-            session_options.configured(group, conf[group])
-            for group in (f"source_{name}" for name in names)
-        ],
-    )
+    in_time = [deadline.DeadlineSource(driver, attempt_timeout.BASE_S) for driver in drivers]
+    sources = [layout.LayoutSource(source, layout_of, nursery, decoding) for source in in_time]
+    groups = [f"source_{name}" for name in names]
+    configured = [session_options.configured(group, conf[group]) for group in groups]
     of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
     streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
     if streaming is None:
-        return whole.WholeSource(places)
+        return Sources(sources, configured)
     folder = pathlib.Path(conf.acstor_agent.cache_dir)
-    copies = whole_copies.CopiesSource(streaming, folder, nursery, rng, elsewhere)
+    copies = whole_copies.CopiesSource(streaming, folder, nursery, random.Random(), elsewhere)
     images = layout.LayoutSource(copies, layout_of, nursery, decoding)
-    return whole.WholeSource(places, copies, images)
-
-
-def wrapped(
-    driver: base.Source, rng: random.Random, timeout_s: float = attempt_timeout.BASE_S
-) -> base.Source:
-    """Return a driver that is retried.
-
-    :param timeout_s: what an attempt may take at the least
-    """
-    return retry.RetrySource(driver, rng, attempt_timeout.AttemptTimeout(timeout_s))
+    return Sources(sources, configured, copies, images)
 
 
 def _load(name: str) -> type[driver_.Driver]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what guests see of an image out of what is stored of it: qcow2 is read as it is.
 
-A wrapper around one place, below failover, so that a place that lies is known as the liar.
+A wrapper around one place, so that a place that lies is known as the liar.
 Pieces of an image become reads of its stored file (``core/sources/stored_reads.py``), and
 compressed clusters are decompressed in threads (``decode_threads.py``), while the rest is being
 read.  A raw image

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import random
 import resource
 import socket
 import tempfile
@@ -25,9 +24,9 @@ from collections.abc import Iterator
 import trio
 import trustme
 
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import build
-from acstor_agent.sources import failover
+from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import http
 from acstor_agent.sources import http_link
@@ -101,8 +100,8 @@ async def chain(
 ) -> dict[str, float]:
     """Return what it costs to read all pieces through the wrappers that every driver has."""
     async with trio.open_nursery() as nursery:
-        made = [build.wrapped(make(), random.Random(1))]
-        source = failover.FailoverSource(made)
+        made = [deadline.DeadlineSource(make())]
+        source = source_client.SourceClient(made)
         await source.read(BLOB, *pieces[0])  # connects
         with Cost() as cost:
             await read(source, pieces)

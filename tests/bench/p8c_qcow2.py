@@ -15,9 +15,9 @@ import time
 
 import trio
 
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import build
-from acstor_agent.sources import failover
+from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import layout as layout_source
 from acstor_common import chunk_map
@@ -85,9 +85,9 @@ async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dic
         for n in range(len(image_map))
     ]
     async with trio.open_nursery() as nursery:
-        place = build.wrapped(file.FileSource(str(images.folder)), random.Random(1))
+        place = deadline.DeadlineSource(file.FileSource(str(images.folder)))
         layouts = layout_source.LayoutSource(place, lambda image_id: image_map.layout, nursery)
-        source = failover.FailoverSource([layouts])
+        source = source_client.SourceClient([layouts])
         await source.read(blob, *pieces[0])
         with p8b_sources.Cost() as cost:
             for first in range(0, len(pieces), p8b_sources.AT_A_TIME):

@@ -33,6 +33,7 @@ from acstor_agent.engine import settings as settings_
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
+from acstor_agent.engine_io import source_client
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -47,8 +48,7 @@ from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_agent.sources import build
-from acstor_agent.sources import failover
+from acstor_agent.sources import deadline
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -225,8 +225,8 @@ class Host:
             limits=settings.limits,
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)
-        self.source = failover.FailoverSource(
-            [build.wrapped(source, rng, 2.0) for source in sources], clock=time.time
+        self.source = source_client.SourceClient(
+            [deadline.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)

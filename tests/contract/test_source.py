@@ -12,16 +12,14 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import build
-from acstor_agent.sources import failover
+from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import layout as layout_source
-from acstor_agent.sources import retry
-from acstor_agent.sources import whole
 from acstor_agent.sources import whole_copies
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -81,7 +79,7 @@ def over_whole(folder, nursery):
         copies = whole_copies.CopiesSource(
             driver, folder, nursery, random.Random(3), image_wait_s=60.0
         )
-        yield whole.WholeSource(failover.FailoverSource([driver]), copies)
+        yield source_client.SourceClient([driver], copies=copies)
 
 
 @contextlib.contextmanager
@@ -98,7 +96,7 @@ def over_whole_qcow2(folder, nursery):
             layout_source.LayoutSource(place, by_layout._layout_of, nursery)
             for place in (driver, copies)
         )
-        yield whole.WholeSource(failover.FailoverSource([first]), copies, last)
+        yield source_client.SourceClient([first], copies=copies, read_copies=last)
 
 
 def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make:
@@ -151,7 +149,7 @@ def over_qcow2(folder, nursery):
 
 def failed_over(source, nursery):
     nowhere = file.FileSource("/nonexistent/folder")
-    return failover.FailoverSource([nowhere, source])
+    return source_client.SourceClient([nowhere, source])
 
 
 SOURCES: dict[str, Make] = {
@@ -159,16 +157,12 @@ SOURCES: dict[str, Make] = {
     "http": over_http,
     "glance": over_glance,
     "gateway": over_gateway,
-    "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),
+    "deadline": over_files(lambda source, nursery: deadline.DeadlineSource(source)),
     "layout, raw": over_files(lambda s, n: layout_source.LayoutSource(s, raw_layout, n)),
     "layout, qcow2": over_qcow2,
-    "failover": over_files(failed_over),
+    "client": over_files(failed_over),
     "whole": over_whole,
     "whole, qcow2": over_whole_qcow2,
-    "whole, around what gives ranges": over_files(
-        lambda source, n: whole.WholeSource(failover.FailoverSource([source]))
-    ),
-    "all": over_files(lambda source, n: build.wrapped(source, random.Random(3))),
 }
 
 

@@ -2,7 +2,6 @@
 """The gateway beside a real Glance, with real stores: S3 and Swift (all in one), files, the web."""
 
 import contextlib
-import random
 import signal
 import time
 import uuid
@@ -12,8 +11,9 @@ import pytest
 import requests
 import trio
 
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import build
+from acstor_agent.sources import deadline
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
@@ -312,8 +312,8 @@ async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(p
     async with trio.open_nursery() as nursery:
         first = glance.GlanceSource(place.lab.session("acstor"))
         second = gateway.GatewaySource(place.lab.session("acstor"))
-        made = [build.wrapped(source, random.Random(1)) for source in (first, second)]
-        both = build.failover.FailoverSource(made)
+        made = [deadline.DeadlineSource(source) for source in (first, second)]
+        both = source_client.SourceClient(made)
         for blob in (in_s3, in_files):
             assert await both.size_bytes(blob) == len(DATA)
             for offset, length in RANGES:

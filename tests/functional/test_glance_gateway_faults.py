@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores, Glance and Keystone that fail the gateway, and a gateway that fails agents."""
 
-import random
 import signal
 import time
 import uuid
@@ -10,9 +9,9 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import build
-from acstor_agent.sources import failover
+from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
 from acstor_agent.sources import verify
@@ -105,7 +104,7 @@ async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
     assert await source.read(blob, 0, 10) == DATA[:10]
     (tmp_path / blob.name).write_bytes(DATA)
     other = file.FileSource(str(tmp_path))
-    both = failover.FailoverSource([build.wrapped(source, random.Random(1)), other])
+    both = source_client.SourceClient([deadline.DeadlineSource(source), other])
     place.gateway.signal(signal.SIGSTOP)
     try:
         with trio.fail_after(attempt_timeout.BASE_S + 5):

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import build
+from acstor_agent.sources import deadline
 from acstor_agent.sources import http
 from acstor_agent.sources import http_link
 from acstor_common import errors
@@ -146,7 +146,7 @@ async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
 
 async def test_neighbours_are_one_request_and_no_byte_comes_twice(server):
     driver = http.HttpSource(server.url, http_link.Limits(connections=2))
-    source = build.wrapped(driver, random.Random(1))
+    source = deadline.DeadlineSource(driver)
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
     wanted = [*range(16), *range(17, 30)]
     pieces = [

@@ -10,10 +10,9 @@ import trio
 
 from acstor_agent.engine import placement
 from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_agent.sources import glance
-from acstor_agent.sources import whole
 from acstor_agent.sources import whole_copies
 from acstor_agent.sources import whole_copy
 from acstor_common import errors
@@ -51,7 +50,7 @@ class Cloud(exchange_cloud.Cloud):
             elsewhere=self.elsewhere(here),
             image_wait_s=0.3,
         )
-        made = self.sources[here] = whole.WholeSource(failover.FailoverSource([driver]), copies)
+        made = self.sources[here] = source_client.SourceClient([driver], copies=copies)
         return made, made.given_as
 
     @property

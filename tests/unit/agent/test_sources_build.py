@@ -6,8 +6,10 @@ import stevedore
 from oslo_config import cfg
 
 import acstor_agent.conf
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import build
+from acstor_agent.sources import deadline
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -55,7 +57,8 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
     (tmp_path / BLOB.name).write_bytes(DATA)
     with http_server.serve({BLOB.name: DATA}) as server:
         conf.set_override("url", server.url, group="source_http")
-        source = build.build(["file", "http"], conf, nursery, as_stored)
+        made = build.build(["file", "http"], conf, nursery, as_stored)
+        source = source_client.SourceClient(*made)
         assert source.where == f"{tmp_path}, {server.url}"
         assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
         assert server.asked == []
@@ -70,16 +73,16 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
 async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery):
     conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
     conf.set_override("connections", 3, group="source_http")
-    source = build.build(["http"], conf, nursery, as_stored)
+    source = source_client.SourceClient(*build.build(["http"], conf, nursery, as_stored))
     assert source.in_flight == 3
     await source.aclose()
 
 
-async def test_wrapped_driver_retries_and_verifies(autojump_clock):
+async def test_driver_is_asked_again_and_its_bytes_are_verified(autojump_clock):
     inner = faulty_source.FaultySource(
         faulty_source.MemorySource({BLOB: DATA}), delay=ALWAYS, fail=[1], corrupt=[3]
     )
-    source = build.wrapped(inner, random.Random(1))
+    source = source_client.SourceClient([deadline.DeadlineSource(inner)])
 
     async def read_chunk():
         assert await source.read(BLOB, 0, 4096, ids.Content(ids.cid_of(DATA[:4096]))) == DATA[:4096]

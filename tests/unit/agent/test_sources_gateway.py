@@ -6,8 +6,8 @@ import json
 import pytest
 from oslo_config import cfg
 
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
@@ -116,7 +116,9 @@ def test_configuration_without_keystone_names_the_option():
 async def test_glance_is_asked_once_for_ranges_that_it_does_not_give(server):
     server.files[AT_GLANCE] = DATA
     first = glance.GlanceSource(fake_glance.session(server.url))
-    both = failover.FailoverSource([first, gateway.GatewaySource(fake_glance.session(server.url))])
+    both = source_client.SourceClient(
+        [first, gateway.GatewaySource(fake_glance.session(server.url))]
+    )
     no_ranges = http_server.status(400)
     server.behaviours = [http_server.fine, no_ranges]  # its record, and a range of it
     assert await both.size_bytes(IMAGE) == len(DATA)

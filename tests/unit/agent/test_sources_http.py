@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import base64
-import random
 import socket
 import ssl
 import threading
@@ -13,14 +12,14 @@ import trio
 import trustme
 
 from acstor_agent import tls_session
-from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
+from acstor_agent.sources import deadline
 from acstor_agent.sources import http
 from acstor_agent.sources import http_dial
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_agent.sources import http_stream
-from acstor_agent.sources import retry
 from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import ids
@@ -324,17 +323,15 @@ async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, 
 async def test_only_what_failed_is_asked_for_again(source, server):
     server.behaviours = [http_server.half_a_body]
     told = []
-    again = retry.RetrySource(source, random.Random(1), first_pause_s=0.01)
-    await again.read_pieces(BLOB, PIECES, told.extend)
+    await source_client.SourceClient([source]).read_pieces(BLOB, PIECES, told.extend)
     assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
     assert [asked["range"] for asked in server.asked] == ["bytes=0-524287", "bytes=262144-524287"]
 
 
 async def test_server_that_drips_is_given_up_and_the_connection_closed(source, server):
     server.behaviours = [http_server.drip(0.02)]
-    timeout = attempt_timeout.AttemptTimeout(0.2)
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no answer within"):
-        await retry.RetrySource(source, random.Random(1), timeout, attempts=1).read(BLOB, 0, 4096)
+        await deadline.DeadlineSource(source, 0.2).read(BLOB, 0, 4096)
     await trio.sleep(0.1)
     sent = server.body_bytes
     await trio.sleep(0.2)

@@ -11,11 +11,12 @@ import trio.testing
 import zstandard
 
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
+from acstor_agent.sources import deadline
 from acstor_agent.sources import driver
-from acstor_agent.sources import failover
 from acstor_agent.sources import layout as layout_source
-from acstor_agent.sources import whole
 from acstor_common import codecs
 from acstor_common import errors
 from acstor_common import geometry
@@ -205,7 +206,7 @@ async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeyp
         await run(image_id, requester, steps)
 
     monkeypatch.setattr(place.source._decoding, "run", noted)
-    around = whole.WholeSource(failover.FailoverSource([place.source]))
+    around = source_client.SourceClient([place.source])
     guest = base.Requester(requests.Klass.GUEST, "an image/7")
     told = []
     await around.read_pieces(IMAGE, image.pieces, told.extend, guest)
@@ -214,11 +215,27 @@ async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeyp
     assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
 
 
+async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, autojump_clock):
+    image = Image()
+    place = Place(image, nursery)
+    place.source._inner = deadline.DeadlineSource(place.faulty)
+    run = place.source._decoding.run
+
+    async def slow(*args):
+        await trio.sleep(2 * attempt_timeout.MOST_S)
+        await run(*args)
+
+    monkeypatch.setattr(place.source._decoding, "run", slow)
+    source = source_client.SourceClient([place.source])
+    assert await told_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
+    assert source.places()[0].health.missed_attempts == 0
+
+
 async def test_next_place_gives_what_one_lies_about(nursery):
     image = Image()
     liar, honest = Place(image, nursery), Place(image, nursery)
     liar.blobs[QCOW2] = bytes(len(image.stored))
-    both = failover.FailoverSource([liar.source, honest.source])
+    both = source_client.SourceClient([liar.source, honest.source])
     assert await told_of(both, image.pieces) == image.bytes_of(image.pieces)
 
 

@@ -13,11 +13,10 @@ import trio
 import trio.testing
 
 from acstor_agent.engine import placement
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
-from acstor_agent.sources import whole
 from acstor_agent.sources import whole_copies
 from acstor_agent.sources import whole_copy
 from acstor_common import errors
@@ -66,7 +65,7 @@ def over(server, folder, nursery, *others, elsewhere=""):
     copies = whole_copies.CopiesSource(
         driver, folder, nursery, random.Random(1), lambda image_id: elsewhere
     )
-    return whole.WholeSource(failover.FailoverSource([driver, *others]), copies)
+    return source_client.SourceClient([driver, *others], copies=copies)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from acstor_agent.control import status
 from acstor_agent.core import troubles
 from acstor_agent.core.images import image_uses
+from acstor_agent.engine_io import source_client
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_common import ids
 from tests.fakes import one_host
 
@@ -73,9 +73,9 @@ def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1000.0))
     down = troubles.Trouble("no answer within 30 s", 900.0)
     sources = [
-        failover.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
-        failover.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
-        failover.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
+        source_client.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
+        source_client.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
+        source_client.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
     ]
     assert status.of_troubles(troubles.Troubles(), sources) == {
         "source /hangs": {"why": "2 calls to it hang", "since_s": 930.0},

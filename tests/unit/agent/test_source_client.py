@@ -2,8 +2,9 @@
 import pytest
 import trio
 
+from acstor_agent.engine import failover
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import failover
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
@@ -27,9 +28,14 @@ class Place(faulty_source.FaultySource):
         return self.name
 
 
+def once(sources):
+    """Return sources of which each is asked once, whatever its fault."""
+    return source_client.SourceClient(sources, attempts=1)
+
+
 async def test_preferred_source_alone_is_asked():
     first, second = Place("first"), Place("second")
-    assert await failover.FailoverSource([first, second]).read(BLOB, 2, 3) == b"234"
+    assert await once([first, second]).read(BLOB, 2, 3) == b"234"
     assert (len(first.reads), len(second.reads)) == (1, 0)
 
 
@@ -38,18 +44,18 @@ async def test_preferred_source_alone_is_asked():
     "kind", [errors.SourceUnreachable, errors.ChunkMissing, errors.ChunkInvalid]
 )
 async def test_every_unavailability_leads_to_the_next_source(kind):
-    both = failover.FailoverSource([Place("first", share=1.0, error=kind), Place("second")])
+    both = once([Place("first", share=1.0, error=kind), Place("second")])
     assert await both.read(BLOB, 2, 3) == b"234"
 
 
 async def test_size_comes_from_the_first_that_has_the_blob():
-    both = failover.FailoverSource([Place("first", {}), Place("second")])
+    both = once([Place("first", {}), Place("second")])
     assert await both.size_bytes(BLOB) == 10
 
 
 async def test_hash_comes_from_the_first_that_knows_it(monkeypatch):
     first, second = Place("first"), Place("second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert both.os_hash(BLOB) == chunk_map.UNKNOWN_OS_HASH
     known = chunk_map.OsHash("sha256", bytes(32))
     monkeypatch.setattr(second, "os_hash", lambda _blob: known)
@@ -59,7 +65,7 @@ async def test_hash_comes_from_the_first_that_knows_it(monkeypatch):
 @SILENT
 async def test_source_that_is_down_is_asked_last_for_a_while(autojump_clock):
     first, second = Place("first", fail=[1]), Place("second")
-    both = failover.FailoverSource([first, second], down_s=5)
+    both = once([first, second])
     await both.read(BLOB, 0, 1)
     await trio.sleep(4.9)
     await both.read(BLOB, 0, 1)
@@ -71,7 +77,7 @@ async def test_source_that_is_down_is_asked_last_for_a_while(autojump_clock):
 
 @SILENT
 async def test_source_that_is_down_is_still_asked_for_what_nobody_else_has(autojump_clock):
-    both = failover.FailoverSource([Place("first", fail=[1]), Place("second", {})])
+    both = once([Place("first", fail=[1]), Place("second", {})])
     with pytest.raises(errors.SourceUnreachable):
         await both.read(BLOB, 0, 1)
     assert await both.read(BLOB, 0, 1) == b"0"
@@ -79,14 +85,14 @@ async def test_source_that_is_down_is_still_asked_for_what_nobody_else_has(autoj
 
 async def test_crowd_at_a_source_sends_on_and_does_not_make_it_down():
     first, second = Place("first", fail=[1], error=errors.SourceCrowded), Place("second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert await both.read(BLOB, 2, 3) == await both.read(BLOB, 2, 3) == b"234"
     assert (len(first.reads), len(second.reads)) == (2, 1)
 
 
 async def test_missing_chunk_does_not_make_a_source_down():
     first, second = Place("first", fail=[1], error=errors.ChunkMissing), Place("second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     await both.read(BLOB, 0, 1)
     await both.read(BLOB, 0, 1)
     assert len(first.reads) == 2
@@ -94,7 +100,7 @@ async def test_missing_chunk_does_not_make_a_source_down():
 
 @SILENT
 async def test_outage_is_logged_once(autojump_clock, watched_log):
-    both = failover.FailoverSource([Place("first", share=1.0)], down_s=1)
+    both = once([Place("first", share=1.0)])
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
             await both.read(BLOB, 0, 1)
@@ -128,7 +134,7 @@ def test_most_useful_error_leaves_most_hope_and_has_all_reasons(kinds, kind):
 
 async def test_all_sources_are_closed_and_named():
     places = [Place("first"), Place("second")]
-    both = failover.FailoverSource(places)
+    both = once(places)
     assert both.where == "first, second"
     await both.aclose()
     assert all(place.is_closed for place in places)
@@ -146,7 +152,7 @@ def hung(name="first", reads=ALWAYS):
 
 @SILENT
 async def test_hung_source_costs_a_reader_some_seconds(autojump_clock):
-    both = failover.FailoverSource([hung(), Place("second")])
+    both = once([hung(), Place("second")])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() < 3
     trouble = both.places()[0].trouble
@@ -157,7 +163,7 @@ async def test_hung_source_costs_a_reader_some_seconds(autojump_clock):
 @SILENT
 async def test_readers_after_the_first_do_not_wait_for_a_hung_source(autojump_clock):
     first = hung()
-    both = failover.FailoverSource([first, Place("second")])
+    both = once([first, Place("second")])
     await both.read(BLOB, 2, 3)
     began_s = trio.current_time()
     for _ in range(100):
@@ -168,19 +174,19 @@ async def test_readers_after_the_first_do_not_wait_for_a_hung_source(autojump_cl
 
 @SILENT
 async def test_all_who_wait_for_a_hung_source_go_on_when_it_is_known_to_be_down(autojump_clock):
-    both = failover.FailoverSource([hung(), Place("second")])
+    both = once([hung(), Place("second")])
     async with trio.open_nursery() as nursery:
         for _ in range(200):
             nursery.start_soon(both.read, BLOB, 2, 3)
     assert trio.current_time() < 3
-    assert both.hedge.hedges <= 4
+    assert both.failover.hedge.hedges <= 4
 
 
 @SILENT
 async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock):
     second = Place("second")
-    both = failover.FailoverSource([hung(), second])
-    while both.hedge.may_hedge():
+    both = once([hung(), second])
+    while both.failover.hedge.may_hedge():
         pass
     async with trio.open_nursery() as nursery:
         for _ in range(50):
@@ -188,13 +194,13 @@ async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock)
         await trio.sleep(5.01)
         assert len(second.reads) == 1  # of all who wait one goes ahead
     assert trio.current_time() < 6
-    assert not any(place.is_hedged for place in both._places)
+    assert not any(place.is_hedged for place in both.failover.sources)
 
 
 @SILENT
 async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers(autojump_clock):
     first, second = hung(reads=range(1, 5)), Place("second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     waits = []
     while len(first.reads) < 5:
         began_s = trio.current_time()
@@ -213,7 +219,7 @@ async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers
 async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clock):
     first = Place("first", delay=[1], delay_s=3.0)
     second = Place("second", delay=[1], delay_s=NEVER_S)
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() == pytest.approx(3.0, abs=0.1)
     assert (len(second.reads), second.in_flight_now) == (1, 0)
@@ -224,7 +230,7 @@ async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clo
 async def test_link_that_is_slow_for_all_sources_is_not_loaded_twice(autojump_clock):
     first = Place("first", delay=ALWAYS, delay_s=43.0)
     second = Place("second", delay=ALWAYS, delay_s=43.0)
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     for _ in range(10):
         async with trio.open_nursery() as nursery:
             for _ in range(40):
@@ -234,7 +240,7 @@ async def test_link_that_is_slow_for_all_sources_is_not_loaded_twice(autojump_cl
 
 async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
     first = Place("first", delay=[1], delay_s=NEVER_S)
-    both = failover.FailoverSource([first, Place("second")])
+    both = once([first, Place("second")])
 
     async def read_often():
         for _ in range(100):
@@ -253,14 +259,14 @@ async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
 @pytest.mark.allow_log("does not answer")
 async def test_hung_source_is_waited_for_when_nobody_else_has_it(autojump_clock):
     first = Place("first", delay=[1], delay_s=30.0)
-    both = failover.FailoverSource([first, Place("second", {})])
+    both = once([first, Place("second", {})])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() == pytest.approx(30.0, abs=0.1)
 
 
 async def test_all_hung_sources_end_with_the_caller(autojump_clock):
     places = [hung("first"), hung("second"), hung("third")]
-    all_three = failover.FailoverSource(places)
+    all_three = once(places)
     with trio.move_on_after(60) as scope:
         await all_three.read(BLOB, 2, 3)
     assert scope.cancelled_caught
@@ -275,7 +281,7 @@ async def test_bug_of_a_source_is_raised_where_it_was_asked(autojump_clock):
 
     for sources in ([Broken({})], [Broken({}), Place("second")], [hung(), Broken({})]):
         with pytest.raises(ZeroDivisionError, match="a bug"):
-            await failover.FailoverSource(sources).read(BLOB, 2, 3)
+            await once(sources).read(BLOB, 2, 3)
 
 
 @SILENT
@@ -284,7 +290,7 @@ async def test_size_is_asked_of_the_next_source_when_the_first_hangs(autojump_cl
         async def size_bytes(self, blob):
             await trio.sleep(NEVER_S)
 
-    both = failover.FailoverSource([Silent("first"), Place("second")])
+    both = once([Silent("first"), Place("second")])
     assert await both.size_bytes(BLOB) == 10
     assert trio.current_time() < 3
 
@@ -297,7 +303,7 @@ async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
                 raise errors.SourceCrowded(blob.name, self.where, "two wait already")
             return await super().read(blob, offset, length)
 
-    both = failover.FailoverSource([Crowded("first", delay=ALWAYS, delay_s=NEVER_S), Place("2nd")])
+    both = once([Crowded("first", delay=ALWAYS, delay_s=NEVER_S), Place("2nd")])
     async with trio.open_nursery() as nursery:
         for _ in range(200):
             nursery.start_soon(both.read, BLOB, 2, 3)
@@ -330,7 +336,7 @@ async def ask(both):
 async def test_next_source_is_asked_only_for_what_the_first_has_not_given(kind):
     first = piecewise.PiecewiseSource(DATA, "first", fail={10: kind, 30: kind})
     second = piecewise.PiecewiseSource(DATA, "second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert (first.asked, second.asked) == ([[0, 10, 20, 30, 40]], [[10, 30]])
     is_down = both.places()[0].trouble is not None
@@ -342,7 +348,7 @@ async def test_each_piece_fails_with_the_reasons_of_its_own():
     first = piecewise.PiecewiseSource(DATA, "1st", fail={10: errors.ChunkMissing})
     second = piecewise.PiecewiseSource(DATA, "2nd", fail={10: errors.ChunkInvalid})
     first.fail[30], second.fail[30] = errors.ChunkMissing, errors.SourceUnreachable
-    outcomes = await ask(failover.FailoverSource([first, second]))
+    outcomes = await ask(once([first, second]))
     assert [outcomes[n] for n in (0, 2, 4)] == [part(0), part(20), part(40)]
     assert [type(outcomes[n]) for n in (1, 3)] == [errors.ChunkInvalid, errors.SourceUnreachable]
     assert "bytes 10-19" in str(outcomes[1]) and "1st: by order; 2nd: by order" in str(outcomes[1])
@@ -352,7 +358,7 @@ async def test_each_piece_fails_with_the_reasons_of_its_own():
 async def test_source_that_falls_silent_in_the_middle_is_raced_for_the_rest(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s={20: NEVER_S})
     second = piecewise.PiecewiseSource(DATA, "second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert trio.current_time() < 3
     assert second.asked == [[20, 30, 40]]
@@ -362,7 +368,7 @@ async def test_source_that_falls_silent_in_the_middle_is_raced_for_the_rest(auto
 async def test_source_that_goes_on_telling_is_not_silent_however_long_all_takes(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s=dict.fromkeys(range(0, 50, 10), 1.9))
     second = piecewise.PiecewiseSource(DATA, "second")
-    await ask(failover.FailoverSource([first, second]))
+    await ask(once([first, second]))
     assert second.asked == []
     assert trio.current_time() > 9
 
@@ -374,7 +380,7 @@ async def test_source_that_has_said_no_and_goes_on_telling_is_not_silent(autojum
         DATA, "first", fail=missing, delay_s=dict.fromkeys(range(0, 50, 10), 1.9)
     )
     second = piecewise.PiecewiseSource(DATA, "second")
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert second.asked == [[0, 10]]  # in the end, and not beside the first
     assert both.places()[0].trouble is None
@@ -386,16 +392,16 @@ async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(aut
     first.fail[40] = errors.SourceUnreachable
     second = piecewise.PiecewiseSource(DATA, "second", delay_s={10: 0.7, 30: 5.0})
     second.fail[0] = errors.SourceUnreachable
-    both = failover.FailoverSource([first, second])
+    both = once([first, second])
     watch: list[float] = []
-    note, place = both.note_answer, both._places[1]
+    note, place = both.failover.note_answer, both.failover.sources[1]
 
-    def note_answer(answered):
+    def note_answer(answered, now):
         if answered is place:
-            watch.append(trio.current_time())
-        note(answered)
+            watch.append(now)
+        note(answered, now)
 
-    both.note_answer = note_answer
+    both.failover.note_answer = note_answer
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert trio.current_time() == pytest.approx(7.7)
     assert [state.trouble.why for state in both.places()] == ["by order"] * 2  # a piece of each
@@ -413,7 +419,7 @@ class Lingering(piecewise.PiecewiseSource):
 @SILENT
 async def test_sources_that_have_given_all_between_them_are_waited_for_no_longer(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s={30: NEVER_S})
-    both = failover.FailoverSource([first, Lingering(DATA, "second")])
+    both = once([first, Lingering(DATA, "second")])
     for seconds in (2, 0):  # who is silent is found out by it, as ever
         began_s = trio.current_time()
         assert await ask(both) == [part(at) for at in range(0, 50, 10)]
@@ -427,17 +433,18 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
     for _ in range(40):  # who of both is first in one turn is left to chance
         first = Lingering(DATA, "first", delay_s={0: failover.SILENT_FIRST_S})
         second = piecewise.PiecewiseSource(DATA, "second")
-        both = failover.FailoverSource([first, second])
+        both = once([first, second])
         told = []
         await both.read_pieces(BLOB, PIECES[:1], told.extend)
         assert told == [(0, part(0))]
         assert both.places()[0].trouble is None and [] not in second.asked
 
 
+@SILENT
 async def test_source_that_tells_nothing_is_no_answer():
     class Mute(piecewise.PiecewiseSource):
         async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
             pass
 
-    outcomes = await ask(failover.FailoverSource([Mute(DATA, "first")]))
+    outcomes = await ask(once([Mute(DATA, "first")]))
     assert {type(outcome) for outcome in outcomes} == {errors.SourceUnreachable}

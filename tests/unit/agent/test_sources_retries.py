@@ -6,8 +6,10 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.engine import backoff
+from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import retry
+from acstor_agent.sources import deadline
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
@@ -17,6 +19,8 @@ BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobK
 DATA = random.Random(1).randbytes(4_000)
 NEVER_S = 1e6
 ALWAYS = range(1, 1_000)
+
+pytestmark = pytest.mark.allow_log("Source memory does not answer")
 
 
 class Flaky(faulty_source.FaultySource):
@@ -39,7 +43,7 @@ class Flaky(faulty_source.FaultySource):
 
 
 def retried(inner, **limits):
-    return retry.RetrySource(inner, random.Random(7), **limits)
+    return source_client.SourceClient([inner], **limits)
 
 
 async def test_passing_faults_are_not_seen(autojump_clock):
@@ -67,21 +71,25 @@ async def test_what_does_not_pass_is_not_retried(kind):
     assert len(inner.reads) == 1
 
 
-async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock):
+async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock, monkeypatch):
+    monkeypatch.setattr(backoff, "FIRST_S", 1)
+    monkeypatch.setattr(backoff, "LONGEST_S", 8)
     inner = Flaky(share=1.0)
     with pytest.raises(errors.SourceUnreachable):
-        await retried(inner, attempts=7, first_pause_s=1, longest_pause_s=8).read(BLOB, 0, 1)
+        await retried(inner, attempts=7).read(BLOB, 0, 1)
     pauses = [after - before for before, after in itertools.pairwise(inner.asked_at)]
     shares = [pause / full for pause, full in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True)]
     assert all(0.5 <= share <= 1 + 1e-6 for share in shares)
     assert len(set(shares)) == 6
 
 
-async def test_pause_beyond_the_deadline_is_not_made(autojump_clock):
+async def test_pause_beyond_the_deadline_is_not_made(autojump_clock, monkeypatch):
+    monkeypatch.setattr(backoff, "FIRST_S", 8)
+    monkeypatch.setattr(backoff, "LONGEST_S", 64)
     inner = Flaky(share=1.0)
     started = trio.current_time()
     with trio.fail_after(10), pytest.raises(errors.SourceUnreachable):
-        await retried(inner, attempts=9, first_pause_s=8, longest_pause_s=64).read(BLOB, 0, 1)
+        await retried(inner, attempts=9).read(BLOB, 0, 1)
     assert trio.current_time() - started <= 8
     assert len(inner.reads) == 2
 
@@ -146,8 +154,7 @@ class Silent(faulty_source.MemorySource):
 
 
 def attempts(inner, attempts=1):
-    timeout = attempt_timeout.AttemptTimeout(30.0)
-    return retry.RetrySource(inner, random.Random(1), timeout, attempts)
+    return source_client.SourceClient([deadline.DeadlineSource(inner, 30.0)], attempts=attempts)
 
 
 def memory(**faults):
@@ -169,7 +176,7 @@ async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what
     assert 30 <= trio.current_time() < 31
     with pytest.raises(errors.SourceUnreachable, match="no answer within 60 s"):
         await ask(source)
-    assert source.health().missed_attempts == 2
+    assert source.places()[0].health.missed_attempts == 2
 
 
 async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
@@ -184,7 +191,7 @@ async def test_failure_before_the_deadline_is_passed_on_and_counts_as_no_time(au
     source = attempts(memory(fail=[1], delay=[1], delay_s=20.0))
     with pytest.raises(errors.SourceUnreachable, match="by order"):
         await source.read(BLOB, 0, 10)
-    assert source.health().missed_attempts == 0
+    assert source.places()[0].health.missed_attempts == 0
 
 
 async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
@@ -192,7 +199,7 @@ async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
     with trio.move_on_after(5) as scope:
         await source.read(BLOB, 0, 10)
     assert scope.cancelled_caught
-    assert source.health().missed_attempts == 0
+    assert source.places()[0].health.missed_attempts == 0
 
 
 async def test_missed_attempt_is_made_again(autojump_clock):
@@ -206,7 +213,7 @@ async def test_attempts_end_by_themselves_when_nobody_sets_a_deadline(autojump_c
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
             await source.read(BLOB, 0, 10)
-    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + retry.LONGEST_PAUSE_S)
+    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + backoff.LONGEST_S)
 
 
 async def test_closing_waits_for_nothing_that_hangs(autojump_clock):
@@ -228,5 +235,5 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
     assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
     assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
     assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
-    assert source.health().missed_attempts == 1
+    assert source.places()[0].health.missed_attempts == 1
     assert inner.cancelled == 1

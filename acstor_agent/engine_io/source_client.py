@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client of the sources: performs what ``engine/failover`` decides, one task for each attempt."""
+
+import contextlib
+import random
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+from typing import TypeVar
+
+import trio
+from oslo_log import log
+
+from acstor_agent.core import troubles
+from acstor_agent.engine import failover
+from acstor_agent.engine import placement
+from acstor_agent.sources import base
+from acstor_agent.sources import whole_copies
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+
+T = TypeVar("T")
+LOG = log.getLogger(__name__)
+
+_Read = Callable[[base.Source, Sequence[int], base.Told], Awaitable[None]]
+"""Reads the pieces with these numbers from a source; reports their outcomes by index."""
+
+
+class PlaceState(NamedTuple):
+    """How one source does.
+
+    :param trouble: why it counts as down, or what it refuses, and since when; None: nothing
+    """
+
+    where: str
+    trouble: troubles.Trouble | None
+    health: base.Health
+
+
+class SourceClient(base.Source):
+    """Several sources as one.
+
+    :param sources: at least one; for this and the next three see ``build.Sources``
+    :param attempts: how often a request asks one source while its faults are transient
+    :param jitter: returns a number from 0 up to 1
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[base.Source],
+        configured: Sequence[str] = (),
+        copies: whole_copies.CopiesSource | None = None,
+        read_copies: base.Source | None = None,
+        attempts: int = failover.ATTEMPTS,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        words = configured or [""] * len(sources)
+        places = [source.where for source in sources]
+        states = [*map(failover.SourceState, places, words)]
+        self.failover = failover.Failover(
+            states, jitter, time.time, LOG.warning, LOG.info, attempts
+        )
+        self._sources = dict(zip(states, sources, strict=True))
+        self._copies = copies
+        if copies is not None:
+            self._sources[self.failover.copies] = read_copies or copies
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return the size that the first source with the blob gives."""
+        what = f"the size of {blob.name}"
+        return await self._ask(blob, what, lambda source: source.size_bytes(blob))
+
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Return what the first source with the blob has."""
+        return await self._ask(blob, f"a look at {blob.name}", lambda source: source.look(blob))
+
+    async def read_pieces(
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+        requester: base.Requester = base.AGENT,
+    ) -> None:
+        """Read each piece from the first source that gives it."""
+
+        async def read(source: base.Source, numbers: Sequence[int], took: base.Told) -> None:
+            if source is self._sources.get(self.failover.copies):
+                self._bring_rest(blob)
+            some = pieces if len(numbers) == len(pieces) else [pieces[n] for n in numbers]
+            await source.read_pieces(blob, some, took, requester)
+
+        def what(number: int) -> str:
+            return blob.part(pieces[number].offset, pieces[number].length)
+
+        if pieces:
+            await self._run(blob, len(pieces), what, read, told)
+
+    def given_as(self, image_id: ids.ImageId, offset: int) -> placement.Given:
+        """Say how what hosts mean by an offset of an image is given."""
+        if self._copies is None or not self.failover.refused:
+            return placement.Given.IN_PARTS
+        blob, _ = base.blob_at(image_id, offset)
+        if blob not in self.failover.refused:
+            return placement.Given.IN_PARTS
+        return placement.Given.WHOLE_HERE if self._copies.has(blob) else placement.Given.WHOLE
+
+    def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
+        """Return the hash that the copies know of what they give, or else the first source."""
+        if self._copies is not None and _key(blob) in self.failover.refused:
+            return self._copies.os_hash(blob)
+        known = (self._sources[state].os_hash(blob) for state in self.failover.sources)
+        return next((found for found in known if found.algo), chunk_map.UNKNOWN_OS_HASH)
+
+    async def aclose(self) -> None:
+        """Let the copies go, and close all the sources."""
+        if self._copies is not None:
+            await self._copies.aclose()
+        for state in self.failover.sources:
+            await self._sources[state].aclose()
+
+    @property
+    def where(self) -> str:
+        """All the places, in order."""
+        return ", ".join(state.where for state in self.failover.sources)
+
+    @property
+    def in_flight(self) -> int:
+        """As many as the preferred source can take."""
+        return self._sources[self.failover.sources[0]].in_flight
+
+    def places(self) -> list[PlaceState]:
+        """Return how each source does; may be called from any thread."""
+        return [
+            PlaceState(state.where, self.failover.trouble(state), self._sources[state].health())
+            for state in self.failover.sources
+        ]
+
+    async def _ask(
+        self, blob: base.Blob, what: str, ask: Callable[[base.Source], Awaitable[T]]
+    ) -> T:
+        """Return the first answer; ask the sources, whatever they have refused before."""
+        answers: list[tuple[int, T | errors.ChunkUnavailable]] = []
+
+        async def read(source: base.Source, _: Sequence[int], took: Callable[..., None]) -> None:
+            try:
+                took([(0, await ask(source))])
+            except errors.ChunkUnavailable as failure:
+                took([(0, failure)])
+
+        await self._run(blob, 1, lambda _: what, read, answers.extend, ignores_refusals=True)
+        [(_, outcome)] = answers
+        if isinstance(outcome, errors.ChunkUnavailable):
+            raise outcome
+        return outcome
+
+    async def _run(
+        self,
+        blob: base.Blob,
+        count: int,
+        what: Callable[[int], str],
+        read: _Read,
+        told: Callable[..., None],
+        ignores_refusals: bool = False,
+    ) -> None:
+        def may_copy() -> bool:
+            return self._copies is not None and self._copies.can_give(blob)
+
+        asked = self.failover, _key(blob), blob.image_id, count, what, may_copy, ignores_refusals
+        now, until_s = trio.current_time(), trio.current_effective_deadline()
+        with contextlib.closing(failover.Request(*asked, now, until_s)) as request:
+            run = _Run(self._sources, request, read, told)
+            await (run.hedged() if request.may_hedge else run.alone())
+        if run.fault is not None and request.left:
+            raise run.fault
+        if request.left:
+            told(request.failures())
+
+    def _bring_rest(self, blob: base.Blob) -> None:
+        """Let the copy of an image begin whose guests read its boot image, and soon the rest."""
+        image = base.Blob(blob.image_id, base.BlobKind.IMAGE)
+        if blob.kind is base.BlobKind.BOOT_IMAGE and image in self.failover.refused:
+            assert self._copies is not None
+            self._copies.bring(blob.image_id)
+
+
+class _Run:
+    """The attempts of one request.
+
+    :ivar fault: a bug of a source
+    """
+
+    def __init__(
+        self,
+        sources: dict[failover.SourceState, base.Source],
+        request: failover.Request,
+        read: _Read,
+        told: base.Told,
+    ) -> None:
+        self._sources, self._request, self._read, self._told = sources, request, read, told
+        self._changed = trio.Event()
+        self.fault: Exception | None = None
+
+    async def alone(self) -> None:
+        """Make one attempt after the other: there is none to hedge with."""
+        while self.fault is None and (attempt := self._request.next(trio.current_time())):
+            await self._attempt(attempt)
+
+    async def hedged(self) -> None:
+        """Make attempts, until all pieces are here or no source is left."""
+        async with trio.open_nursery() as nursery:
+            while self.fault is None:
+                self._changed = trio.Event()
+                if attempt := self._request.next(trio.current_time()):
+                    nursery.start_soon(self._attempt, attempt)
+                if self._request.is_over:
+                    break
+                with trio.move_on_at(self._request.next_s(trio.current_time())):
+                    await self._changed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _attempt(self, attempt: failover.Attempt) -> None:
+        request = self._request
+
+        def took(answers: base.Answers) -> None:
+            if given := request.took(attempt, answers, trio.current_time()):
+                self._told(given)
+            if not request.left:
+                self._changed.set()
+
+        try:
+            while request.begin(attempt):
+                await self._read(self._sources[attempt.source], attempt.numbers, took)
+                if (pause_s := request.ended(attempt, trio.current_time())) is None:
+                    break
+                await trio.sleep(pause_s)
+        except Exception as fault:
+            self.fault = fault
+        finally:
+            request.leave(attempt)
+            self._changed.set()
+
+
+def _key(blob: base.Blob) -> base.Blob:
+    """Return what is asked for where a blob is meant: of an image what guests read."""
+    is_stored = blob.kind is base.BlobKind.QCOW2
+    return base.Blob(blob.image_id, base.BlobKind.IMAGE) if is_stored else blob
