@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failover among sources, without any: what sources tell, and when, is left to chance."""
+
+import random
+
+import pytest
+
+from acstor_agent.engine import failover
+from acstor_common import errors
+from acstor_common import ids
+
+IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+KINDS = (
+    errors.SourceUnreachable,
+    errors.SourceCrowded,
+    errors.ChunkInvalid,
+    errors.SourceRefused,
+    errors.ChunkRefused,
+    errors.ChunkMissing,
+)
+
+
+class World:
+    """Sources that do what chance wants, and requests of them, one after the other."""
+
+    def __init__(self, seed):
+        self.rng, self.now, self.lines = random.Random(seed), 0.0, []
+        states = [failover.SourceState(f"s{n}") for n in range(self.rng.randint(1, 3))]
+        log = self.lines.append
+        self.failover = failover.Failover(states, self.rng.random, lambda: self.now, log, log)
+        self.has_copies = self.rng.random() < 0.5
+
+    def outcome(self, source):
+        if self.rng.random() < 0.6:
+            return b"bytes"
+        return self.rng.choice(KINDS)("a piece", source.where, "by order")
+
+    def request(self):
+        """Make a request and return what was told of it; check it all the time."""
+        rng, count = self.rng, self.rng.randint(1, 6)
+        deadline_s = self.now + rng.choice([1.0, 1e6])
+        request = failover.Request(
+            *(self.failover, "key", IMAGE, count, str, lambda: self.has_copies),
+            *(rng.random() < 0.3, self.now, deadline_s),
+        )
+        told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
+        while True:
+            if (attempt := request.next(self.now)) is not None:
+                waiting[attempt] = self.now
+            assert request.next_s(self.now) > self.now
+            if request.is_over:
+                break
+            self.now += rng.choice([0.0, 0.1, 3.0])
+            self._step(request, rng.choice(list(waiting)), waiting, told, tries)
+        failures = dict(request.failures())
+        request.close()
+        assert sorted([*told, *failures]) == list(range(count))
+        assert all(n < failover.ATTEMPTS for n in tries.values())
+        assert tries.get(self.failover.copies, 0) == 0
+        assert self.has_copies or self.failover.copies not in tries
+        for source in (*self.failover.sources, self.failover.copies):
+            assert source.breaker._waiting == 0 and not source.is_hedged
+        return told, failures
+
+    def _step(self, request, attempt, waiting, told, tries):
+        """Let one attempt go on: it begins, tells of some pieces, ends, or is cancelled."""
+        if waiting[attempt] is not None:
+            if waiting[attempt] > self.now:
+                return
+            waiting[attempt] = None
+            if not request.begin(attempt):
+                self._leave(request, attempt, waiting)
+                return
+            tries[attempt.source] = attempt.tries
+        elif attempt.untold and self.rng.random() < 0.8:
+            some = self.rng.sample(sorted(attempt.untold), self.rng.randint(1, len(attempt.untold)))
+            answers = [(at, self.outcome(attempt.source)) for at in some]
+            for number, data in request.took(attempt, answers, self.now):
+                assert data == b"bytes" and number not in told
+                told[number] = data
+        elif (pause_s := request.ended(attempt, self.now)) is None:
+            self._leave(request, attempt, waiting)
+        else:
+            assert 0.05 <= pause_s <= 0.2
+            waiting[attempt] = self.now + pause_s
+
+    def _leave(self, request, attempt, waiting):
+        request.leave(attempt)
+        del waiting[attempt]
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_each_piece_is_told_of_once_whatever_sources_do(first):
+    is_copied = is_down = is_hopeless = 0
+    for seed in range(first, first + 250):
+        world = World(seed)
+        for _ in range(5):
+            _, failures = world.request()
+            is_hopeless += any(type(e) is errors.ChunkMissing for e in failures.values())
+        is_copied += bool(world.failover.refused)
+        is_down += any("does not answer" in line for line in world.lines)
+    assert is_copied and is_down and is_hopeless  # it has met all of them
+
+
+# One after the other
+
+
+def sources(count=1):
+    """Return the memory of some sources, and the lines that it logs."""
+    states, lines = [failover.SourceState(f"s{n}") for n in range(count)], []
+    return failover.Failover(states, lambda: 0.0, lambda: 0.0, lines.append, lines.append), lines
+
+
+def fault(kind, where="s0"):
+    return kind("a piece", where, "by order")
+
+
+def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
+    """Ask for pieces, of which sources tell at once; return why those fail that do.
+
+    :param outcomes: of the pieces at any source
+    :param copies: their outcomes at the copies; None: there are none
+    """
+    may_copy = lambda: copies is not None  # noqa: E731 - what a caller gives
+    request = failover.Request(
+        known, key, IMAGE, len(outcomes), str, may_copy, ignores_refusals, 0.0, float("inf")
+    )
+    while (attempt := request.next(0.0)) is not None:
+        found = copies if attempt.source is known.copies else outcomes
+        while request.begin(attempt):
+            told = [(at, found[number]) for at, number in enumerate(attempt.numbers)]
+            for one in told:
+                request.took(attempt, [one], 0.0)
+            if request.ended(attempt, 0.0) is None:
+                break
+        request.leave(attempt)
+    request.close()
+    return dict(request.failures())
+
+
+def test_copies_have_the_last_word_on_what_sources_refuse():
+    known, _ = sources(2)
+    refused, missing = fault(errors.ChunkRefused), fault(errors.ChunkMissing)
+    assert ask(known, [refused, missing]).keys() == {0, 1} and not known.refused
+    assert ask(known, [missing], copies=[b"not asked"]).keys() == {0} and not known.refused
+    last = fault(errors.SourceUnreachable, "copies")
+    failures = ask(known, [refused, missing, refused], copies=[last, None, b"given"])
+    assert failures[0] is last and type(failures[1]) is errors.ChunkMissing
+    assert failures.keys() == {0, 1} and known.refused
+
+
+def test_refused_keys_are_bounded(monkeypatch):
+    monkeypatch.setattr(failover, "REFUSED_LIMIT", 3)
+    known, _ = sources()
+    for key in range(9):
+        ask(known, [fault(errors.ChunkRefused)], copies=[b"given"], key=key)
+    assert list(known.refused) == [6, 7, 8]
+
+
+def test_source_that_has_one_piece_not_and_does_not_answer_for_another_is_down():
+    known, _ = sources()
+    ask(known, [fault(errors.ChunkMissing), fault(errors.SourceUnreachable)])
+    assert known.trouble(known.sources[0]).why == "by order"
+
+
+def test_refusal_is_told_until_something_of_the_image_is_given():
+    known, lines = sources()
+    ask(known, [fault(errors.SourceRefused)])
+    assert known.trouble(known.sources[0]).why == "by order"
+    assert lines == ["Source s0 refuses a piece: by order"]
+    ask(known, [b"given"])
+    assert known.trouble(known.sources[0]) is None
+
+
+@pytest.mark.parametrize("last", [b"given", fault(errors.ChunkMissing)])
+def test_each_answer_counts_once_for_what_is_usual(last):
+    known, _ = sources()
+    ask(known, [b"given", last])
+    assert len(known.hedge._latest_s) == 2
