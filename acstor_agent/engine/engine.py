@@ -384,7 +384,7 @@ class Engine:
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
         for transfer in dict.fromkeys(self.context.transfers.values()):
-            self.context.singles(transfer)  # its chunks may have other owners now
+            self.context.transfers.singles(transfer)  # its chunks may have other owners now
         self.context.ring.change(table, former)
         self.context.peers.forget_others(self.context.ring.has, self.context.now)
         self.requests.follow_table()

@@ -42,7 +42,7 @@ class Recovery:
         context.requests_out.mend(self._is_awaited, context.now)
         self._requests.mend()
         for transfer in dict.fromkeys(context.transfers.values()):
-            context.drop_if_done(transfer)
+            context.transfers.drop_if_done(transfer)
 
     def _is_whole(self, transfer: Transfer) -> bool:
         attempts, read, relay = transfer.attempts, transfer.read, transfer.relay

@@ -3,7 +3,7 @@
 
 A ``Transfer`` is for one or more chunks of one image that have had one fate so far: the same
 waiters, the same places, the same attempts.  Where their fates part, it is split
-(``fetch.context``).  A chunk has one transfer, whatever the reason.  A transfer has up to three
+(``fetch.transfers``).  A chunk has one transfer, whatever the reason.  A transfer has up to three
 *tracks*:
 
 * *travel*: the fetch for this host itself, from place to place, with one attempt that is not late

@@ -16,13 +16,13 @@ from acstor_agent.engine import neighbours as neighbours_
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
-from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import source_selection
+from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
@@ -87,8 +87,8 @@ def give_something_else(found, transfer, data):
 READS_INIT = source_reads.SourceReads.__init__
 
 
-def read_all_at_once(reads, out, split_waiting, places):
-    READS_INIT(reads, out, split_waiting, 1 << 30)
+def read_all_at_once(reads, out, places):
+    READS_INIT(reads, out, 1 << 30)
 
 
 FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
@@ -124,8 +124,8 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
     "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
     "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
-    "what nobody wants is remembered": (1, context.Context, "drop_if_done", lambda *_: None),
-    "what ended counts on": (0, context.Context, "uncharge", lambda *_: None),
+    "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
+    "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
     "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
     "something else is given": (1, peer_requests.PeerRequests, "came", give_something_else),
     "all are told": (11, announcements, "neighbours", Everybody),

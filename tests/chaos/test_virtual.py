@@ -4,7 +4,7 @@
 import pytest
 
 from acstor_agent.core.images import whole_pace
-from acstor_agent.engine.fetch import context
+from acstor_agent.engine.fetch import transfers
 from acstor_agent.sources import verify
 from acstor_common import ids
 from tests.chaos import virtual
@@ -35,7 +35,7 @@ def test_bytes_that_nobody_checks_are_found(monkeypatch):
 
 
 def test_table_that_grows_is_found(monkeypatch):
-    monkeypatch.setattr(context.Context, "uncharge", lambda self, transfer: None)
+    monkeypatch.setattr(transfers.Transfers, "uncharge", lambda self, transfer: None)
     assert "begun for peers" in first_broken(range(1, 10))
 
 

@@ -107,7 +107,7 @@ class PendingReads:
                 index += 1
                 continue
             refs = self._together(batch, index)
-            transfer = context.transfer_of(refs, priority)
+            transfer = context.transfers.of(refs, priority)
             if token is not None:
                 transfer.waiters.append((waiter, _positions(transfer, refs, index)))
             index += len(refs)
@@ -216,8 +216,8 @@ class PendingReads:
             for transfer in self.prefetch_limits.take():
                 if not transfer.is_travelling:
                     self.selection.begin(transfer, self._is_source_first(transfer.priority))
-        while self._context.unwanted and self._context.source_reads.is_full:
-            transfer, _ = self._context.unwanted.popitem()
+        while self._context.transfers.unwanted and self._context.source_reads.is_full:
+            transfer, _ = self._context.transfers.unwanted.popitem()
             if not transfer.is_wanted:  # nobody has joined it since
                 self._end(transfer)
 
@@ -274,7 +274,7 @@ class PendingReads:
     def _end(self, transfer: Transfer) -> None:
         """Let go of all that is under way for a content."""
         context = self._context
-        context.forget(transfer)
+        context.transfers.forget(transfer)
         self._end_travel(transfer)
         if transfer.relay is not None:
             context.requests_out.cancel(transfer.relay, context.now)
@@ -300,20 +300,20 @@ class PendingReads:
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Go on without the source, who waits here and who waits elsewhere."""
-        self._context.uncharge(transfer)
+        self._context.transfers.uncharge(transfer)
         self.selection.source_failed(transfer, failure)
         self._askers.failed(transfer, failure)
-        self._context.drop_if_done(transfer)
+        self._context.transfers.drop_if_done(transfer)
 
     def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
         """Answer those who do not wait at any price; for guests it is tried again."""
         self.prefetch_limits.leave(transfer)
         self._leave_to_patient(transfer, failure, transfer.why)
-        for single in self._context.singles(transfer) if transfer.waiters else ():
+        for single in self._context.transfers.singles(transfer) if transfer.waiters else ():
             if self._context.transfers.get(single.key) is single:  # it may have ended with others
                 self._wait_on(single, failure)
         self._askers.failed(transfer, Failure.MISSING)
-        self._context.drop_if_done(transfer)
+        self._context.transfers.drop_if_done(transfer)
 
     def _wait_on(self, transfer: Transfer, failure: Failure) -> None:
         """Ask every host for a chunk, or try it again after a pause."""
@@ -325,7 +325,7 @@ class PendingReads:
             self.lookups.begin(transfer, denied)
         else:
             self._pause(transfer, failure.name.lower())
-        self._context.drop_if_done(transfer)
+        self._context.transfers.drop_if_done(transfer)
 
     def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
         """Answer those who wait no longer than for what has been tried."""
@@ -353,7 +353,7 @@ class PendingReads:
             self._pause(transfer, why, want if lost_in_s else None, lost_in_s)
         else:
             self._end_travel(transfer)
-        self._context.drop_if_done(transfer)
+        self._context.transfers.drop_if_done(transfer)
 
     def _pause(
         self,
@@ -375,7 +375,7 @@ class PendingReads:
         for waiter, _ in transfer.take_waiters():
             self._complete(waiter, failure, why)
         self._end_travel(transfer)
-        self._context.drop_if_done(transfer)
+        self._context.transfers.drop_if_done(transfer)
 
     def mend(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
         """End what is half done, with all who wait for it: a fault of this program has left it so.
@@ -450,7 +450,7 @@ class PendingReads:
                     self._end_travel(transfer)
                 elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
                     self.prefetch_limits.leave(transfer)
-                self._context.drop_if_done(transfer)
+                self._context.transfers.drop_if_done(transfer)
 
 
 def _positions(transfer: Transfer, refs: transfer_.Refs, index: int) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ class ReadThrough:
         book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
-        for single in self._context.singles(relay.transfer)[:-1]:
+        for single in self._context.transfers.singles(relay.transfer)[:-1]:
             if single.relay is not None:
                 self.relay_is_late(single.relay)
         if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.LATEST_S:

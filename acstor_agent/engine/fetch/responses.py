@@ -133,7 +133,7 @@ class Responses:
     def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take what the source tells of a read, by index."""
         context = self._context
-        self._source_told(context.source_reads.take(number, told, _failure, context.split_read))
+        self._source_told(context.source_reads.take(number, told, _failure))
 
     def source_ended(self, number: int, why: Failure) -> None:
         """Take it that the source tells no more of a read."""

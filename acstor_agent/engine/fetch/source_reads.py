@@ -97,18 +97,14 @@ class _Range:
 class SourceReads:
     """What is read from the source, and what waits for that.
 
-    :param split_waiting: lets some chunks of a waiting read, by index, be a read of their own
     :param places: ranges that are read at a time
+    :ivar divide: lets some chunks of a read, by index, be a read of their own, and of a transfer of
+        their own
     """
 
-    def __init__(
-        self,
-        out: actions.Out,
-        split_waiting: Callable[[SourceRead, list[int]], object] | None = None,
-        places: int = 8,
-    ) -> None:
+    def __init__(self, out: actions.Out, places: int = 8) -> None:
         self._out, self._places = out, places
-        self._split_waiting = split_waiting or self.split
+        self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
         self._most = places - 1 if places >= SPARING_FROM else places
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
         self._starts: dict[_Place, SourceRead] = {}  # those that wait, by their ends
@@ -183,7 +179,7 @@ class SourceReads:
             self._forget_ends(read)
             count = _range_length(read.refs)
             if count < len(read.refs):
-                self._split_waiting(read, list(range(count, len(read.refs))))
+                self.divide(read, list(range(count, len(read.refs))))
                 self._forget_ends(read)
             self._begin(read, self._with_neighbours(read), now)
 
@@ -232,13 +228,11 @@ class SourceReads:
         number: int,
         told: Iterable[tuple[int, T]],
         fate: Callable[[T], Hashable],
-        split: Callable[[SourceRead, list[int]], SourceRead],
     ) -> list[tuple[SourceRead, list[T]]]:
         """End reads of which the source has told; return them, with what it told of their chunks.
 
         :param told: by index in the action; chunks that nobody reads there are left out
         :param fate: chunks with different ones do not go on together
-        :param split: lets some chunks of a read, by index, be a read of their own
         """
         under_way = self._ranges.get(number)
         if under_way is None:
@@ -253,7 +247,7 @@ class SourceReads:
         taken: list[tuple[SourceRead, list[T]]] = []
         for (read, _), some in found.items():
             if len(some) < len(read.indices):
-                read = split(read, [at for at, i in enumerate(read.indices) if i in some])
+                read = self.divide(read, [at for at, i in enumerate(read.indices) if i in some])
             self._over(read)
             taken.append((read, [some[index] for index in read.indices]))
         return taken

@@ -302,7 +302,7 @@ class SourceSelection:
             return
         at = transfer.attempts.index(attempt)
         while transfer.count > 1 and not peers.is_doubtful(attempt.host) and peers.may_hedge:
-            part = self._context.split(transfer, [0]).attempts[at]
+            part = self._context.transfers.split(transfer, [0]).attempts[at]
             self._hedge(part)
             if not part.is_late:
                 return  # the budget does not allow it; they are looked at again

@@ -234,7 +234,7 @@ class PeerRequests:
             asker.data = kept
             self._give(asker)
             return
-        transfer = context.single(asker.want.key)
+        transfer = context.transfers.single(asker.want.key)
         is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
@@ -243,7 +243,7 @@ class PeerRequests:
         if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
             self._refuse(asker, Failure.BUSY)
             return
-        transfer = context.transfer_of((asker.want,), asker.priority)
+        transfer = context.transfers.of((asker.want,), asker.priority)
         if is_new and transfer.charged is None:
             transfer.charged = receiver
             receiver.begun += 1
@@ -263,7 +263,7 @@ class PeerRequests:
         if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
-        transfer = transfer or self._context.transfer_of((asker.want,), asker.priority)
+        transfer = transfer or self._context.transfers.of((asker.want,), asker.priority)
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
         transfer.askers[asker] = None
 
@@ -492,7 +492,7 @@ class PeerRequests:
         transfer = self._transfer_of(asker)
         if transfer is not None:
             del transfer.askers[asker]
-            self._context.drop_if_done(transfer)
+            self._context.transfers.drop_if_done(transfer)
         elif asker.want is not None:
             self.uploads.remove(asker)
 

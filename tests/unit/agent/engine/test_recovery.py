@@ -189,7 +189,7 @@ class Scene:
             "waiters": len(waiters),
             "who was never told": len(self.waiting),
             "kept": len(context.kept),
-            "unwanted": len(context.unwanted),
+            "unwanted": len(context.transfers.unwanted),
             "reads": len(context.source_reads)
             + len(context.source_reads._ranges)
             + len(context.source_reads._held),

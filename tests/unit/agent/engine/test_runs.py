@@ -220,7 +220,7 @@ def test_guest_who_leaves_lets_go_of_the_whole_run(machine):
     machine.wanted([chunk(n) for n in numbers], P.GUEST, "run")
     machine.cancelled("run")
     [one] = transfers(machine)
-    assert not one.is_wanted and one in machine.core.context.unwanted
+    assert not one.is_wanted and one in machine.core.context.transfers.unwanted
 
 
 def test_lost_connection_ends_a_run_once(machine):

@@ -36,7 +36,7 @@ def wants_of(found):
 def told(reads, number, *indices):
     """Let the source give chunks of a read; return the reads that end."""
     given = [(index, b"") for index in indices]
-    return [read for read, _ in reads.take(number, given, lambda what: None, reads.split)]
+    return [read for read, _ in reads.take(number, given, lambda what: None)]
 
 
 def test_one_image_leaves_a_place_for_others(out):
@@ -92,10 +92,12 @@ class Steps:
 
     def __init__(self):
         self.out, self.made, self.seen = actions.Out(), [], []
-        self.reads = source_reads.SourceReads(self.out, self.split, places=3)
+        self.reads = source_reads.SourceReads(self.out, places=3)
+        self.reads.divide = self.split
 
     def split(self, read, some):
         self.made.append(self.reads.split(read, some))
+        return self.made[-1]
 
     def read(self, number, opener):
         at, who = 5 * len(self.made), ("image", "h2")[number % 2]
@@ -243,7 +245,7 @@ def test_read_of_which_the_source_tells_a_part_is_split(out):
     read = reads.read(chunks(0, 1, 2, 3), P.GUEST, "image", 0.0)
     begun(out, reads)
     what = [(3, b""), (1, "no"), (3, b"again"), (0, b""), (1, b"late"), (0, "no")]
-    ended = reads.take(read.number, what, lambda one: one == "no", reads.split)
+    ended = reads.take(read.number, what, lambda one: one == "no")
     assert [(one.refs, told) for one, told in ended] == [
         (chunks(0, 3), [b"", b""]),
         (chunks(1), ["no"]),

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfers under way at a host, and how they split where the fates of their chunks part."""
+
+from collections.abc import Sequence
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine.fetch import prefetch_limits
+from acstor_agent.engine.fetch import requests_out
+from acstor_agent.engine.fetch import source_reads
+
+
+class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
+    """The transfers under way, by each of their chunks.
+
+    :ivar unwanted: transfers whose read of the source goes on though nobody waits for it
+    """
+
+    def __init__(
+        self,
+        attempts: requests_out.RequestsOut,
+        reads: source_reads.SourceReads,
+        limits: prefetch_limits.PrefetchLimits,
+    ) -> None:
+        super().__init__()
+        self.unwanted: dict[transfer_.Transfer, None] = {}
+        self._attempts, self._reads, self._limits = attempts, reads, limits
+        attempts.split, reads.divide = self.split_attempt, self.split_read
+
+    def of(self, refs: transfer_.Refs, priority: priority_.Priority) -> transfer_.Transfer:
+        """Return a transfer of these chunks alone; where there is none it begins to be.
+
+        :param refs: of one image, distinct, and all or none of them under way, in one transfer
+        """
+        keys = chunk_ref.keys_of(refs)
+        transfer = self.get(keys[0])
+        if transfer is None:
+            transfer = transfer_.Transfer(refs, keys, priority)
+            self.update(dict.fromkeys(keys, transfer))
+            return transfer
+        if transfer.count > len(keys):
+            transfer = self.split(transfer, [transfer.keys.index(key) for key in keys])
+        if transfer.refs[0] is not refs[0]:
+            by_key = dict(zip(keys, refs, strict=True))
+            transfer.join(tuple([by_key[key] for key in transfer.keys]))
+        if self.unwanted:
+            self.unwanted.pop(transfer, None)
+        return transfer
+
+    def single(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
+        """Return the transfer of one chunk and no others, if the chunk is under way."""
+        transfer = self.get(key)
+        if transfer is not None and transfer.count > 1:
+            transfer = self.split(transfer, [transfer.keys.index(key)])
+        return transfer
+
+    def singles(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
+        """Let each chunk of a transfer go on by itself; the last one keeps the transfer."""
+        return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
+
+    def split(self, transfer: transfer_.Transfer, some: Sequence[int]) -> transfer_.Transfer:
+        """Let some chunks of a transfer, by index, go on as a transfer of their own."""
+        assert not (transfer.retry or transfer.search or transfer.askers or transfer.charged)
+        part = transfer.split(some)
+        self.update(dict.fromkeys(part.keys, part))
+        for attempt, half in zip(transfer.attempts, part.attempts, strict=True):
+            self._attempts.divide(attempt, half)
+        if transfer.relay is not None and part.relay is not None:
+            self._attempts.divide(transfer.relay, part.relay)
+        if transfer.read is not None:
+            part.read = self._reads.split(transfer.read, some)
+        self._limits.divide(transfer, part)
+        if transfer in self.unwanted:
+            self.unwanted[part] = None
+        return part
+
+    def split_attempt(self, attempt: transfer_.Attempt, some: list[int]) -> transfer_.Attempt:
+        """Let some chunks of an attempt, and of its transfer, go on by themselves."""
+        transfer = attempt.transfer
+        if attempt is transfer.relay:
+            relay = self.split(transfer, some).relay
+            assert relay is not None
+            return relay
+        if attempt in transfer.attempts:
+            at = transfer.attempts.index(attempt)
+            return self.split(transfer, some).attempts[at]
+        part = requests_out.divide_alone(attempt, some)
+        self._attempts.divide(attempt, part)
+        return part
+
+    def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
+        """Let some chunks of a read, and of its transfer, go on by themselves."""
+        transfer = self.get(read.want.key)
+        if transfer is None or transfer.read is not read:
+            return self._reads.split(read, some)
+        found: source_reads.SourceRead = self.split(transfer, some).read
+        return found
+
+    def drop_if_done(self, transfer: transfer_.Transfer) -> None:
+        """Forget a transfer of which nothing is under way and for which nobody waits."""
+        if transfer.is_wanted:
+            return
+        if transfer.is_idle:
+            self.forget(transfer)
+        elif transfer.read is not None:
+            self.unwanted[transfer] = None
+
+    def forget(self, transfer: transfer_.Transfer) -> None:
+        """Forget a transfer."""
+        if self.get(transfer.key) is transfer:
+            for key in transfer.keys:
+                del self[key]
+            if self.unwanted:
+                self.unwanted.pop(transfer, None)
+            self.uncharge(transfer)
+
+    def uncharge(self, transfer: transfer_.Transfer) -> None:
+        """Let a transfer count as nobody's: it does not go on because a peer asked."""
+        if transfer.charged is not None:
+            transfer.charged.begun -= 1
+            transfer.charged = None
