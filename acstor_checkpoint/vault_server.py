@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where other hosts reach the vault of this one: mutual TLS 1.3, a thread for each connection.
 
-The one rule: nothing is answered to who has not shown which host he is, and whether he is
-still believed is looked at again before each request.
+The server answers only a host that has proven its identity.  It checks before each request, and
+each second of a body, that the host's certificate was not revoked.
 
-Everything has a bound: connections that are not authenticated yet (places.py), handshakes a second
-of an address, how long a handshake, a silence and a body take, how long a connection has nothing to
-say.  A thread shakes hands by itself, so who is silent then holds up nobody: the reason for not
-taking a WSGI server, of which cheroot (10 and 11) shakes hands in the one thread that accepts.
+Everything has a bound: connections (places.py), handshakes a second of an address, how long a
+handshake, a silence and a body take, how long a connection has nothing to say.  Each connection
+has its handshake in its own thread: the reason for not taking a WSGI server, of which cheroot (10
+and 11) has all handshakes in the one thread that accepts.
 """
 
 import contextlib
@@ -80,7 +80,6 @@ class VaultServer:
         self._places = places_.Places(hosts_at)
         self._handshakes = handshakes.Handshakes(hosts_at)
         self._said_s = self._told_s = -_SAY_AGAIN_S
-        self._open: set[socket.socket] = set()
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
 
@@ -101,16 +100,14 @@ class VaultServer:
 
     @property
     def connections(self) -> int:
-        """Return how many hosts are being answered, or may ask."""
-        return len(self._open)
+        """Return how many connections are authenticated."""
+        return self._places.hosts
 
     def close(self) -> None:
         """Take no more connections, and end those that are there."""
         self._is_closed.set()
         self._sock.close()
-        for sock in tuple(self._open):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self._places.end_all()
 
     def _take(self, sock: socket.socket, ip: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -148,26 +145,16 @@ class VaultServer:
     def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
         """Find out who it is, and answer him."""
         try:
-            with contextlib.ExitStack() as unauthenticated:
-                unauthenticated.enter_context(sock)
-                unauthenticated.enter_context(handle)
+            with sock, handle, contextlib.ExitStack() as unauthenticated:
                 unauthenticated.callback(self._places.remove, handle, ip)
-                with self._shaken(sock) as tls, self._closable(tls):
+                with self._shaken(sock) as tls:
                     certificate = self._known(tls)
                     unauthenticated.close()
-                    with self._places.host(certificate.host) as has_place:
+                    with self._places.host(handle, certificate.host) as has_place:
                         if has_place:
-                            self._converse(tls, certificate)
+                            self._converse(tls, handle, certificate)
         except (OSError, ValueError, errors.NotAuthentic, channel_.Broken) as e:
             self._say(ip, e)
-
-    @contextlib.contextmanager
-    def _closable(self, sock: socket.socket) -> Iterator[None]:
-        self._open.add(sock)
-        try:
-            yield
-        finally:
-            self._open.discard(sock)
 
     def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
         self._credentials.look()
@@ -178,25 +165,60 @@ class VaultServer:
     def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
         if tls.selected_alpn_protocol() != channel_.PROTOCOL:
             raise errors.NotAuthentic("the other side's TLS", "it does not speak to vaults")
-        certificate = self._credentials.check(tls.getpeercert(binary_form=True))
-        if why := self._fault(certificate):
-            raise errors.NotAuthentic(f"the certificate of {certificate.host}", why)
-        return certificate
+        return self._trusted(tls.getpeercert(binary_form=True))
 
-    def _converse(self, tls: ssl.SSLSocket, certificate: certificates.HostCertificate) -> None:
+    def _trusted(self, certificate: bytes | None) -> certificates.HostCertificate:
+        found = self._credentials.check(certificate)
+        if why := self._fault(found):
+            raise errors.NotAuthentic(f"the certificate of {found.host}", why)
+        return found
+
+    def _converse(
+        self, tls: ssl.SSLSocket, handle: socket.socket, certificate: certificates.HostCertificate
+    ) -> None:
         channel, number = channel_.Channel(tls, h11.SERVER), next(self._numbers)
         while isinstance(request := channel.receive(IDLE_S), h11.Request):
-            self._credentials.look()
-            why = self._credentials.chain_fault(certificate) or self._fault(certificate)
-            if why or request.method not in _METHODS:
-                return
-            length = channel_.content_length(request)
-            body = vault_api.Body(length, channel.body(length or 0), number)
-            method, target = request.method.decode(), request.target.decode("latin-1")
-            with self._api.answered(certificate.host, method, target, body) as answer:
-                _send(channel, answer)
-            if not _finished(channel, body):
-                return
+            with self._places.busy(handle):
+                if not self._answer(channel, request, certificate, number):
+                    return
+
+    def _answer(
+        self,
+        channel: channel_.Channel,
+        request: h11.Request,
+        certificate: certificates.HostCertificate,
+        connection: int,
+    ) -> bool:
+        """Answer a request; say whether another one can follow.
+
+        :raises errors.NotAuthentic: the host is revoked
+        """
+        self._credentials.look()
+        self._trusted(certificate.pem)
+        if request.method not in _METHODS:
+            return False
+        length = channel_.content_length(request)
+        pieces = self._while_trusted(channel.body(length or 0), certificate)
+        body = vault_api.Body(length, pieces, connection)
+        method, target = request.method.decode(), request.target.decode("latin-1")
+        with self._api.answered(certificate.host, method, target, body) as answer:
+            _send(channel, answer)
+        return _finished(channel, body)
+
+    def _while_trusted(
+        self, pieces: Iterator[bytes], certificate: certificates.HostCertificate
+    ) -> Iterator[bytes]:
+        """Yield a body; a host that is revoked meanwhile is cut off in the middle of it.
+
+        :raises errors.NotAuthentic: it is revoked
+        """
+        checked_s = time.monotonic()
+        for piece in pieces:
+            if time.monotonic() - checked_s >= _LOOK_S:
+                self._credentials.look()
+                self._trusted(certificate.pem)
+                checked_s = time.monotonic()
+            yield piece
 
 
 def _send(channel: channel_.Channel, answer: vault_api.Answer) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import pathlib
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -228,11 +227,6 @@ def test_an_altered_chunk_is_not_given_and_can_be_put_again(start: Start) -> Non
         assert client.chunk(of(h1), NAMES[7]) == CHUNKS[7].data
 
 
-def _tls(h1: vaults.Vault, h2: vaults.Vault) -> ssl.SSLSocket:
-    sock = socket.create_connection(("127.0.0.1", h2.port), 10)
-    return h1.credentials.context(is_server=False).wrap_socket(sock)
-
-
 SENSELESS = [
     b"GET / HTTP/1.1\r\nhost: v\r\n\r\n",
     b"GET /v1 HTTP/1.1\r\nhost: v\r\n\r\n",
@@ -271,7 +265,7 @@ def test_requests_that_make_no_sense_change_nothing(start: Start) -> None:
 
 
 def _answer_to(said: bytes, h1: vaults.Vault, h2: vaults.Vault) -> bytes:
-    with _tls(h1, h2) as tls, contextlib.suppress(OSError):
+    with h1.dial(h2) as tls, contextlib.suppress(OSError):
         tls.settimeout(10)
         with contextlib.suppress(OSError):
             tls.sendall(said)
@@ -281,10 +275,11 @@ def _answer_to(said: bytes, h1: vaults.Vault, h2: vaults.Vault) -> bytes:
 
 def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
+    begun = f"PUT /v1/h1/{DISK}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 99\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for _ in range(vault_paths.CONNECTIONS_OF_HOST):
-            stack.enter_context(_tls(h1, h2))
-        runs.pause(time.monotonic() - 0.1)
+            stack.enter_context(h1.dial(h2)).sendall(begun.encode())
+        runs.pause(time.monotonic() - 0.5)
         with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):
             client.disks(h1.name)
         with h3.client(h2) as client:

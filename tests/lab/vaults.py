@@ -3,6 +3,8 @@
 
 import pathlib
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 
@@ -101,6 +103,11 @@ class Vault:
     def client(self, of: "Vault") -> vault_client.VaultClient:
         """Return who asks the vault of a host for this one."""
         return vault_client.VaultClient(of.name, ("127.0.0.1", of.port), self.credentials)
+
+    def dial(self, of: "Vault") -> ssl.SSLSocket:
+        """Return a connection to the vault of a host, on which nothing was sent yet."""
+        sock = socket.create_connection(("127.0.0.1", of.port), 10)
+        return self.credentials.context(is_server=False).wrap_socket(sock)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """End it with a signal; return its status."""

@@ -74,7 +74,12 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
 
 
 @pytest.mark.parametrize(
-    "address_of", [lambda n: denials.STRANGERS[n % len(denials.STRANGERS)], lambda n: "127.0.0.1"]
+    "address_of",
+    [
+        lambda n: denials.STRANGERS[n % len(denials.STRANGERS)],
+        lambda n: denials.STRANGERS[n % 8],
+        lambda n: "127.0.0.1",
+    ],
 )
 def test_strangers_that_hold_all_places_are_displaced(
     pair: tuple[vaults.Vault, vaults.Vault], address_of: Callable[[int], str]

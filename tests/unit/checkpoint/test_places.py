@@ -11,6 +11,8 @@ from acstor_checkpoint import places
 from acstor_common import ids
 from acstor_common import vault_paths
 
+H1 = ids.HostId("h1")
+
 
 class Connections:
     """Unauthenticated connections, and which of them were ended."""
@@ -19,12 +21,16 @@ class Connections:
         self._stack, self._made = stack, made
         self._far: dict[socket.socket, socket.socket] = {}
 
-    def add(self, address: str) -> socket.socket:
+    def pair(self) -> socket.socket:
         near, far = socket.socketpair()
         self._stack.callback(near.close)
         self._stack.callback(far.close)
         far.setblocking(False)
         self._far[near] = far
+        return near
+
+    def add(self, address: str) -> socket.socket:
+        near = self.pair()
         self._made.add(near, address)
         return near
 
@@ -101,16 +107,88 @@ def test_unauthenticated_connections_take_no_place_of_hosts(stack: contextlib.Ex
     connections = Connections(stack, made)
     for n in range(2 * places.CONNECTIONS):
         connections.add(f"10.0.0.{n % 200}")
-    with made.host(ids.HostId("h1")) as has_place:
+    with made.host(connections.pair(), H1) as has_place:
         assert has_place
 
 
-def test_a_host_has_few_places_and_gets_them_back() -> None:
-    all_of_them = places.Places()
-    held = [all_of_them.host(ids.HostId("h1")) for _ in range(vault_paths.CONNECTIONS_OF_HOST + 1)]
-    got = [one.__enter__() for one in held]
-    assert got == [True] * vault_paths.CONNECTIONS_OF_HOST + [False]
-    for one in held:
-        one.__exit__(None, None, None)
-    with all_of_them.host(ids.HostId("h1")) as has_place:
+class Hosts:
+    """Authenticated connections, and which of them were ended."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack, self.now_s = stack, 100.0
+        self.places = places.Places(clock=lambda: self.now_s)
+        self.connections = Connections(stack, self.places)
+
+    def add(self, host: str, *, is_busy: bool = False) -> socket.socket | None:
+        near = self.connections.pair()
+        if not self._stack.enter_context(self.places.host(near, ids.HostId(host))):
+            return None
+        if is_busy:
+            self._stack.enter_context(self.places.busy(near))
+        return near
+
+    def ended(self, *some: socket.socket | None) -> list[bool]:
+        return [one is None or self.connections.has_ended(one) for one in some]
+
+
+def test_a_host_displaces_its_own_idle_connection_and_no_busy_one(
+    stack: contextlib.ExitStack,
+) -> None:
+    hosts = Hosts(stack)
+    other = hosts.add("h2")
+    busy = [hosts.add("h1", is_busy=True) for _ in range(vault_paths.CONNECTIONS_OF_HOST - 1)]
+    idle = hosts.add("h1")
+    late = hosts.add("h1", is_busy=True)
+    assert hosts.ended(idle, late, other, *busy) == [True] + [False] * (2 + len(busy))
+    assert hosts.add("h1") is None and hosts.places.displaced == 1
+    assert hosts.ended(late, other, *busy) == [False] * (2 + len(busy))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_hosts_that_have_all_places_give_each_newcomer_one(
+    stack: contextlib.ExitStack, is_busy: bool
+) -> None:
+    hosts = Hosts(stack)
+    crowd = places.CONNECTIONS // vault_paths.CONNECTIONS_OF_HOST
+    held = [hosts.add(f"c{n % crowd}", is_busy=is_busy) for n in range(places.CONNECTIONS)]
+    late = [hosts.add(f"h{n}") for n in range(crowd)]
+    assert not any(hosts.ended(*late))
+    # Each host of the crowd has lost one, its oldest.
+    assert hosts.ended(*held) == [n < crowd for n in range(len(held))]
+    assert hosts.places.hosts == places.CONNECTIONS
+
+
+def test_idle_connection_goes_before_busy_ones_of_a_host_with_more(
+    stack: contextlib.ExitStack,
+) -> None:
+    hosts = Hosts(stack)
+    idle = hosts.add("h2")
+    hosts.now_s += places.IDLE_S
+    held = [hosts.add(f"c{n % 40}", is_busy=True) for n in range(places.CONNECTIONS - 1)]
+    assert hosts.add("h1") and hosts.ended(idle) == [True]
+    assert not any(hosts.ended(*held))
+
+
+def test_where_each_host_has_one_busy_connection_there_is_no_place(
+    stack: contextlib.ExitStack,
+) -> None:
+    hosts = Hosts(stack)
+    held = [hosts.add(f"c{n}", is_busy=True) for n in range(places.CONNECTIONS)]
+    assert hosts.add("h1") is None and not any(hosts.ended(*held))
+
+
+def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
+    with contextlib.ExitStack() as first:
+        hosts = Hosts(first)
+        for _ in range(vault_paths.CONNECTIONS_OF_HOST):
+            hosts.add("h1", is_busy=True)
+    assert hosts.places.hosts == 0
+    with hosts.places.host(hosts.connections.pair(), H1) as has_place:
         assert has_place
+
+
+def test_end_of_a_vault_ends_all_connections(stack: contextlib.ExitStack) -> None:
+    hosts = Hosts(stack)
+    held = [hosts.add("h1"), hosts.add("h2", is_busy=True), hosts.connections.add("10.0.0.1")]
+    hosts.places.end_all()
+    assert all(hosts.ended(*held))
