@@ -45,14 +45,15 @@ OPTS: list[cfg.Opt] = [
         "vault_limit_of_host_bytes",
         default=50 << 30,
         help="What the vault keeps for one host, so that none takes all the room; it may have the "
-        "same share of vault_limit_files. With the default, a host that runs wild takes half.",
+        "same share of vault_limit_inodes. With the default, a host that runs wild takes half.",
     ),
     cfg.IntOpt(
-        "vault_limit_files",
+        "vault_limit_inodes",
         default=4_000_000,
         min=0,
-        help="How many chunks and manifests the vault keeps. Not above the inodes of its file "
-        "system: the default is for 100 GiB of chunks that compress to a third.",
+        help="How many files and folders the vault keeps: a file for each chunk and manifest, and "
+        "up to 258 folders for each disk. Not above the inodes of its file system: the default is "
+        "for 100 GiB of chunks that compress to a third.",
     ),
     cfg.StrOpt(
         "metrics_listen",

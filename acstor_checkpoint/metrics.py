@@ -32,13 +32,13 @@ class VaultCollector(registry.Collector):
         for name, text, value in (
             ("used_bytes", "What is kept, on disk", sum(one.size_bytes for one in used.values())),
             (
-                "files",
-                "Chunks and manifests that are kept",
-                sum(one.files for one in used.values()),
+                "inodes",
+                "Files and folders that are kept",
+                sum(one.inodes for one in used.values()),
             ),
             ("hosts", "Hosts of which something is kept", len(used)),
             ("limit_bytes", "What may be kept", limits.total_bytes),
-            ("limit_files", "How many files may be kept", limits.files),
+            ("limit_inodes", "How many files and folders may be kept", limits.inodes),
             (
                 "is_safe",
                 "Whether what is put is safe on the disk",

@@ -10,6 +10,7 @@ import enum
 import re
 import struct
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
@@ -20,10 +21,13 @@ from acstor_common import ids
 
 NAME_BYTES: Final = ids.CID_BYTES
 MAX_ASKED: Final = 1 << 16
-"""Names that one question whether they are there may have: 4 GiB of a disk."""
+"""Names in one request: of 4 GiB of a disk."""
+ALL: Final = range(256)
+"""The first bytes of all names."""
 HEAD: Final = struct.Struct(f"<{NAME_BYTES}sI")
 """What stands before each chunk on its way to a vault: its name, and its length when sealed."""
 
+_RANGE: Final = re.compile("([0-9a-f]{2})-([0-9a-f]{2})")
 _NAME: Final = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
@@ -104,6 +108,39 @@ class NameList(Sequence[bytes]):
 def packed(names: Iterable[bytes]) -> bytes:
     """Return names as a list of them is written."""
     return b"".join(sorted(set(names)))
+
+
+def ranges(names: Iterable[bytes]) -> Iterator[tuple[range, list[bytes]]]:
+    """Yield all names in parts of MAX_ASKED at most, and which first bytes each part covers.
+
+    The parts cover all first bytes.
+
+    >>> [(within, len(part)) for within, part in ranges([bytes([7]) * 32, bytes(32)])]
+    [(range(0, 256), 2)]
+    """
+    by_first: list[list[bytes]] = [[] for _ in ALL]
+    for name in sorted(set(names)):
+        by_first[name[0]].append(name)
+    start, some = 0, list[bytes]()
+    for first, part in enumerate(by_first):
+        if some and len(some) + len(part) > MAX_ASKED:
+            yield range(start, first), some
+            start, some = first, []
+        some += part
+    yield range(start, 256), some
+
+
+def parse_range(text: str) -> range:
+    """Return the first bytes that stand in a path.
+
+    >>> parse_range("0a-ff")
+    range(10, 256)
+
+    :raises ValueError: they are none
+    """
+    if not (found := _RANGE.fullmatch(text)):
+        raise ValueError(f"not a range of first bytes: {text[:80]!r}")
+    return range(int(found[1], 16), int(found[2], 16) + 1)
 
 
 def parse_name(text: str) -> bytes:

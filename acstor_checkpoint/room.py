@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much a vault keeps, for whom, and how much more it may keep.
 
-The one rule: room is taken before anything is written, and given back for what was not.
-Counted are files as they lie on a disk, in blocks of 4 KiB.
+Room is taken before anything is written, and given back for what was not.  Files and folders count
+as they lie on a disk: each is an inode, and takes blocks of 4 KiB.
 """
 
 import collections
@@ -21,28 +21,28 @@ class Limits(NamedTuple):
 
     :param total_bytes: for all hosts together; 0: nothing
     :param host_bytes: for one host
-    :param files: for all hosts together; a chunk is a file
+    :param inodes: for all hosts together: chunks, manifests and the folders that they are in
     """
 
     total_bytes: int
     host_bytes: int
-    files: int
+    inodes: int
 
     @property
-    def host_files(self) -> int:
-        """How many files it may keep for one host: as large a share as that of the bytes.
+    def host_inodes(self) -> int:
+        """How many inodes one host may have: as large a share as that of the bytes.
 
-        >>> Limits(total_bytes=100, host_bytes=50, files=1000).host_files
+        >>> Limits(total_bytes=100, host_bytes=50, inodes=1000).host_inodes
         500
         """
-        return min(self.files, self.files * self.host_bytes // max(1, self.total_bytes))
+        return min(self.inodes, self.inodes * self.host_bytes // max(1, self.total_bytes))
 
 
 class Used(NamedTuple):
     """What is kept."""
 
     size_bytes: int = 0
-    files: int = 0
+    inodes: int = 0
 
 
 def on_disk(size_bytes: int) -> int:
@@ -66,10 +66,10 @@ class Room:
         self._lock = threading.Lock()
         self._used: collections.defaultdict[ids.HostId, Used] = collections.defaultdict(Used)
         self._total = Used()
-        self.refused = 0  #: files for which there was no room
+        self.refused = 0  #: files and folders for which there was no room
 
     def take(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Take the room of a file.
+        """Take the room of a file or folder.
 
         :raises errors.VaultFull: there is none
         """
@@ -80,24 +80,24 @@ class Room:
             self._add(owner, on_disk(size_bytes), 1)
 
     def count(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Note a file that is there already, whatever the limits are now."""
+        """Note a file or folder that is there already, whatever the limits are now."""
         with self._lock:
             self._add(owner, on_disk(size_bytes), 1)
 
     def give_back(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Note that a file is there no more."""
+        """Note that a file or folder is there no more."""
         with self._lock:
             self._add(owner, -on_disk(size_bytes), -1)
 
     def used(self) -> dict[ids.HostId, Used]:
         """Return what is kept for each host."""
         with self._lock:
-            return {owner: used for owner, used in self._used.items() if used.files}
+            return {owner: used for owner, used in self._used.items() if used.inodes}
 
-    def _add(self, owner: ids.HostId, size_bytes: int, files: int) -> None:
+    def _add(self, owner: ids.HostId, size_bytes: int, inodes: int) -> None:
         one, total = self._used[owner], self._total
-        self._used[owner] = Used(one.size_bytes + size_bytes, one.files + files)
-        self._total = Used(total.size_bytes + size_bytes, total.files + files)
+        self._used[owner] = Used(one.size_bytes + size_bytes, one.inodes + inodes)
+        self._total = Used(total.size_bytes + size_bytes, total.inodes + inodes)
 
     def _fault(self, one: Used, size_bytes: int) -> str:
         total, limits = self._total, self.limits
@@ -105,8 +105,8 @@ class Room:
             return f"{total.size_bytes} of {limits.total_bytes} bytes are in use"
         if one.size_bytes + size_bytes > limits.host_bytes:
             return f"{one.size_bytes} of the {limits.host_bytes} bytes of one host are in use"
-        if total.files >= limits.files:
-            return f"{total.files} of {limits.files} files are there"
-        if one.files >= limits.host_files:
-            return f"{one.files} of the {limits.host_files} files of one host are there"
+        if total.inodes >= limits.inodes:
+            return f"{total.inodes} of {limits.inodes} inodes are in use"
+        if one.inodes >= limits.host_inodes:
+            return f"{one.inodes} of the {limits.host_inodes} inodes of one host are in use"
         return ""

@@ -38,8 +38,8 @@ LOG = logging.getLogger(__name__)
 
 MAX_DISKS: Final = 4096
 """Of one host: sixteen times the instances of a large one."""
-MAX_REMOVED: Final = 20_000
-"""At a time: a minute and a half on a disk that others keep very busy."""
+MAX_REMOVED: Final = 5000
+"""By one request: 20 s on a disk that others keep very busy."""
 _AT_ONCE: Final = 64
 """Looked at, and maybe removed, while another connection that wants to begin waits."""
 MAX_MANIFESTS: Final = 1024
@@ -72,11 +72,12 @@ class Vault:
         self.room = room_.Room(limits, here)
         self.spoilt = 0  #: files that were not what was put, since the start
         self._numbers = itertools.count()
-        self._making = threading.Lock()
+        self._making = threading.RLock()
         self._turns = turns.Turns()
         self.safety = safety_.Safety(folder)
         self.safety.reach()  # a name that a killed process has given may not be safe yet
         for owner in vault_files.owners_in(folder):
+            self.room.count(owner, room_.BLOCK_BYTES)
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
                     self.room.count(owner, size_bytes)
@@ -171,27 +172,38 @@ class Vault:
                     kind = names.Kind.CHUNK if is_shard else names.Kind.MANIFEST
                     yield from ((disk, kind, name) for name in _listed(part))
 
-    def keep(self, disk: names.Disk, stay: names.NameList, connection: int = 0) -> int:
+    def keep(
+        self,
+        disk: names.Disk,
+        stay: names.NameList,
+        connection: int = 0,
+        within: range = names.ALL,
+    ) -> int:
         """Drop what a disk has but chunks and manifests of these names; return how many went.
 
         MAX_REMOVED: there may be more, so ask again. What is put meanwhile over the same
         connection, and is not named, may go, too.
 
         :param connection: see :meth:`begin`
+        :param within: only names whose first byte is one of these go
         :raises errors.VaultRefused: a later one has begun
         :raises OSError: something cannot be removed
         """
         gone = 0
         for part in vault_files.parts_of(self._folder_of(disk)):
             is_shard = part.name != names.Kind.MANIFEST
+            if is_shard and int(part.name, 16) not in within:
+                continue
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
-            for some in _dozens(vault_files.names_in(part)):
+            found = (name for name in vault_files.names_in(part) if name[0] in within)
+            for some in _dozens(found):
                 with self._turns.held(disk, connection):
                     for name in some:
                         if gone >= MAX_REMOVED:
                             return gone
                         if name not in staying:
                             gone += self._remove(disk.owner, part / name.hex())
+            self._remove_folder(disk.owner, part)
         return gone
 
     def drop(self, disk: names.Disk, connection: int = 0) -> int:
@@ -202,13 +214,29 @@ class Vault:
         """
         gone = self.keep(disk, names.NameList(b""), connection)
         folder = self._folder_of(disk)
-        with self._making:
-            for empty in (*vault_files.parts_of(folder), folder, folder.parent):
-                with contextlib.suppress(OSError):  # something was put meanwhile
-                    empty.rmdir()
-            if not folder.is_dir():
-                self._turns.forget(disk)
+        for empty in (folder, folder.parent):
+            self._remove_folder(disk.owner, empty)
+        if not folder.is_dir():
+            self._turns.forget(disk)
         return gone
+
+    def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
+        """Make a folder for what is kept for a host, if it is not there.
+
+        :raises errors.VaultFull: there is no room for it
+        :raises OSError: it cannot be made
+        """
+        if folder.is_dir():
+            return
+        with self._making:
+            if folder.is_dir():
+                return
+            self.room.take(owner, room_.BLOCK_BYTES)
+            try:
+                os.mkdir(folder, mode=0o700)
+            except OSError:
+                self.room.give_back(owner, room_.BLOCK_BYTES)
+                raise
 
     def next_path(self, folder: pathlib.Path) -> pathlib.Path:
         """Return what a file in the folder of a disk is called before it has its name."""
@@ -225,8 +253,15 @@ class Vault:
         with self._making:
             if len(self.disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_folder(disk.owner, folder.parent)
+            self.make_folder(disk.owner, folder)
         return folder
+
+    def _remove_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
+        """Remove a folder in which nothing is left."""
+        with self._making, contextlib.suppress(OSError):
+            folder.rmdir()
+            self.room.give_back(owner, room_.BLOCK_BYTES)
 
     def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
         try:
@@ -283,6 +318,7 @@ class Batch:
         is_manifest = kind is names.Kind.MANIFEST
         if is_manifest and len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
             raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
+        self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
         self._vault.room.take(self._owner, size_bytes)
         incoming = _Incoming(self._vault.next_path(self._folder), final, size_bytes)
@@ -297,9 +333,10 @@ class Batch:
         self._vault.safety.reach()
         if not self._incoming:
             return
-        for parent in {incoming.final.parent for incoming in self._incoming}:
-            parent.mkdir(mode=0o700, exist_ok=True)
         for incoming in self._incoming:
+            self._vault.make_folder(
+                self._owner, incoming.final.parent
+            )  # a sweep removes empty ones
             with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True

@@ -5,7 +5,8 @@
 ``PUT /v1/<owner>/<disk>/chunks``            keeps chunks: each with its name and length before it
 ``POST /v1/<owner>/<disk>/missing``          which of these chunks are not here
 ``PUT /v1/<owner>/<disk>/manifests/<name>``  keeps a manifest
-``POST /v1/<owner>/<disk>/keep``             drops all of the disk but these names
+``POST /v1/<owner>/<disk>/keep/<range>``     drops all of the disk but these names, of those whose
+                                             first byte is in the range: ``00-ff`` for all
 ``DELETE /v1/<owner>/<disk>``                drops all of the disk
 ``GET /v1/<owner>/<disk>/chunks/<name>``     a sealed chunk
 ``GET /v1/<owner>/<disk>/manifests/<name>``  a sealed manifest
@@ -20,9 +21,8 @@ Nothing here knows of connections: a request is a method, a path and a body.
 """
 
 import contextlib
+import errno
 import logging
-import mmap
-import tempfile
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -30,7 +30,6 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint import names
-from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
@@ -43,10 +42,9 @@ MAX_BATCH_BYTES: Final = 32 << 20
 MAX_BATCH: Final = 4096
 """Chunks that are put together, and wait for the disk together."""
 MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_sealing.SEAL_BYTES
-MAX_STAYING: Final = 2 * checkpoint_manifest.MAX_ENTRIES
-"""Names that stay of a disk: of two checkpoints of which none is as long as it may be."""
 
 OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 LATE, LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 409, 411, 413, 500, 507
 
 
@@ -140,7 +138,7 @@ class Api:
             ("PUT", "chunks", False): self._put_chunks,
             ("PUT", "manifests", True): self._put_manifest,
             ("POST", "missing", False): self._missing,
-            ("POST", "keep", False): self._keep,
+            ("POST", "keep", True): self._keep,
             ("DELETE", "", False): self._drop,
         }
 
@@ -167,7 +165,8 @@ class Api:
                 answer = _said(NOT_HERE, "it is not here")
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
-                answer = _said(FAULT, e.strerror or "the folder cannot be used")
+                status = FULL if e.errno in _FULL else FAULT
+                answer = _said(status, e.strerror or "the folder cannot be used")
             yield answer
 
     def _answer(
@@ -222,29 +221,23 @@ class Api:
         return Answer(NO_CONTENT)
 
     def _missing(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
-        asked = names.NameList(body.exactly(body.bounded(names.MAX_ASKED * names.NAME_BYTES)))
-        return _whole(b"".join(self._vault.missing(place.of, asked)))
+        return _whole(b"".join(self._vault.missing(place.of, _names(body))))
 
     def _keep(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
-        # The list lies on the vault's disk for that time: no more names than things are kept, and
-        # some that were found to be altered and removed.
-        kept = self._vault.room.used().get(place.owner, room.Used()).files
-        pieces = body.pieces(min(MAX_STAYING, kept + names.MAX_ASKED) * names.NAME_BYTES)
-        if not body.length:
+        within, stay = names.parse_range(place.name), _names(body)
+        if not stay:
             raise ValueError("nothing is to stay: that is a DELETE")
-        with tempfile.TemporaryFile(dir=self._vault.folder) as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            staying = names.NameList(memoryview(mapped))
-        return _said(OK, str(self._vault.keep(place.of, staying, body.connection)))
+        return _said(OK, str(self._vault.keep(place.of, stay, body.connection, within)))
 
     def _drop(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
         return _said(OK, str(self._vault.drop(place.of, body.connection)))
 
 
 _Handler = Callable[[_Place, Body, contextlib.ExitStack], Answer]
+
+
+def _names(body: Body) -> names.NameList:
+    return names.NameList(body.exactly(body.bounded(names.MAX_ASKED * names.NAME_BYTES)))
 
 
 def _parse(target: str) -> _Place:

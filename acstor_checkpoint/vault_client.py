@@ -119,7 +119,11 @@ class VaultClient:
 
         :param stay: names that all manifests which stay name, and their own
         """
-        return self._until_all_went("POST", _path(disk, "keep"), names.packed(stay))
+        gone = 0
+        for within, some in names.ranges(stay):
+            path = f"{_path(disk, 'keep')}/{within[0]:02x}-{within[-1]:02x}"
+            gone += self._until_all_went("POST", path, b"".join(some))
+        return gone
 
     def drop(self, disk: names.Disk) -> int:
         """Have all of a disk dropped; return how many things went."""

@@ -21,6 +21,7 @@ from typing import TypeVar
 import blake3
 
 from acstor_checkpoint import names
+from acstor_checkpoint import room
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import whole_file
@@ -91,9 +92,11 @@ def names_in(part: pathlib.Path) -> Iterator[bytes]:
 
 
 def sizes_in(folder: pathlib.Path) -> Iterator[int]:
-    """Yield the length of each file of a disk; what a killed process has not finished goes."""
+    """Yield the length of each file and folder of a disk; unfinished files are removed."""
     whole_file.remove_leftovers(folder)
+    yield room.BLOCK_BYTES
     for part in parts_of(folder):
+        yield room.BLOCK_BYTES
         with os.scandir(part) as found:
             for entry in found:
                 yield entry.stat(follow_symlinks=False).st_size

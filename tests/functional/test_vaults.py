@@ -188,7 +188,13 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> 
 
 def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
     h1, h3 = start("h1"), start("h3")
-    h2 = start("h2", vault_limit_bytes=30 * 69632, vault_limit_of_host_bytes=20 * 69632)
+    size_bytes = 69632 + 4096  # a chunk and its folder
+    own_bytes = 2 * 4096  # folders of a host and its disk
+    h2 = start(
+        "h2",
+        vault_limit_bytes=30 * size_bytes + 2 * own_bytes,
+        vault_limit_of_host_bytes=20 * size_bytes + own_bytes,
+    )
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS[:15])
         with pytest.raises(errors.VaultFull, match="of one host"):
@@ -243,7 +249,9 @@ SENSELESS = [
     b"content-length: 40\r\n\r\n" + bytes(32) + b"\xff\xff\xff\xff" + bytes(4),
     b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
     b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
-    b"POST /v1/h1/" + DISK.encode() + b"/keep HTTP/1.1\r\nhost: v\r\ncontent-length: 0\r\n\r\n",
+    b"POST /v1/h1/"
+    + DISK.encode()
+    + b"/keep/00-ff HTTP/1.1\r\nhost: v\r\ncontent-length: 0\r\n\r\n",
     b"POST /v1/h1/" + DISK.encode() + b"/missing HTTP/1.1\r\nhost: v\r\n"
     b"content-length: 33\r\n\r\n" + bytes(33),
     b"x" * 40_000,

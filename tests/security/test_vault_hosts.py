@@ -2,9 +2,13 @@
 """Hosts that misuse a real vault keep no other host from it, and take no more than their quota."""
 
 import contextlib
+import os
 import pathlib
 import ssl
+import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 
@@ -15,8 +19,10 @@ from acstor_checkpoint import channel
 from acstor_checkpoint import names
 from acstor_checkpoint import places
 from acstor_common import checkpoint_sealing
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import vault_paths
+from tests.lab import local
 from tests.lab import runs
 from tests.lab import vaults
 
@@ -118,3 +124,106 @@ def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None
     with h1.client(h2) as client:
         client.put(names.Disk(h1.name, DISK), [chunk(1)])
     assert "Traceback" not in h2.log()
+
+
+def small_chunks(disk_no: int) -> tuple[names.Disk, list[names.Sealed]]:
+    """Return the smallest chunks that there are, one for each folder of a disk."""
+    disk = names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
+    length = checkpoint_sealing.SEAL_BYTES + 1
+    return disk, [names.Sealed(bytes([n]) * 32, bytes(length)) for n in range(256)]
+
+
+def taken(folder: pathlib.Path) -> tuple[int, int]:
+    """Return how many inodes and bytes a folder and all below take of the disk."""
+    found = [folder.lstat(), *(path.lstat() for path in folder.rglob("*"))]
+    return len(found), sum(status.st_blocks * 512 for status in found)
+
+
+def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
+) -> None:
+    """It fills folders, drops what is in them, and goes on with the next disk."""
+    inodes, size_bytes = 1000, 6 << 20
+    h2 = start(
+        vault_limit_bytes=2 * size_bytes,
+        vault_limit_of_host_bytes=size_bytes,
+        vault_limit_inodes=2 * inodes,
+    )
+    with h1.client(h2) as client, contextlib.suppress(errors.VaultFull):
+        for disk_no in range(1, 7):
+            disk, chunks = small_chunks(disk_no)
+            client.put(disk, chunks)
+            client.keep(disk, [chunks[disk_no].name])
+        for disk_no in range(7, 40):
+            client.put(*small_chunks(disk_no))
+    mine = taken(h2.folder / "h1")
+    assert inodes * 0.5 < mine[0] <= inodes * 1.01
+    assert mine[1] <= size_bytes * 1.01
+    h2.kill()
+    h2.start()  # counts what is there
+    with h1.client(h2) as client, contextlib.suppress(errors.VaultFull):
+        client.put(*small_chunks(99))
+    assert taken(h2.folder / "h1")[0] <= inodes * 1.01
+    h3 = vaults.Vault(tmp_path / "h3", "h3")
+    disk = names.Disk(h3.name, DISK)
+    with h3.client(h2) as client:
+        client.put(disk, [chunk(number) for number in range(100)])
+    assert sum(path.is_file() for path in (h2.folder / "h3").rglob("*")) == 100
+
+
+@contextlib.contextmanager
+def small_disk(folder: pathlib.Path, size_bytes: int) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    options = f"size={size_bytes},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_vault_with_a_full_disk_refuses_serves_and_drops(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
+) -> None:
+    size_bytes = 2 << 20
+    disk = names.Disk(h1.name, DISK)
+    chunks = [names.Sealed(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
+    with small_disk(tmp_path / "h2" / "vault", size_bytes):
+        h2 = start()
+        with h1.client(h2) as client:
+            put = 0
+            with pytest.raises(errors.VaultFull):
+                for put, sealed in enumerate(chunks):  # noqa: B007 - the last number counts
+                    client.put(disk, [sealed])
+            assert put > 10
+            (h2.folder / "filler").write_bytes(b"")
+            with contextlib.suppress(OSError), (h2.folder / "filler").open("wb", 0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            assert client.missing(disk, [one.name for one in chunks[:put]]) == set()
+            assert client.chunk(disk, chunks[0].name) == chunks[0].data
+            assert client.keep(disk, [chunks[0].name]) == put - 1
+            client.put(disk, chunks[1:3])
+        assert "Traceback" not in h2.log()
+        h2.close()
+
+
+def test_second_daemon_does_not_start_in_the_same_folder(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
+) -> None:
+    h2 = start()
+    options = f"vault_listen = 127.0.0.1:{local.unused_port()}\n"
+    config = tmp_path / "h2" / "acstor-checkpoint.conf"
+    second = tmp_path / "second.conf"
+    second.write_text(
+        "".join(
+            options if line.startswith("vault_listen") else line
+            for line in config.read_text().splitlines(keepends=True)
+        )
+    )
+    argv = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd", "--config-file", second]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 1 and "another process keeps a vault there" in told.stderr
+    with h1.client(h2) as client:
+        client.put(names.Disk(h1.name, DISK), [chunk(1)])

@@ -66,7 +66,7 @@ def _request_seeds() -> list[bytes]:
     said: list[tuple[str, bytes]] = [
         (f"PUT {place}/chunks", frame),
         (f"POST {place}/missing", NAME),
-        (f"POST {place}/keep", NAME),
+        (f"POST {place}/keep/00-ff", NAME),
         (f"PUT {place}/manifests/{checkpoint_sealing.manifest_name(sealed).hex()}", sealed),
         (f"GET {place}/chunks/{NAME.hex()}", b""),
         (f"GET {place}/manifests", b""),

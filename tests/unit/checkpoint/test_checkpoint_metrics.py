@@ -38,15 +38,15 @@ def shown(address: str) -> dict[str, float]:
 @pytest.mark.expect_log("it is removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
-    vault = vault_.Vault(tmp_path, room.Limits(8192, 8192, 9), ids.HostId("h2"))
+    vault = vault_.Vault(tmp_path, room.Limits(6 * 4096, 6 * 4096, 9), ids.HostId("h2"))
     address = f"127.0.0.1:{local.unused_port()}"
     stop = metrics.serve(address, metrics.VaultCollector(vault))
     wanted = {
         "used_bytes": 0,
-        "files": 0,
+        "inodes": 0,
         "hosts": 0,
-        "limit_bytes": 8192,
-        "limit_files": 9,
+        "limit_bytes": 6 * 4096,
+        "limit_inodes": 9,
         "is_safe": 1,
         "scrubbed_timestamp_seconds": 0,
         "refused_total": 0,
@@ -58,8 +58,8 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(errors.VaultFull):
         put(vault, NAME)
     assert shown(address) == wanted | {
-        "used_bytes": 8192,
-        "files": 2,
+        "used_bytes": 6 * 4096,
+        "inodes": 6,
         "hosts": 1,
         "refused_total": 1,
     }
@@ -73,7 +73,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scrubbing, "ended_s", lambda _folder: 5.0)
     monkeypatch.setattr(vault.safety, "_failed", OSError())
     now = shown(address)
-    assert (now["spoilt_total"], now["files"]) == (1, 1)
+    assert (now["spoilt_total"], now["inodes"]) == (1, 5)
     assert (now["scrubbed_timestamp_seconds"], now["is_safe"]) == (5, 0)
     stop()
     vault.close()

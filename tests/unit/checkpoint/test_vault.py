@@ -62,6 +62,16 @@ def files_of(vault: vault_.Vault) -> int:
     return sum(path.is_file() for path in vault.folder.rglob("*"))
 
 
+def walked(vault: vault_.Vault) -> dict[ids.HostId, room.Used]:
+    """Return what hosts take of the disk, where no file is longer than a block."""
+    counts = {
+        ids.HostId(owner.name): 1 + sum(1 for _ in owner.rglob("*"))
+        for owner in vault.folder.iterdir()
+        if owner.is_dir()
+    }
+    return {owner: room.Used(4096 * count, count) for owner, count in counts.items()}
+
+
 def asked(
     vault: vault_.Vault, method: str, target: str, data: bytes = b"", host: ids.HostId = H1
 ) -> tuple[int, bytes]:
@@ -107,10 +117,10 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_.Vault
             return answer.status
 
     assert asked_by(2, "POST", f"{PATH}/missing", names.packed(NAMES)) == vault_api.OK
-    assert asked_by(1, "POST", f"{PATH}/keep", NAMES[0]) == vault_api.LATE
+    assert asked_by(1, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.LATE
     assert asked_by(1, "DELETE", PATH) == vault_api.LATE
     assert here(vault) == set(NAMES)
-    assert asked_by(2, "POST", f"{PATH}/keep", NAMES[0]) == vault_api.OK
+    assert asked_by(2, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.OK
     assert here(vault) == {NAMES[0]}
     assert asked_by(3, "DELETE", PATH) == vault_api.OK
     chunk = names.HEAD.pack(NAMES[1], 100) + CHUNKS[1].data
@@ -118,13 +128,40 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_.Vault
     assert asked_by(2, "DELETE", PATH) == vault_api.LATE
 
 
-def test_list_of_what_stays_is_no_longer_than_what_is_there(
+def test_list_of_what_stays_has_a_limit(
     vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(names, "MAX_ASKED", 2)
     put(vault, *CHUNKS[:3])
-    assert asked(vault, "POST", f"{PATH}/keep", names.packed(NAMES[:5]))[0] == vault_api.OK
-    assert asked(vault, "POST", f"{PATH}/keep", names.packed(NAMES[:6]))[0] == vault_api.TOO_LONG
+    target = f"{PATH}/keep/00-ff"
+    assert asked(vault, "POST", target, names.packed(NAMES[:3]))[0] == vault_api.TOO_LONG
+    assert asked(vault, "POST", target, names.packed(NAMES[:2]))[0] == vault_api.OK
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_list_of_what_stays_comes_in_parts(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(names, "MAX_ASKED", most)
+    put(vault, *CHUNKS)
+    manifest = b"a manifest"
+    name = checkpoint_sealing.manifest_name(manifest)
+    asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
+    stay, covered = [*NAMES[:7], name], list[int]()
+    for within, some in names.ranges(stay):
+        covered += within
+        target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
+        assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK
+    assert covered == list(names.ALL)
+    assert here(vault) == set(NAMES[:7]) and vault.manifests(DISK) == [name]
+    assert vault.room.used() == walked(vault)
+
+
+@pytest.mark.parametrize("within", ["", "00", "0-f", "00-fg", "00-ff/", "-1-ff", "0a-09"])
+def test_range_that_is_none_drops_nothing(vault: vault_.Vault, within: str) -> None:
+    put(vault, *CHUNKS)
+    status = asked(vault, "POST", f"{PATH}/keep/{within}", bytes(32))[0]
+    assert status in (200, 400, 404) and here(vault) == set(NAMES)
 
 
 def test_what_was_put_is_there_for_the_next_process(vault: vault_.Vault) -> None:
@@ -132,7 +169,7 @@ def test_what_was_put_is_there_for_the_next_process(vault: vault_.Vault) -> None
     again = open_in(vault.folder)
     assert here(again) == set(NAMES[:5])
     assert got(again, NAMES[3]) == CHUNKS[3].data
-    assert again.room.used() == vault.room.used() == {H1: room.Used(5 * 4096, 5)}
+    assert again.room.used() == vault.room.used() == walked(vault)
     again.close()
 
 
@@ -165,8 +202,7 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
             vault.close()
             vault = open_in(tmp_path)
         assert here(vault) == {NAMES[n] for n in model}
-        used = {H1: room.Used(4096 * len(model), len(model))} if model else {}
-        assert vault.room.used() == used and files_of(vault) == len(model)
+        assert vault.room.used() == walked(vault) and files_of(vault) == len(model)
     vault.close()
 
 
@@ -184,7 +220,7 @@ def test_a_batch_that_fails_keeps_nothing(vault: vault_.Vault) -> None:
         with pytest.raises(ValueError, match="announced"), vault.batch(DISK) as batch:
             batch.add(names.Kind.CHUNK, NAMES[3], 100, pieces)
     assert here(vault) == {NAMES[0]} and files_of(vault) == 1
-    assert vault.room.used() == {H1: room.Used(4096, 1)}
+    assert vault.room.used() == walked(vault)
 
 
 @pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
@@ -205,7 +241,7 @@ def test_nothing_has_its_name_before_it_is_safe(
     for chunk in CHUNKS:  # the kernel tells it once
         with pytest.raises(OSError, match="Input"):
             put(vault, chunk)
-    assert vault.room.used() == {H1: room.Used(4096 * kept, kept)}
+    assert vault.room.used() == walked(vault)
 
 
 @pytest.mark.expect_log("No space left")
@@ -222,7 +258,7 @@ def test_a_step_that_fails_leaves_nothing(
     with pytest.raises(OSError, match="space"):
         put(vault, *CHUNKS[1:4])
     assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[1:4])) == (
-        500,
+        507,
         b"No space left on device",
     )
     monkeypatch.undo()
@@ -242,7 +278,7 @@ def test_the_same_chunk_at_once_counts_once(vault: vault_.Vault) -> None:
     for thread in threads:
         thread.join()
     assert here(vault) == set(NAMES)
-    assert vault.room.used() == {H1: room.Used(20 * 4096, 20)} and files_of(vault) == 20
+    assert vault.room.used() == walked(vault) and files_of(vault) == 20
 
 
 def test_what_a_killed_process_left_goes(vault: vault_.Vault) -> None:
@@ -267,27 +303,29 @@ def test_what_no_vault_made_is_left_alone(vault: vault_.Vault) -> None:
     again.close()
 
 
-def test_small_chunks_of_one_host_leave_others_their_share_of_the_files(
+def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
     tmp_path: pathlib.Path,
 ) -> None:
-    vault = open_in(tmp_path, room.Limits(800 * 4096, 400 * 4096, 8))
-    put(vault, *CHUNKS[:4])
-    with pytest.raises(errors.VaultFull, match="4 of the 4 files of one host"):
+    vault = open_in(tmp_path, room.Limits(800 * 4096, 400 * 4096, 20))
+    put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
+    assert vault.room.used() == {H1: room.Used(10 * 4096, 10)} == walked(vault)
+    with pytest.raises(errors.VaultFull, match="10 of the 10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
     put(vault, *CHUNKS[:4], disk=names.Disk(H2, DISK.disk))
     vault.close()
 
 
 def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
-    vault = open_in(tmp_path, room.Limits(8 * 4096, 6 * 4096, 6))
+    vault = open_in(tmp_path, room.Limits(30 * 4096, 15 * 4096, 20))
     put(vault, *CHUNKS[:4])
     for disk, chunks, why in (
         (DISK, CHUNKS[4:5], "one host"),
-        (names.Disk(H2, DISK.disk), CHUNKS[:3], "files"),
+        (names.Disk(H2, DISK.disk), CHUNKS[:5], "20 of 20 inodes"),
     ):
         with pytest.raises(errors.VaultFull, match=why):
             put(vault, *chunks, disk=disk)
-    assert vault.room.used() == {H1: room.Used(4 * 4096, 4)}
+        assert vault.room.used() == walked(vault)
+    assert vault.room.used()[H1].inodes == 10
     assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
     vault.close()
 
@@ -326,7 +364,7 @@ def test_an_altered_file_is_removed(vault: vault_.Vault, at: int) -> None:
     path.write_bytes(raw)
     target = f"{PATH}/chunks/{NAMES[0].hex()}"
     assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
-    assert here(vault) == {NAMES[1]} and vault.room.used() == {H1: room.Used(4096, 1)}
+    assert here(vault) == {NAMES[1]} and vault.room.used() == walked(vault)
 
 
 @pytest.mark.expect_log("is not what was put there")
@@ -473,7 +511,9 @@ def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
-@pytest.mark.parametrize("end", ["", "/chunks", "/missing", "/keep", f"/manifests/{'0' * 64}"])
+@pytest.mark.parametrize(
+    "end", ["", "/chunks", "/missing", "/keep/00-ff", f"/manifests/{'0' * 64}"]
+)
 def test_nobody_changes_what_is_anothers(vault: vault_.Vault, method: str, end: str) -> None:
     put(vault, CHUNKS[0])
     assert asked(vault, method, f"{PATH}{end}", bytes(32), host=H2)[0] in (403, 404)
@@ -514,7 +554,7 @@ def _new(tmp_path: pathlib.Path) -> vault_.Vault:
 def test_bodies_have_lengths_and_limits(vault: vault_.Vault) -> None:
     for length, status in (None, 411), (1 << 40, 413):
         body = vault_api.Body(length, iter([]))
-        for method, end in ("PUT", "chunks"), ("POST", "keep"), ("POST", "missing"):
+        for method, end in ("PUT", "chunks"), ("POST", "keep/00-ff"), ("POST", "missing"):
             with vault_api.Api(vault).answered(H1, method, f"{PATH}/{end}", body) as answer:
                 assert answer.status == status
-    assert asked(vault, "POST", f"{PATH}/keep")[0] == 400  # an empty list is a DELETE
+    assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
