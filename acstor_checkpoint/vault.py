@@ -14,7 +14,6 @@ is not any more goes when it is found: its owner is told that it is missing, and
 """
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -22,9 +21,11 @@ import pathlib
 import threading
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import IO
 from typing import Final
 
+from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import room as room_
 from acstor_checkpoint import safety as safety_
@@ -70,6 +71,7 @@ class Vault:
     def __init__(self, folder: pathlib.Path, limits: room_.Limits, here: ids.HostId) -> None:
         self.folder = folder
         self.room = room_.Room(limits, here)
+        self.lookups = lookup_rate.LookupRate()
         self.spoilt = 0  #: files that were not what was put, since the start
         self._numbers = itertools.count()
         self._making = threading.RLock()
@@ -105,8 +107,11 @@ class Vault:
     def begin(self, disk: names.Disk, connection: int) -> None:
         """Let nothing go of a disk that a connection before this one wanted to go.
 
+        A host that asks too much waits here, as in :meth:`missing` and :meth:`keep`.
+
         :param connection: a number; later ones are larger
         """
+        self.lookups.spend(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
             self._turns.begin(disk, connection)
 
@@ -114,11 +119,14 @@ class Vault:
         """Return which connection has begun with a disk last; 0: none since the start."""
         return self._turns.latest(disk)
 
-    def missing(self, disk: names.Disk, asked: Iterable[bytes]) -> list[bytes]:
-        """Return which of these chunks are not here."""
-        folder = self._folder_of(disk)
-        path_of = functools.partial(vault_files.path_of, folder, names.Kind.CHUNK)
-        return [name for name in asked if not os.path.exists(path_of(name))]
+    def missing(self, disk: names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+        """Return which of these chunks are not here.
+
+        :param asked: names.MAX_ASKED at most
+        """
+        self.lookups.spend(disk.owner, len(asked))
+        folder = str(self._folder_of(disk))
+        return [name for name in asked if not os.path.exists(vault_files.chunk_path(folder, name))]
 
     @contextlib.contextmanager
     def opened(self, disk: names.Disk, kind: names.Kind, name: bytes) -> Iterator[Kept]:
@@ -190,6 +198,7 @@ class Vault:
         :raises OSError: something cannot be removed
         """
         gone = 0
+        self.lookups.spend(disk.owner, len(stay))
         for part in vault_files.parts_of(self._folder_of(disk)):
             is_shard = part.name != names.Kind.MANIFEST
             if is_shard and int(part.name, 16) not in within:
@@ -197,6 +206,7 @@ class Vault:
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
             found = (name for name in vault_files.names_in(part) if name[0] in within)
             for some in _dozens(found):
+                self.lookups.spend(disk.owner, len(some))
                 with self._turns.held(disk, connection):
                     for name in some:
                         if gone >= MAX_REMOVED:

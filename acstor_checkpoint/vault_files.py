@@ -62,6 +62,12 @@ def path_of(folder: pathlib.Path, kind: names.Kind, name: bytes) -> pathlib.Path
     return folder / (kind.value if kind is names.Kind.MANIFEST else text[:2]) / text
 
 
+def chunk_path(folder: str, name: bytes) -> str:
+    """Return the same of a chunk, quickly."""
+    text = name.hex()
+    return f"{folder}/{text[:2]}/{text}"
+
+
 def owners_in(folder: pathlib.Path) -> Iterator[ids.HostId]:
     """Yield the hosts for which something is kept."""
     return _parsed(folder, ids.parse_host_id)

@@ -7,17 +7,21 @@ import pathlib
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 
 from acstor_checkpoint import belonging
 from acstor_checkpoint import channel
+from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import places
+from acstor_checkpoint import vault_client
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
@@ -33,7 +37,10 @@ UPLOAD_S = 5.0
 """For one chunk over a new connection, on a busy machine; alone it takes 0.03 s."""
 PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
 
+ASKING_S = 8.0
+
 Start = Callable[..., vaults.Vault]
+Ask = Callable[[vault_client.VaultClient, names.Disk, list[bytes]], object]
 
 
 @pytest.fixture
@@ -81,6 +88,55 @@ def test_hosts_that_hold_all_connections_keep_no_other_host_out(
                 client.put(names.Disk(h1.name, DISK), [chunk(number)])
             assert time.monotonic() - began_s < UPLOAD_S
     assert "Traceback" not in h2.log()
+
+
+class Asking:
+    """Asks a vault for names that it has not, or has it look through a disk, without a pause."""
+
+    def __init__(self, host: vaults.Vault, vault: vaults.Vault, ask: Ask) -> None:
+        self.names = 0
+        self._host, self._vault, self._ask = host, vault, ask
+        self._ended = threading.Event()
+        self._asked = sorted(os.urandom(32) for _ in range(names.MAX_ASKED))
+        self._threads = [
+            threading.Thread(target=self._run) for _ in range(vault_paths.CONNECTIONS_OF_HOST)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        disk = names.Disk(self._host.name, DISK)
+        with contextlib.suppress(errors.AcstorError), self._host.client(self._vault) as client:
+            while not self._ended.is_set():
+                self._ask(client, disk, self._asked)
+                self.names += len(self._asked)
+
+
+@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing, vault_client.VaultClient.keep])
+def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
+) -> None:
+    h2, rate = start(), lookup_rate.OF_HOST
+    with h1.client(h2) as client:
+        client.put(names.Disk(h1.name, DISK), [chunk(1)])
+    other, began_s = vaults.Vault(tmp_path / "h3", "h3"), time.monotonic()
+    with Asking(h1, h2, ask) as asking, other.client(h2) as client:
+        for number in range(int(ASKING_S)):
+            put_s = time.monotonic()
+            client.put(names.Disk(other.name, DISK), [chunk(number)])
+            assert time.monotonic() - put_s < UPLOAD_S
+            time.sleep(1.0)
+        took_s, asked = time.monotonic() - began_s, asking.names
+    assert rate.burst / 2 < asked <= 1.01 * (rate.burst + rate.per_s * took_s)
+    print(f"{asked / took_s:.0f} names a second")
 
 
 def begin_put(tls: ssl.SSLSocket) -> None:
@@ -222,7 +278,7 @@ def test_second_daemon_does_not_start_in_the_same_folder(
             for line in config.read_text().splitlines(keepends=True)
         )
     )
-    argv = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd", "--config-file", second]
+    argv = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd", "--config-file", str(second)]
     told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert told.returncode == 1 and "another process keeps a vault there" in told.stderr
     with h1.client(h2) as client:

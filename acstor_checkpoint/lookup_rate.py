@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds how many names one host may have a vault look up: a token bucket for each host."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from acstor_common import ids
+from acstor_common import rates
+
+OF_HOST: Final = rates.Rate(per_s=65536.0, burst=4 * 65536.0)
+"""A sixth of a processor for one host, and at once the names of a disk of 16 GiB."""
+OF_REQUEST: Final = 64
+"""Names that a request counts as, beside those in it: it may sync the file system."""
+_HOSTS: Final = 16384
+_SHORTEST_S: Final = 0.001
+
+
+class LookupRate:
+    """Lets hosts wait that ask too much; may be used by many threads.
+
+    :ivar waited_s: how long all of them have waited
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.waited_s = 0.0
+        self._clock, self._sleep, self._lock = clock, sleep, threading.Lock()
+        self._buckets: rates.Buckets[ids.HostId] = rates.Buckets(OF_HOST, _HOSTS)
+
+    def spend(self, host: ids.HostId, count: int) -> None:
+        """Wait until a host may have more names looked up.
+
+        :param count: of names, a burst at most
+        """
+        while wait_s := self._take(host, count):
+            self._sleep(wait_s)
+
+    def _take(self, host: ids.HostId, count: int) -> float:
+        """Take names from a host's bucket; return how long to wait if there are too few."""
+        with self._lock:
+            now_s = self._clock()
+            lacking = count - self._buckets.level(host, now_s)
+            if lacking <= 0:
+                self._buckets.take(host, count, now_s)
+                return 0.0
+            wait_s = max(_SHORTEST_S, lacking / OF_HOST.per_s)
+            self.waited_s += wait_s
+            return wait_s
