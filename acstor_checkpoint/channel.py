@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection between a host and a vault: HTTP/1.1 (h11) inside TLS, for one thread.
 
-The one rule: no wait is without an end.  The other side may not be silent for SILENCE_S, and
-what it sends or takes in all has a moment at which it must be through.
+Each wait has an end.  The other side may not be silent for SILENCE_S, and has a total deadline for
+each body that it sends or takes.
 """
 
+import math
 import ssl
 import time
 from collections.abc import Callable
@@ -45,6 +46,11 @@ class Channel:
     ) -> None:
         self._sock, self._clock = sock, clock
         self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._until_s = math.inf
+
+    def end_by(self, until_s: float) -> None:
+        """Let no wait last beyond a time of the clock."""
+        self._until_s = until_s
 
     def receive(self, within_s: float) -> h11.Event | None:
         """Return what the other side says next; None if it goes on before it may.
@@ -85,11 +91,14 @@ class Channel:
         """Yield the body that comes next.
 
         :param length: that it has
-        :raises Broken: it does not come to its end
+        :raises Broken: it does not come to its end, or is longer
         """
         until_s = self._clock() + allowed_s(length)
-        left_s = SILENCE_S
+        left_s, left = SILENCE_S, length
         while isinstance(event := self.receive(left_s), h11.Data):
+            left -= len(event.data)
+            if left < 0:
+                raise Broken(f"a body of more than the {length} bytes that were announced")
             yield bytes(event.data)
             left_s = min(SILENCE_S, until_s - self._clock())
         if not isinstance(event, h11.EndOfMessage):
@@ -107,7 +116,7 @@ class Channel:
         self._sock.close()
 
     def _wait_until(self, until_s: float) -> None:
-        left_s = until_s - self._clock()
+        left_s = min(until_s, self._until_s) - self._clock()
         if left_s <= 0:
             raise Broken("it is too slow")
         self._sock.settimeout(left_s)

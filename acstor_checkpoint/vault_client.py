@@ -5,12 +5,18 @@ It is that host, or nothing is sent: its certificate must have its name.
 
 A connection is kept between requests.  One that has ended meanwhile is replaced and the
 request sent again, once, for each request may be done twice.
+
+A vault may keep a client waiting for PATIENCE_S in all, beside one second for each
+BYTES_PER_S that it takes or gives.  So a slow vault holds a thread for a bounded time.
 """
 
 import contextlib
 import itertools
+import math
 import socket
 import ssl
+import time
+import uuid
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -34,13 +40,28 @@ from acstor_common import ids
 CONNECT_S: Final = 10.0
 BATCH_BYTES: Final = 8 << 20
 """Sent together: 128 chunks of 64 KiB, for which the vault's disk waits once."""
-SHORT_BYTES: Final = 1 << 20
-"""Of an answer that is a list or words."""
-ANSWER_S: Final = 300.0
-"""How long a vault may take to make a batch safe on a slow disk, to go through a million files."""
+SHORT_BYTES: Final = 4096
+"""Of an answer that is a number or words."""
+PATIENCE_S: Final = 120.0
+"""A vault on a slow disk takes 20 s to drop vault.MAX_REMOVED files, or to sync a batch."""
+BYTES_PER_S: Final = 1 << 20
+"""A vault that takes or gives less uses up the patience."""
 
 
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault.MAX_REMOVED
+
+
+class _Request(NamedTuple):
+    """A request, and the longest answer that it may have."""
+
+    method: str
+    path: str
+    body: Sequence[bytes]
+    limit: int
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.body))
 
 
 class _Answer(NamedTuple):
@@ -68,6 +89,7 @@ class VaultClient:
         self.holder = holder
         self._address, self._credentials = address, credentials
         self._channel: channel_.Channel | None = None
+        self._left_s = PATIENCE_S
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +124,10 @@ class VaultClient:
         while part := list(itertools.islice(left, names.MAX_ASKED)):
             limit = len(part) * names.NAME_BYTES
             answer = self._ask("POST", _path(disk, "missing"), [b"".join(part)], limit)
-            found.update(_names(answer, self.holder))
+            named = set(_names(answer, self.holder))
+            if not named <= set(part):
+                raise errors.RemoteProtocolError(self.holder, "it names chunks that were not asked")
+            found |= named
         return found
 
     def put_manifest(self, disk: names.Disk, sealed: bytes) -> bytes:
@@ -151,14 +176,16 @@ class VaultClient:
 
     def manifests(self, disk: names.Disk) -> list[bytes]:
         """Return the names of the disk's manifests."""
-        return list(_names(self._ask("GET", _path(disk, "manifests"), []), self.holder))
+        limit = vault.MAX_MANIFESTS * names.NAME_BYTES
+        return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
 
     def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
         """Return the disks of which something is kept for a host.
 
         :raises errors.RemoteProtocolError: the answer makes no sense
         """
-        text = self._ask("GET", f"/v1/{owner}", []).decode("ascii", "replace")
+        limit = vault.MAX_DISKS * (len(str(uuid.UUID(int=0))) + 1)
+        text = self._ask("GET", f"/v1/{owner}", [], limit).decode("ascii", "replace")
         try:
             return [ids.parse_image_id(line) for line in text.splitlines()]
         except ValueError as e:
@@ -176,8 +203,7 @@ class VaultClient:
     def _ask(
         self, method: str, path: str, body: Sequence[bytes], limit: int = SHORT_BYTES
     ) -> bytes:
-        answer = self._answer(method, path, body, limit)
-        status, data = answer
+        status, data = self._answer(_Request(method, path, body, max(limit, SHORT_BYTES)))
         if status in (vault_api.OK, vault_api.NO_CONTENT):
             return data
         why = data[:300].decode("utf-8", "replace")
@@ -189,27 +215,39 @@ class VaultClient:
             raise errors.SourceUnreachable(path, self.holder, why)
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 
-    def _answer(self, method: str, path: str, body: Sequence[bytes], limit: int) -> _Answer:
-        is_kept = self._channel is not None
+    def _answer(self, request: _Request) -> _Answer:
+        began_s, moved_bytes = time.monotonic(), request.length
+        until_s = began_s + self._left_s + moved_bytes / BYTES_PER_S
         try:
-            with contextlib.suppress(*([channel_.Broken] if is_kept else [])):
-                return self._try(method, path, body, limit)
-            return self._try(method, path, body, limit)
+            answer = self._try_again(request, until_s)
         except (channel_.Broken, OSError) as e:
-            raise errors.SourceUnreachable(path, self.holder, str(e) or "no answer") from e
+            why = str(e) or "no answer"
+            raise errors.SourceUnreachable(request.path, self.holder, why) from e
+        else:
+            moved_bytes += len(answer.data)
+            return answer
+        finally:
+            took_s = time.monotonic() - began_s
+            self._left_s -= max(0.0, took_s - moved_bytes / BYTES_PER_S)
 
-    def _try(self, method: str, path: str, body: Sequence[bytes], limit: int) -> _Answer:
-        channel = self._channel or self._connect()
+    def _try_again(self, request: _Request, until_s: float) -> _Answer:
+        if self._channel is not None:
+            with contextlib.suppress(channel_.Broken):  # it has ended meanwhile
+                return self._try(request, until_s)
+        return self._try(request, until_s)
+
+    def _try(self, request: _Request, until_s: float) -> _Answer:
+        channel = self._channel or self._connect(until_s)
         self._channel = None  # unless all goes well
         with contextlib.ExitStack() as stack:
             stack.callback(channel.close)
-            answer = _exchange(channel, method, path, body, limit)
+            answer = _exchange(channel, request, until_s)
             if channel.begin_again():
                 stack.pop_all()
                 self._channel = channel
         return answer
 
-    def _connect(self) -> channel_.Channel:
+    def _connect(self, until_s: float) -> channel_.Channel:
         """Connect, and find out that it is the holder.
 
         :raises OSError: there is no connection
@@ -217,10 +255,12 @@ class VaultClient:
         """
         self._credentials.look()
         context = self._credentials.context(is_server=False)
-        sock = socket.create_connection(self._address, CONNECT_S)
+        until_s = min(until_s, time.monotonic() + CONNECT_S)
+        sock = socket.create_connection(self._address, _left_s(until_s))
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(_left_s(until_s))
             tls = stack.enter_context(context.wrap_socket(sock))
             self._check(tls)
             stack.pop_all()
@@ -235,21 +275,33 @@ class VaultClient:
             raise errors.NotAuthentic(f"the vault of {self.holder}", "it speaks another protocol")
 
 
-def _exchange(
-    channel: channel_.Channel, method: str, path: str, body: Sequence[bytes], limit: int
-) -> _Answer:
-    length = sum(map(len, body))
-    headers = [("host", "vault"), ("content-length", str(length))]
+def _exchange(channel: channel_.Channel, request: _Request, until_s: float) -> _Answer:
+    channel.end_by(until_s)
+    headers = [("host", "vault"), ("content-length", str(request.length))]
     with contextlib.suppress(channel_.Broken):  # who refuses answers before all has come
-        channel.send(h11.Request(method=method, target=path, headers=headers))
-        channel.send_body(body, length)
-    response = channel.receive(ANSWER_S)
+        channel.send(h11.Request(method=request.method, target=request.path, headers=headers))
+        channel.send_body(request.body, request.length)
+    response = channel.receive(math.inf)
     if not isinstance(response, h11.Response):
         raise channel_.Broken("it ended without an answer")
     announced = channel_.content_length(response) or 0
-    if announced > limit:
-        raise channel_.Broken(f"an answer of {announced} bytes, {limit} at most are expected")
+    if announced > request.limit:
+        raise channel_.Broken(
+            f"an answer of {announced} bytes, {request.limit} at most are expected"
+        )
+    channel.end_by(until_s + announced / BYTES_PER_S)
     return _Answer(response.status_code, b"".join(channel.body(announced)))
+
+
+def _left_s(until_s: float) -> float:
+    """Return how long there is until a time.
+
+    :raises channel_.Broken: it is over
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise channel_.Broken("it is too slow")
+    return left_s
 
 
 def _batches(chunks: Iterable[names.Sealed]) -> Iterator[list[bytes]]:

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A holder in wrong hands costs who asks it a bounded time and memory, whatever it answers."""
+
+import contextlib
+import pathlib
+import ssl
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from acstor_checkpoint import names
+from acstor_checkpoint import vault
+from acstor_checkpoint import vault_client
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import hostile_vault
+from tests.lab import vaults
+
+DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+PATIENCE_S = 2.0
+LATE_S = 1.0
+MEMORY_BYTES = 64 << 20
+CHUNK = names.Sealed(bytes([7]) * 32, bytes(60000))
+OTHER = bytes([9]) * 32
+FAULTS = (
+    errors.SourceUnreachable,
+    errors.ChunkMissing,
+    errors.NotAuthentic,
+    errors.VaultRefused,
+    errors.VaultFull,
+    errors.RemoteProtocolError,
+)
+
+Work = Callable[[vault_client.VaultClient], object]
+
+
+def ok(body: bytes, head: str = "") -> bytes:
+    return f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n{head}\r\n".encode() + body
+
+
+def silent(tls: ssl.SSLSocket, _head: bytes) -> None:
+    tls.recv(1)
+
+
+def drip(tls: ssl.SSLSocket, data: bytes) -> None:
+    for at in range(len(data)):
+        tls.sendall(data[at : at + 1])
+        time.sleep(0.1)
+
+
+def slow(answer: bytes) -> hostile_vault.Answer:
+    """Return what takes most of the patience for each answer."""
+
+    def answered(tls: ssl.SSLSocket, _head: bytes) -> None:
+        time.sleep(0.7 * PATIENCE_S)
+        tls.sendall(answer)
+
+    return answered
+
+
+def endless(tls: ssl.SSLSocket, _head: bytes) -> None:
+    tls.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        tls.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+
+
+def ever_longer_head(tls: ssl.SSLSocket, _head: bytes) -> None:
+    tls.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        tls.sendall(b"x: y\r\n" * 100)
+
+
+def hints(tls: ssl.SSLSocket, _head: bytes) -> None:
+    while True:
+        tls.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+
+def put(client: vault_client.VaultClient) -> object:
+    return [client.put(DISK, [CHUNK]) for _ in range(10)]
+
+
+def ask(client: vault_client.VaultClient) -> object:
+    return [client.missing(DISK, [CHUNK.name]) for _ in range(10)]
+
+
+def drop(client: vault_client.VaultClient) -> object:
+    return client.drop(DISK)
+
+
+def drop_all(client: vault_client.VaultClient) -> object:
+    """Do what a sweep does with all disks that a holder names."""
+    return [client.drop(names.Disk(DISK.owner, disk)) for disk in client.disks(DISK.owner)]
+
+
+def many_disks(tls: ssl.SSLSocket, head: bytes) -> None:
+    if head.startswith(b"GET"):
+        listed = [f"0b9d4a5e-3c1f-4f0e-8d57-{n:012x}" for n in range(vault.MAX_DISKS)]
+        tls.sendall(ok("\n".join(listed).encode()))
+    else:
+        time.sleep(0.2)
+        tls.sendall(ok(b"1"))
+
+
+ATTACKS: dict[str, tuple[hostile_vault.Answer, Work]] = {
+    "silent": (silent, put),
+    "drips a head": (lambda tls, _head: drip(tls, ok(b"x" * 1000)), ask),
+    "drips a body": (
+        lambda tls, _head: [tls.sendall(ok(bytes(300))[:-300]), drip(tls, bytes(300))],
+        ask,
+    ),
+    "slow each time": (slow(b"HTTP/1.1 204 No Content\r\n\r\n"), put),
+    "slow lists": (slow(ok(b"")), ask),
+    "a body without end": (endless, ask),
+    "a head without end": (ever_longer_head, ask),
+    "hints without end": (hints, ask),
+    "something always goes": (lambda tls, _head: tls.sendall(ok(b"5000")), drop),
+    "a number of a million digits": (lambda tls, _head: tls.sendall(ok(b"9" * 1_000_000)), drop),
+    "names that were not asked": (lambda tls, _head: tls.sendall(ok(OTHER)), ask),
+    "disks that go slowly": (many_disks, drop_all),
+    "disks without end": (lambda tls, _head: tls.sendall(ok(b"\n" * 2_000_000)), drop_all),
+    "a server of another kind": (lambda tls, _head: tls.sendall(b"220 hello\r\n"), put),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_holder_takes_bounded_time_and_memory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    monkeypatch.setattr(vault_client, "PATIENCE_S", PATIENCE_S, raising=False)
+    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
+    answer, work = ATTACKS[attack]
+    with hostile_vault.HostileVault(holder, answer) as hostile:
+        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+        began_s = time.monotonic()
+        tracemalloc.start()
+        try:
+            with client, pytest.raises(FAULTS):
+                work(client)
+            assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+        finally:
+            tracemalloc.stop()
+        assert time.monotonic() - began_s < PATIENCE_S + LATE_S
+
+
+def test_vault_that_takes_bytes_slowly_is_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes some all the time, and less than it should."""
+    monkeypatch.setattr(vault_client, "PATIENCE_S", PATIENCE_S, raising=False)
+    monkeypatch.setattr(vault_client, "BYTES_PER_S", 8 << 20, raising=False)
+    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
+    with hostile_vault.HostileVault(holder, silent) as hostile, contextlib.ExitStack() as stack:
+        hostile.take_bytes = 16384
+        client = stack.enter_context(
+            vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+        )
+        began_s = time.monotonic()
+        with pytest.raises(errors.SourceUnreachable):
+            client.put(DISK, [CHUNK] * 400)
+        assert time.monotonic() - began_s < PATIENCE_S + 24 / 8 + LATE_S
