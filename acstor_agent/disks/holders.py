@@ -5,15 +5,21 @@ Who gives something need not be believed.  What a holder gives is opened with th
 (:mod:`acstor_common.checkpoint_sealing`), which nobody else could have closed it with; that the
 holder is a host of this cloud at all only spares others the question.
 
-A holder that has failed is asked last, until it has answered again; for a minute that is so of all
-checkpoints that it keeps, where it was silent.
+The holder that lately answered fastest is asked first.  When it takes twice as long as another one
+would, that one is asked too (a hedge), and the first answer wins.  A holder that failed is asked
+last, until it has answered again; one that was silent, for a minute and for all checkpoints.
 """
 
+import functools
 import itertools
 import math
 import os
 import ssl
+from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Generic
 from typing import TypeVar
 
 import trio
@@ -30,40 +36,52 @@ from acstor_common import ids
 from acstor_common import vault_paths
 
 T = TypeVar("T")
+Ask = Callable[[recovery_.Holder], Awaitable[T]]
+Hedge = Callable[[Sequence[recovery_.Holder]], float]
 
 CONNECTIONS = vault_paths.CONNECTIONS_OF_HOST
-"""To all holders together, for all may be one; what nobody waits for takes a quarter of them
-(``recovering``)."""
+"""To each holder; what nobody waits for takes a quarter of them (``recovering``)."""
+HOLDERS = 64
+"""Holders to which connections are kept."""
 MANIFEST_S = 25.0
 """Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
 TIMEOUT_S = 5.0
-"""Of silence: so long a guest waits at first for a holder that is away."""
-SILENT_S = 60.0
-"""So long all remember that an address was silent."""
-SILENT_MOST = 256
-"""Addresses that are remembered."""
+"""Of silence: so long a guest waits at first where only one holder is left, and is away."""
+REMEMBERED_S = 60.0
+"""So long it is known how quickly a holder answered, or that it did not."""
+REMEMBERED = 256
+"""Holders of which that is known."""
+HEDGE_S = 0.5
+"""A holder of which nothing is known has so long before the next one is asked."""
+SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
+_SMOOTHING = 0.25
+_MAY_PASS = (errors.SourceUnreachable, errors.ChunkRefused)
 
 
-class Silent:
-    """Addresses of holders that did not answer some time ago."""
+class AnswerTimes:
+    """How long holders took lately to give a chunk, in seconds, by their addresses."""
 
     def __init__(self) -> None:
-        self._since_s: dict[str, float] = {}  # the one that was silent last is the last
+        self._noted: dict[str, tuple[float, float]] = {}  # time and when; the newest is the last
 
-    def __contains__(self, address: str) -> bool:
-        """Say whether an address was silent within SILENT_S."""
-        return trio.current_time() - self._since_s.get(address, -math.inf) < SILENT_S
+    def expected_s(self, address: str) -> float:
+        """Return how long an answer takes; 0: not known, inf: it failed lately."""
+        took_s, noted_s = self._noted.get(address, (0.0, -math.inf))
+        return took_s if trio.current_time() - noted_s < REMEMBERED_S else 0.0
 
-    def note(self, address: str) -> None:
-        """Remember that an address was silent."""
+    def note(self, address: str, took_s: float) -> None:
+        """Note how long an answer took; inf: there was none."""
+        former_s = self.expected_s(address)
+        if 0 < former_s < math.inf and took_s < math.inf:
+            took_s = former_s + _SMOOTHING * (took_s - former_s)
         self.forget(address)
-        if len(self._since_s) >= SILENT_MOST:
-            self.forget(next(iter(self._since_s)))
-        self._since_s[address] = trio.current_time()
+        if len(self._noted) >= REMEMBERED:
+            self.forget(next(iter(self._noted)))
+        self._noted[address] = took_s, trio.current_time()
 
     def forget(self, address: str) -> None:
-        """Remember nothing of an address: it has answered."""
-        self._since_s.pop(address, None)
+        """Forget what is known of a holder."""
+        self._noted.pop(address, None)
 
 
 class Link:
@@ -74,11 +92,11 @@ class Link:
 
     def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
         self._context = context
-        limits = http_link.Limits(CONNECTIONS, TIMEOUT_S)
-        self._link = http_link.Link("checkpoints", limits, context=context)
+        # By address, so that one holder takes no connection of another; used last is the last.
+        self._links: dict[str, http_link.Link] = {}
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
-        self.silent = Silent()
+        self.times = AnswerTimes()
 
     def check(self) -> None:
         """Return if this host can prove to holders who it is.
@@ -95,11 +113,22 @@ class Link:
 
         :raises errors.ChunkUnavailable: it cannot be had, or is longer than ``limit_bytes``
         """
-        asked = http_range.Asked(url.rpartition("/v1/")[2], url, 0, 0)
-        async with self._link.answer(asked) as answer:
+        address, _, path = url.removeprefix("https://").partition("/v1/")
+        asked = http_range.Asked(path, url, 0, 0)
+        async with (await self._link_to(address)).answer(asked) as answer:
             if answer.status != 200:
                 raise http_range.refusal(asked, answer.status)
             return await answer.body(limit_bytes)
+
+    async def _link_to(self, address: str) -> http_link.Link:
+        found = self._links.pop(address, None)
+        if found is None:
+            limits = http_link.Limits(CONNECTIONS, TIMEOUT_S)
+            found = http_link.Link("checkpoints", limits, context=self._context)
+        self._links[address] = found
+        if len(self._links) > HOLDERS:
+            await self._links.pop(next(iter(self._links))).aclose()
+        return found
 
     async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
         """Return what ``work`` does, in a thread."""
@@ -109,7 +138,8 @@ class Link:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._link.aclose()
+        for link in self._links.values():
+            await link.aclose()
 
 
 class Holders:
@@ -121,7 +151,7 @@ class Holders:
     def __init__(self, link: Link, recovery: recovery_.Recovery) -> None:
         self._link, self._recovery = link, recovery
         self._seal = checkpoint_sealing.Seal(recovery.key)
-        self._in_order = list(recovery.holders)
+        self._failed: set[recovery_.Holder] = set()
 
     async def manifest(self) -> bytes:
         """Return the sealed manifest, which has the name that it should have."""
@@ -135,7 +165,12 @@ class Holders:
 
         path = vault_paths.manifest(self._recovery.owner, self._recovery.vault_disk, name)
         within_s = min(MANIFEST_S, self._link.deadline_s)
-        return await self._first(path, limit_bytes, checked, within_s)
+
+        def noted(address: str, _took_s: float) -> None:  # a manifest may be long
+            self._link.times.forget(address)
+
+        ask = functools.partial(self._from, path, limit_bytes, checked, noted)
+        return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
 
     def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
         """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
@@ -159,24 +194,27 @@ class Holders:
 
         limit_bytes = length + checkpoint_sealing.SEAL_BYTES
         path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
-        return await self._first(path, limit_bytes, opened, self._link.deadline_s)
+        ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.note)
+        return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
 
-    async def _first(
-        self, path: str, limit_bytes: int, check: Callable[[bytes, str], T], within_s: float
-    ) -> T:
-        """Return what the first holder gives that ``check`` takes; ask again while one may."""
+    async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
+        """Return what the first holder gives; ask again while one may.
+
+        :param hedge_s: how long a holder has before those that follow it are asked
+        """
         why = ""
         with trio.move_on_after(within_s):
             for tries in itertools.count():
-                may_come = False
-                for holder in self._silent_last():
-                    try:
-                        return await self._from(holder, path, limit_bytes, check)
-                    except errors.ChunkUnavailable as e:
-                        why = str(e)
-                        may_come |= isinstance(e, errors.SourceUnreachable | errors.ChunkRefused)
-                        self._ask_last(holder)
-                if not may_come:
+                race = _Race(ask)
+                await race.run(self._fastest_first(), hedge_s)
+                self._failed |= race.failures.keys()
+                if race.won is not None:
+                    self._note_slow(race.pending)
+                    self._failed.discard(race.won[0])
+                    return race.won[1]
+                failures = list(race.failures.values())
+                why = str(failures[-1])
+                if not any(isinstance(failure, _MAY_PASS) for failure in failures):
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 waiting.note(why)
                 await trio.sleep(backoff.pause_s(tries))
@@ -184,24 +222,78 @@ class Holders:
 
     async def _from(
         self,
-        holder: recovery_.Holder,
         path: str,
         limit_bytes: int,
         check: Callable[[bytes, str], T],
+        noted: Callable[[str, float], None],
+        holder: recovery_.Holder,
     ) -> T:
+        began_s = trio.current_time()
         try:
             sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
         except errors.SourceCrowded:  # that says nothing of it
             raise
         except errors.SourceUnreachable:
-            self._link.silent.note(holder.address)
+            self._link.times.note(holder.address, math.inf)
             raise
-        self._link.silent.forget(holder.address)
+        noted(holder.address, trio.current_time() - began_s)
         return await self._link.in_thread(check, sealed, holder.host)
 
-    def _silent_last(self) -> list[recovery_.Holder]:
-        return sorted(self._in_order, key=lambda holder: holder.address in self._link.silent)
+    def _note_slow(self, pending: Mapping[recovery_.Holder, float]) -> None:
+        """Note that holders would have taken longer than another one did."""
+        for holder, began_s in pending.items():
+            took_s = trio.current_time() - began_s
+            if took_s > self._link.times.expected_s(holder.address):
+                self._link.times.note(holder.address, took_s)
 
-    def _ask_last(self, holder: recovery_.Holder) -> None:
-        self._in_order.remove(holder)
-        self._in_order.append(holder)
+    def _hedge_s(self, others: Sequence[recovery_.Holder]) -> float:
+        """Return twice as long as the fastest of these holders takes."""
+        expected = (self._link.times.expected_s(other.address) for other in others)
+        known = [took_s for took_s in expected if 0 < took_s < math.inf]
+        if not known:
+            return HEDGE_S
+        return min(max(2 * min(known), SHORTEST_HEDGE_S), LONGEST_HEDGE_S)
+
+    def _fastest_first(self) -> list[recovery_.Holder]:
+        def rank(holder: recovery_.Holder) -> tuple[bool, float]:
+            return holder in self._failed, self._link.times.expected_s(holder.address)
+
+        return sorted(self._recovery.holders, key=rank)
+
+
+class _Race(Generic[T]):
+    """Asks holders for one thing, each next one while the others before it may still answer.
+
+    :ivar won: who gave it first, and what
+    :ivar failures: of holders that did not give it
+    :ivar pending: since when the others were asked
+    """
+
+    def __init__(self, ask: Ask[T]) -> None:
+        self._ask = ask
+        self.won: tuple[recovery_.Holder, T] | None = None
+        self.failures: dict[recovery_.Holder, errors.ChunkUnavailable] = {}
+        self.pending: dict[recovery_.Holder, float] = {}
+
+    async def run(self, order: Sequence[recovery_.Holder], hedge_s: Hedge) -> None:
+        """Ask until one has given it, or all have failed."""
+        async with trio.open_nursery() as nursery:
+            for number, holder in enumerate(order):
+                ended = trio.Event()
+                nursery.start_soon(self._one, holder, nursery.cancel_scope, ended)
+                with trio.move_on_after(hedge_s(order[number + 1 :]) * 2**number):
+                    await ended.wait()
+
+    async def _one(
+        self, holder: recovery_.Holder, all_of_them: trio.CancelScope, ended: trio.Event
+    ) -> None:
+        self.pending[holder] = trio.current_time()
+        try:
+            given = await self._ask(holder)
+        except errors.ChunkUnavailable as e:
+            self.failures[holder] = e
+        else:
+            self.won = self.won or (holder, given)
+            all_of_them.cancel()
+        del self.pending[holder]
+        ended.set()

@@ -78,15 +78,15 @@ class Link:
 
     def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
         self.deadline_s = deadline_s
-        self.silent = holders.Silent()
+        self.times = holders.AnswerTimes()
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
         """Of holders, by their addresses: what they fail with, or make of what they give."""
-        self._things = {
+        self.things = {
             vault_paths.chunk(OWNER, VAULT_DISK, name): data for name, data in kept.chunks.items()
         }
         name = sealing.manifest_name(kept.manifest)
-        self._things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
+        self.things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
 
     def check(self) -> None:
         """Let this host be one of the cloud's."""
@@ -99,9 +99,9 @@ class Link:
         fault = self.faults.get(address)
         if isinstance(fault, Exception):
             raise fault
-        if path not in self._things:
+        if path not in self.things:
             raise errors.ChunkMissing(path, address, "it is not here")
-        data = self._things[path]
+        data = self.things[path]
         assert len(data) <= limit_bytes
         return fault(data) if fault else data
 

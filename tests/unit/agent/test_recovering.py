@@ -2,7 +2,9 @@
 """Disks that are made of checkpoints: every byte is the checkpoint's or the image's, or none."""
 
 import contextlib
+import math
 import pathlib
+import ssl
 import stat
 import threading
 import uuid
@@ -226,7 +228,7 @@ async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock
     worker.link.faults[ONE] = AWAY
     for number in (7, 8, 9):
         if number == 9:
-            mock_clock.jump(holders.SILENT_S)
+            mock_clock.jump(holders.REMEMBERED_S)
         recovery = kept.recovery(checkpoint_id=str(uuid.UUID(int=number)))
         await worker.recovering.make(recovery, MIRROR)
     assert [address for address, _ in worker.link.asked] == [ONE, TWO, TWO, ONE, TWO]
@@ -235,20 +237,47 @@ async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock
 async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept):
     worker.link.faults[ONE] = errors.SourceCrowded("it", "h2")
     await worker.recovering.make(kept.recovery(), MIRROR)
-    assert ONE not in worker.link.silent
-    worker.link.silent.note(TWO)
-    worker.link.silent.note(ONE)
+    times = worker.link.times
+    assert times.expected_s(ONE) == 0.0
+    times.note(TWO, math.inf)
+    times.note(ONE, math.inf)
     of = holders.Holders(worker.link, kept.recovery())
     await of.manifest()
-    assert ONE in worker.link.silent and TWO not in worker.link.silent
+    assert (times.expected_s(ONE), times.expected_s(TWO)) == (math.inf, 0.0)
 
 
-async def test_silent_holders_that_are_remembered_are_bounded():
-    silent = holders.Silent()
-    for number in range(holders.SILENT_MOST + 1):
-        silent.note(str(number))
-    assert len(silent._since_s) == holders.SILENT_MOST
-    assert "0" not in silent and "1" in silent
+async def test_holders_of_which_times_are_remembered_are_bounded():
+    times = holders.AnswerTimes()
+    for number in range(holders.REMEMBERED + 1):
+        times.note(str(number), 1.0)
+    assert len(times._noted) == holders.REMEMBERED
+    assert (times.expected_s("0"), times.expected_s("1")) == (0.0, 1.0)
+
+
+async def test_holders_to_which_connections_are_kept_are_bounded():
+    link = holders.Link(ssl.create_default_context, 1.0)
+    first = await link._link_to("h0:1")
+    for number in range(1, holders.HOLDERS + 1):
+        assert await link._link_to("h0:1" if number == 5 else f"h{number}:1")
+    assert len(link._links) == holders.HOLDERS and await link._link_to("h0:1") is first
+    await link.aclose()
+
+
+async def test_holder_that_loses_is_asked_after_the_faster_one(worker, kept, monkeypatch):
+    get, one = worker.link.get, await worker.recovering.make(kept.recovery(), MIRROR)
+    asked = []
+
+    async def slow(url, limit_bytes):
+        asked.append(ONE if ONE in url else TWO)
+        if ONE in url:
+            await trio.sleep_forever()
+        return await get(url, limit_bytes)
+
+    monkeypatch.setattr(worker.link, "get", slow)
+    with trio.fail_after(10):
+        assert await content(one) == truth()
+    assert asked[:3] == [ONE, TWO, TWO]
+    assert worker.link.times.expected_s(ONE) >= holders.HEDGE_S
 
 
 async def test_larger_disk_than_the_server_can_have_had_is_refused(worker, kept):
