@@ -13,6 +13,7 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
+from acstor_checkpoint import room as room_
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_common import ids
@@ -37,6 +38,7 @@ class VaultCollector(registry.Collector):
                 sum(one.inodes for one in used.values()),
             ),
             ("hosts", "Hosts of which something is kept", len(used)),
+            ("full_hosts", "Hosts that have used up their quota", room.full_hosts()),
             ("limit_bytes", "What may be kept", limits.total_bytes),
             ("limit_inodes", "How many files and folders may be kept", limits.inodes),
             (
@@ -51,9 +53,27 @@ class VaultCollector(registry.Collector):
             ),
         ):
             yield core.GaugeMetricFamily(f"acstor_vault_{name}", text, value)
+        refused = core.CounterMetricFamily(
+            "acstor_vault_refused",
+            "Files and folders for which there was no room, by the bound that was reached",
+            labels=["bound"],
+        )
+        for bound in room_.Bound:
+            refused.add_metric([bound], room.refused[bound])
+        yield refused
+        yield core.SummaryMetricFamily(
+            "acstor_vault_sync_seconds",
+            "How long the disk took to make safe what was put",
+            self._vault.safety.passes,
+            self._vault.safety.took_s,
+        )
         for name, text, value in (
-            ("refused", "Chunks and manifests for which there was no room", room.refused),
             ("spoilt", "Files that were not what was put, and were removed", self._vault.spoilt),
+            (
+                "throttled_seconds",
+                "How long requests of hosts waited that had too many names looked up",
+                self._vault.lookups.waited_s,
+            ),
         ):
             yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
 

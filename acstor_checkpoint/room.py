@@ -6,14 +6,39 @@ as they lie on a disk: each is an inode, and takes blocks of 4 KiB.
 """
 
 import collections
+import enum
+import logging
 import threading
+from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common import ids
 
+LOG = logging.getLogger(__name__)
+
 BLOCK_BYTES: Final = 4096
+
+
+class Bound(enum.StrEnum):
+    """A bound of a vault; the value is a metric's label."""
+
+    VAULT_BYTES = "vault_bytes"
+    VAULT_INODES = "vault_inodes"
+    HOST_BYTES = "host_bytes"
+    HOST_INODES = "host_inodes"
+    DISK = "disk"
+
+    @property
+    def of_host(self) -> bool:
+        """Whether it is that of one host."""
+        return self in (Bound.HOST_BYTES, Bound.HOST_INODES)
+
+    @property
+    def what(self) -> str:
+        """What is counted, in words."""
+        return self.rpartition("_")[2] + " of one host" * self.of_host
 
 
 class Limits(NamedTuple):
@@ -66,7 +91,9 @@ class Room:
         self._lock = threading.Lock()
         self._used: collections.defaultdict[ids.HostId, Used] = collections.defaultdict(Used)
         self._total = Used()
-        self.refused = 0  #: files and folders for which there was no room
+        self.refused: collections.Counter[Bound] = collections.Counter()
+        """Files and folders that were refused, by the bound that was reached."""
+        self._full: set[ids.HostId] = set()
 
     def take(self, owner: ids.HostId, size_bytes: int) -> None:
         """Take the room of a file or folder.
@@ -74,9 +101,9 @@ class Room:
         :raises errors.VaultFull: there is none
         """
         with self._lock:
-            if why := self._fault(self._used[owner], on_disk(size_bytes)):
-                self.refused += 1
-                raise errors.VaultFull(self._here, why)
+            for bound, used, limit in self._bounds(owner, on_disk(size_bytes)):
+                if used > limit:
+                    self._refuse(owner, bound, limit)
             self._add(owner, on_disk(size_bytes), 1)
 
     def count(self, owner: ids.HostId, size_bytes: int) -> None:
@@ -88,6 +115,12 @@ class Room:
         """Note that a file or folder is there no more."""
         with self._lock:
             self._add(owner, -on_disk(size_bytes), -1)
+            self._full.discard(owner)
+
+    def full_hosts(self) -> int:
+        """Return how many hosts were refused something for their own quota, and dropped nothing."""
+        with self._lock:
+            return len(self._full)
 
     def used(self) -> dict[ids.HostId, Used]:
         """Return what is kept for each host."""
@@ -99,14 +132,17 @@ class Room:
         self._used[owner] = Used(one.size_bytes + size_bytes, one.inodes + inodes)
         self._total = Used(total.size_bytes + size_bytes, total.inodes + inodes)
 
-    def _fault(self, one: Used, size_bytes: int) -> str:
-        total, limits = self._total, self.limits
-        if total.size_bytes + size_bytes > limits.total_bytes:
-            return f"{total.size_bytes} of {limits.total_bytes} bytes are in use"
-        if one.size_bytes + size_bytes > limits.host_bytes:
-            return f"{one.size_bytes} of the {limits.host_bytes} bytes of one host are in use"
-        if total.inodes >= limits.inodes:
-            return f"{total.inodes} of {limits.inodes} inodes are in use"
-        if one.inodes >= limits.host_inodes:
-            return f"{one.inodes} of the {limits.host_inodes} inodes of one host are in use"
-        return ""
+    def _bounds(self, owner: ids.HostId, size_bytes: int) -> Iterator[tuple[Bound, int, int]]:
+        """Yield each bound, what would be used of it, and the limit."""
+        one, total, limits = self._used[owner], self._total, self.limits
+        yield Bound.VAULT_BYTES, total.size_bytes + size_bytes, limits.total_bytes
+        yield Bound.HOST_BYTES, one.size_bytes + size_bytes, limits.host_bytes
+        yield Bound.VAULT_INODES, total.inodes + 1, limits.inodes
+        yield Bound.HOST_INODES, one.inodes + 1, limits.host_inodes
+
+    def _refuse(self, owner: ids.HostId, bound: Bound, limit: int) -> None:
+        self.refused[bound] += 1
+        if bound.of_host and owner not in self._full:
+            self._full.add(owner)
+            LOG.warning("%s has used up its share of this vault (%s)", owner, bound)
+        raise errors.VaultFull(self._here, f"the limit of {limit} {bound.what} is reached")

@@ -30,6 +30,7 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint import names
+from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
@@ -165,8 +166,11 @@ class Api:
                 answer = _said(NOT_HERE, "it is not here")
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
-                status = FULL if e.errno in _FULL else FAULT
-                answer = _said(status, e.strerror or "the folder cannot be used")
+                is_full = e.errno in _FULL
+                self._vault.room.refused[room.Bound.DISK] += is_full
+                answer = _said(
+                    FULL if is_full else FAULT, e.strerror or "the folder cannot be used"
+                )
             yield answer
 
     def _answer(

@@ -203,7 +203,7 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         client.put(of(h1), CHUNKS[15:20])
     with h3.client(h2) as client:
         client.put(of(h3), CHUNKS[:10])
-        with pytest.raises(errors.VaultFull, match="bytes are in use"):
+        with pytest.raises(errors.VaultFull, match="bytes is reached"):
             client.put(of(h3), CHUNKS[10:11])
     with h1.client(h2) as client:
         assert client.keep(of(h1), NAMES[:5]) == 15

@@ -32,36 +32,48 @@ def shown(address: str) -> dict[str, float]:
         families = list(parser.text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples]
     vaults = (sample for sample in samples if sample.name.startswith("acstor_vault_"))
-    return {sample.name.removeprefix("acstor_vault_"): sample.value for sample in vaults}
+    return {
+        " ".join([sample.name.removeprefix("acstor_vault_"), *sample.labels.values()]): sample.value
+        for sample in vaults
+    }
 
 
+@pytest.mark.expect_log("h1 has used up its share of this vault")
 @pytest.mark.expect_log("it is removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
-    vault = vault_.Vault(tmp_path, room.Limits(6 * 4096, 6 * 4096, 9), ids.HostId("h2"))
+    vault = vault_.Vault(tmp_path, room.Limits(7 * 4096, 6 * 4096, 9), ids.HostId("h2"))
     address = f"127.0.0.1:{local.unused_port()}"
     stop = metrics.serve(address, metrics.VaultCollector(vault))
     wanted = {
+        "full_hosts": 0,
         "used_bytes": 0,
         "inodes": 0,
         "hosts": 0,
-        "limit_bytes": 6 * 4096,
+        "limit_bytes": 7 * 4096,
         "limit_inodes": 9,
         "is_safe": 1,
         "scrubbed_timestamp_seconds": 0,
-        "refused_total": 0,
+        **{f"refused_total {bound}": 0 for bound in room.Bound},
         "spoilt_total": 0,
+        "sync_seconds_count": 1,
+        "throttled_seconds_total": 0,
     }
-    assert shown(address) == wanted
+    now = shown(address)
+    assert now.pop("sync_seconds_sum") >= 0 and now == wanted
     for first in (1, 2):
         put(vault, bytes([first]) + NAME[1:])
     with pytest.raises(errors.VaultFull):
         put(vault, NAME)
-    assert shown(address) == wanted | {
+    now = shown(address)
+    assert now.pop("sync_seconds_sum") >= 0
+    assert now == wanted | {
         "used_bytes": 6 * 4096,
         "inodes": 6,
         "hosts": 1,
-        "refused_total": 1,
+        "refused_total host_bytes": 1,
+        "full_hosts": 1,
+        "sync_seconds_count": 5,
     }
     [spoilt] = (tmp_path / DISK.owner / DISK.disk / "01").iterdir()
     spoilt.write_bytes(b"something else")

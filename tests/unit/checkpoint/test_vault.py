@@ -303,24 +303,26 @@ def test_what_no_vault_made_is_left_alone(vault: vault_.Vault) -> None:
     again.close()
 
 
+@pytest.mark.expect_log("h1 has used up its share of this vault")
 def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
     tmp_path: pathlib.Path,
 ) -> None:
     vault = open_in(tmp_path, room.Limits(800 * 4096, 400 * 4096, 20))
     put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
     assert vault.room.used() == {H1: room.Used(10 * 4096, 10)} == walked(vault)
-    with pytest.raises(errors.VaultFull, match="10 of the 10 inodes of one host"):
+    with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
     put(vault, *CHUNKS[:4], disk=names.Disk(H2, DISK.disk))
     vault.close()
 
 
+@pytest.mark.expect_log("h1 has used up its share of this vault")
 def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
     vault = open_in(tmp_path, room.Limits(30 * 4096, 15 * 4096, 20))
     put(vault, *CHUNKS[:4])
     for disk, chunks, why in (
         (DISK, CHUNKS[4:5], "one host"),
-        (names.Disk(H2, DISK.disk), CHUNKS[:5], "20 of 20 inodes"),
+        (names.Disk(H2, DISK.disk), CHUNKS[:5], "20 inodes is reached"),
     ):
         with pytest.raises(errors.VaultFull, match=why):
             put(vault, *chunks, disk=disk)
@@ -328,6 +330,30 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
     assert vault.room.used()[H1].inodes == 10
     assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
     vault.close()
+
+
+def test_disk_that_does_not_answer_is_an_error_in_time(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safety, "LONGEST_S", 0.2)
+    may_end, begun = threading.Event(), threading.Event()
+
+    def hang(_descriptor: int) -> None:
+        begun.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(safety, "_fault", hang)
+    threads = [threading.Thread(target=vault.safety.reach) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(5)
+    threads[1].start()  # makes the next pass
+    time.sleep(0.1)
+    with pytest.raises(OSError, match="does not answer"):
+        put(vault, CHUNKS[0])
+    may_end.set()
+    for thread in threads:
+        thread.join(5)
+    put(vault, CHUNKS[0])
 
 
 def test_a_host_has_only_so_many_disks_and_manifests(
