@@ -19,6 +19,7 @@ from acstor_common import ids
 LOG = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 4096
+FULL: Final = 0.95
 
 
 class Bound(enum.StrEnum):
@@ -115,10 +116,11 @@ class Room:
         """Note that a file or folder is there no more."""
         with self._lock:
             self._add(owner, -on_disk(size_bytes), -1)
-            self._full.discard(owner)
+            if not self._is_nearly_full(self._used[owner]):
+                self._full.discard(owner)
 
     def full_hosts(self) -> int:
-        """Return how many hosts were refused something for their own quota, and dropped nothing."""
+        """Return how many hosts have used up their quota, and still use FULL of it."""
         with self._lock:
             return len(self._full)
 
@@ -139,6 +141,12 @@ class Room:
         yield Bound.HOST_BYTES, one.size_bytes + size_bytes, limits.host_bytes
         yield Bound.VAULT_INODES, total.inodes + 1, limits.inodes
         yield Bound.HOST_INODES, one.inodes + 1, limits.host_inodes
+
+    def _is_nearly_full(self, used: Used) -> bool:
+        limits = self.limits
+        return (
+            used.size_bytes >= FULL * limits.host_bytes or used.inodes >= FULL * limits.host_inodes
+        )
 
     def _refuse(self, owner: ids.HostId, bound: Bound, limit: int) -> None:
         self.refused[bound] += 1

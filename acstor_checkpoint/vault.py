@@ -344,9 +344,8 @@ class Batch:
         if not self._incoming:
             return
         for incoming in self._incoming:
-            self._vault.make_folder(
-                self._owner, incoming.final.parent
-            )  # a sweep removes empty ones
+            # A sweep removes empty folders.
+            self._vault.make_folder(self._owner, incoming.final.parent)
             with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True

@@ -332,6 +332,21 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
     vault.close()
 
 
+@pytest.mark.expect_log(r"h1 has used up its share of this vault \(host_inodes\)")
+def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
+    vault = open_in(tmp_path, room.Limits(2 << 20, 1 << 20, 120))
+    shard = [names.Sealed(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
+    put(vault, *shard[:55])
+    assert vault.room.used()[H1].inodes == 58 and vault.room.full_hosts() == 0
+    for _ in range(2):
+        with pytest.raises(errors.VaultFull, match="60 inodes of one host"):
+            put(vault, *shard[55:])  # and gives back what it took
+        assert vault.room.full_hosts() == 1
+    vault.keep(DISK, names.NameList(names.packed(one.name for one in shard[:50])))
+    assert vault.room.full_hosts() == 0
+    vault.close()
+
+
 def test_disk_that_does_not_answer_is_an_error_in_time(
     vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
