@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
+from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
@@ -189,7 +190,11 @@ class Api:
             raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
         if method != "GET":
             self._vault.begin(place.of, body.connection)
-        return handler(place, body, stack)
+        answer = handler(place, body, stack)
+        if method == "GET" and not place.name:  # a list
+            count = lookup_rate.OF_REQUEST + answer.length // names.NAME_BYTES
+            self._vault.lookups.spend(host, count)
+        return answer
 
     def _disks(self, place: _Place, _body: Body, _stack: contextlib.ExitStack) -> Answer:
         if place.disk:

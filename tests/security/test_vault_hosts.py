@@ -120,7 +120,14 @@ class Asking:
                 self.names += len(self._asked)
 
 
-@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing, vault_client.VaultClient.keep])
+def list_disks(client: vault_client.VaultClient, disk: names.Disk, _names: list[bytes]) -> None:
+    for _ in range(names.MAX_ASKED // lookup_rate.OF_REQUEST):
+        client.disks(disk.owner)
+
+
+@pytest.mark.parametrize(
+    "ask", [vault_client.VaultClient.missing, vault_client.VaultClient.keep, list_disks]
+)
 def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
 ) -> None:
