@@ -18,9 +18,9 @@ _SHORTEST_S: Final = 0.001
 
 
 class LookupRate:
-    """Lets hosts wait that ask too much; may be used by many threads.
+    """Delays look-ups of hosts that exceed their rate; may be used by many threads.
 
-    :ivar waited_s: how long all of them have waited
+    :ivar waited_s: seconds that all hosts have waited, in all
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LookupRate:
         self._buckets: rates.Buckets[ids.HostId] = rates.Buckets(OF_HOST, _HOSTS)
 
     def spend(self, host: ids.HostId, count: int) -> None:
-        """Wait until a host may have more names looked up.
+        """Wait until a host may have so many more names looked up.
 
         :param count: of names, a burst at most
         """

@@ -56,7 +56,6 @@ class Places:
         self._shared: dict[socket.socket, str] = {}  # the oldest first
         self._of_hosts: dict[str, dict[socket.socket, str]] = {}  # by address, in the same order
         self._held: dict[socket.socket, _Held] = {}  # the one that changed last is the last
-        self.displaced = 0  #: connections of hosts that were ended for those of others
 
     def add(self, handle: socket.socket, address: str) -> None:
         """Give an unauthenticated connection a place; another one may be ended for it.
@@ -125,7 +124,7 @@ class Places:
                 self._held[handle] = held._replace(idle_since_s=idle_since_s)
 
     def _make_room(self, host: ids.HostId) -> bool:
-        """Displace a connection if all places are taken; say whether there is room now."""
+        """Displace a connection if all places are taken; return whether there is a place."""
         counts = collections.Counter(held.host for held in self._held.values())
         is_own = counts[host] >= vault_paths.CONNECTIONS_OF_HOST
         if not is_own and len(self._held) < CONNECTIONS:
@@ -145,7 +144,6 @@ class Places:
         rivals = [handle for handle, held in self._held.items() if may_go(held)]
         if not rivals:
             return False
-        self.displaced += 1
         chosen = max(rivals, key=rank)
         del self._held[chosen]
         _end(chosen)

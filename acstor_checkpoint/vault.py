@@ -260,6 +260,7 @@ class Vault:
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
+        self.lookups.spend(disk.owner, MAX_DISKS)  # all of them are listed
         with self._making:
             if len(self.disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
@@ -326,8 +327,10 @@ class Batch:
             vault_files.skip(pieces, length)
             return
         is_manifest = kind is names.Kind.MANIFEST
-        if is_manifest and len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
-            raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
+        if is_manifest:
+            self._vault.lookups.spend(self._owner, MAX_MANIFESTS)
+            if len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
+                raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
         self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
         self._vault.room.take(self._owner, size_bytes)

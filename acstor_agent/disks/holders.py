@@ -48,12 +48,13 @@ MANIFEST_S = 25.0
 TIMEOUT_S = 5.0
 """Of silence: so long a guest waits at first where only one holder is left, and is away."""
 REMEMBERED_S = 60.0
-"""So long it is known how quickly a holder answered, or that it did not."""
+"""How long an answer time counts, or that there was no answer."""
 REMEMBERED = 256
-"""Holders of which that is known."""
+"""Holders whose answer times are kept."""
 HEDGE_S = 0.5
-"""A holder of which nothing is known has so long before the next one is asked."""
+"""Delay until the next holder is asked, where no answer time is known."""
 SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
+"""Of that delay otherwise; the longest is that of manifests, which may be 80 MiB."""
 _SMOOTHING = 0.25
 _MAY_PASS = (errors.SourceUnreachable, errors.ChunkRefused)
 
@@ -212,9 +213,9 @@ class Holders:
                     self._note_slow(race.pending)
                     self._failed.discard(race.won[0])
                     return race.won[1]
-                failures = list(race.failures.values())
-                why = str(failures[-1])
-                if not any(isinstance(failure, _MAY_PASS) for failure in failures):
+                for failure in race.failures.values():
+                    why = str(failure)
+                if not any(isinstance(one, _MAY_PASS) for one in race.failures.values()):
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 waiting.note(why)
                 await trio.sleep(backoff.pause_s(tries))
@@ -240,14 +241,14 @@ class Holders:
         return await self._link.in_thread(check, sealed, holder.host)
 
     def _note_slow(self, pending: Mapping[recovery_.Holder, float]) -> None:
-        """Note that holders would have taken longer than another one did."""
+        """Note the time that slower holders have taken at least."""
         for holder, began_s in pending.items():
             took_s = trio.current_time() - began_s
             if took_s > self._link.times.expected_s(holder.address):
                 self._link.times.note(holder.address, took_s)
 
     def _hedge_s(self, others: Sequence[recovery_.Holder]) -> float:
-        """Return twice as long as the fastest of these holders takes."""
+        """Return the delay until these are asked too: twice the best answer time of theirs."""
         expected = (self._link.times.expected_s(other.address) for other in others)
         known = [took_s for took_s in expected if 0 < took_s < math.inf]
         if not known:

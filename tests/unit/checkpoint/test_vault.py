@@ -7,12 +7,14 @@ import pathlib
 import random
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 from hypothesis import strategies
 
+from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import safety
@@ -345,6 +347,28 @@ def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
     vault.keep(DISK, names.NameList(names.packed(one.name for one in shard[:50])))
     assert vault.room.full_hosts() == 0
     vault.close()
+
+
+def test_new_disks_and_manifests_count_as_what_is_listed_for_them(vault: vault_.Vault) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    vault.room.limits = room.Limits(1 << 30, 1 << 30, 10_000)
+    vault.lookups = lookup_rate.LookupRate(lambda: now_s, sleep)
+    for number in range(100):
+        put(vault, CHUNKS[0], disk=names.Disk(H1, ids.parse_image_id(str(uuid.UUID(int=number)))))
+    asked_of = 100 * (vault_.MAX_DISKS + lookup_rate.OF_REQUEST) - lookup_rate.OF_HOST.burst
+    assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
+    for number in range(100):
+        data = b"manifest %d" % number
+        name = checkpoint_sealing.manifest_name(data)
+        target = f"/v1/h1/{uuid.UUID(int=1)}/manifests/{name.hex()}"
+        assert asked(vault, "PUT", target, data)[0] == vault_api.NO_CONTENT
+    asked_of += 100 * (vault_.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
+    assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
 
 
 def test_disk_that_does_not_answer_is_an_error_in_time(
