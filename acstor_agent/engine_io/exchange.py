@@ -337,7 +337,7 @@ class Exchange:
     ) -> Fetched:
         """Return a chunk, from the cache if it is here; see :meth:`wish`.
 
-        :raises errors.AcstorError: see :meth:`wish.Wish.wait`
+        :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
         here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
         if here is not None:
