@@ -54,11 +54,14 @@ class Copies(Protocol):
         :raises errors.AcstorError: one of them does not answer
         """
 
-    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+    def put(
+        self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
+    ) -> int:
         """Have every holder keep chunks; returns, when all acknowledged, how many bytes were sent.
 
         :param names: in ascending order
-        :param sealed: returns one of them; is asked for those that a holder has not
+        :param sealed: returns one of them; is asked for those that a holder has not, by any thread
+        :param plain_bytes: what the chunks are of the disk
         :raises errors.AcstorError: a holder did not
         """
 
@@ -177,4 +180,5 @@ class Taking:
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
             sealed = functools.cache(lambda name: self._seal.close(name, chunks[name]))
-            self.sent_bytes += self._copies.put(sorted(chunks), sealed)
+            size = sum(map(len, chunks.values()))
+            self.sent_bytes += self._copies.put(sorted(chunks), sealed, size)

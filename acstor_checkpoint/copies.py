@@ -5,18 +5,33 @@ The one rule: what one of them has not acknowledged is not kept.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Final
 from typing import Protocol
+from typing import TypeVar
 
 from acstor_checkpoint import names as names_
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import supervised
+
+T = TypeVar("T")
+STEP_S: Final = 60.0
+"""Of one request, in which a slow disk makes a few MiB safe."""
+SLOWEST_BYTES_S: Final = 1 << 20
+"""Of the disk: a holder that takes it more slowly is replaced."""
+KEEP_S: Final = 300.0
+"""To go through a million files."""
+_ENDS_S: Final = 5.0
+"""A request whose connection was ended."""
 
 FAULTS: Final = (
     errors.SourceUnreachable,
@@ -55,51 +70,109 @@ class Places(Protocol):
 
 
 class Copies:
-    """The holders of one disk, for one thread.
+    """The holders of one disk, asked at the same time; for one thread.
 
-    Each method raises :class:`HolderFailed` if one of them does not do it.
+    The holders have STEP_S for a request and, over a whole checkpoint, STEP_S more than they need
+    at SLOWEST_BYTES_S.  Each method raises :class:`HolderFailed` if one of them is slower, or does
+    not do it.
 
     :param clients: one for each holder
+    :param clock: monotonic
     """
 
-    def __init__(self, disk: names_.Disk, clients: Sequence[vault_client.VaultClient]) -> None:
-        self._disk, self._clients = disk, clients
+    def __init__(
+        self,
+        disk: names_.Disk,
+        clients: Sequence[vault_client.VaultClient],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._disk, self._clients, self._clock = disk, clients, clock
+        self._left_s = STEP_S
         self.holders = tuple(client.holder for client in clients)
 
     def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
         """Return those of ``names`` that any holder has not."""
-        found: set[bytes] = set()
-        for client in self._clients:
-            with _blamed(client):
-                found |= client.missing(self._disk, names)
-        return {ids.Cid(name) for name in found}
+        size = len(names) * geometry.DEFAULT_CHUNK_BYTES
+        found = self._all(lambda client: client.missing(self._disk, names), size)
+        return {ids.Cid(name) for name in set[bytes]().union(*found)}
 
-    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+    def put(
+        self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
+    ) -> int:
         """Have every holder keep chunks; return how many bytes were sent to all of them.
 
-        :param sealed: returns the chunk of a name
+        :param sealed: returns the chunk of a name; is called by several threads
+        :param plain_bytes: what the chunks are of the disk
         """
-        sent_bytes = 0
-        for client in self._clients:
-            with _blamed(client):
-                missing = map(ids.Cid, sorted(client.missing(self._disk, names)))
-                chunks = [names_.Sealed(name, sealed(name)) for name in missing]
-                client.put(self._disk, chunks)
-                sent_bytes += sum(len(chunk.data) for chunk in chunks)
-        return sent_bytes
+
+        def put(client: vault_client.VaultClient) -> int:
+            missing = map(ids.Cid, sorted(client.missing(self._disk, names)))
+            chunks = [names_.Sealed(name, sealed(name)) for name in missing]
+            client.put(self._disk, chunks)
+            return sum(len(chunk.data) for chunk in chunks)
+
+        return sum(self._all(put, plain_bytes))
 
     def put_manifest(self, sealed: bytes) -> None:
         """Have every holder keep a sealed manifest."""
-        for client in self._clients:
-            with _blamed(client):
-                client.put_manifest(self._disk, sealed)
+        self._all(lambda client: client.put_manifest(self._disk, sealed), len(sealed))
 
     def keep(self, stay: Iterable[bytes]) -> None:
         """Have every holder drop all but chunks and manifests of these names."""
         names = frozenset(stay)
-        for client in self._clients:
+        call_all(self._clients, lambda client: client.keep(self._disk, names), KEEP_S)
+
+    def _all(self, work: Callable[[vault_client.VaultClient], T], size_bytes: int) -> list[T]:
+        """Do something with all holders that they may take time for by its size."""
+        self._left_s = min(STEP_S, self._left_s + size_bytes / SLOWEST_BYTES_S)
+        began_s = self._clock()
+        try:
+            return call_all(self._clients, work, self._left_s)
+        finally:
+            self._left_s -= self._clock() - began_s
+
+
+def call_all(
+    clients: Sequence[vault_client.VaultClient],
+    work: Callable[[vault_client.VaultClient], T],
+    allowed_s: float,
+) -> list[T]:
+    """Do something with all holders at the same time; return what it returned for each.
+
+    The first failure ends the others' requests.
+
+    :param allowed_s: a holder that takes longer fails, however it answers
+    :raises HolderFailed: one of them failed
+    """
+    answers = [_begun(client, work) for client in clients]
+    done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
+    for client, answer in zip(clients, answers, strict=True):
+        if answer not in done:
+            client.abort()
+    futures.wait(answers, _ENDS_S)
+    has_failed = any(answer.exception() for answer in done)
+    for client, answer in zip(clients, answers, strict=True):
+        if answer in done:
             with _blamed(client):
-                client.keep(self._disk, names)
+                answer.result()
+        elif not has_failed:
+            raise HolderFailed(client.holder, "it is too slow")
+    return [answer.result() for answer in answers]
+
+
+def _begun(
+    client: vault_client.VaultClient, work: Callable[[vault_client.VaultClient], T]
+) -> futures.Future[T]:
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work(client))
+        except BaseException as e:
+            answer.set_exception(e)
+
+    supervised.start_once(f"holder {client.holder}", run)
+    return answer
 
 
 @contextlib.contextmanager

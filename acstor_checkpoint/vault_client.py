@@ -90,6 +90,8 @@ class VaultClient:
         self._address, self._credentials = address, credentials
         self._channel: channel_.Channel | None = None
         self._left_s = PATIENCE_S
+        self._sock: socket.socket | None = None
+        self._is_aborted = False
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +109,13 @@ class VaultClient:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def abort(self) -> None:
+        """Have the request under way, and all later ones, fail; may be called by any thread."""
+        self._is_aborted = True
+        if (sock := self._sock) is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def put(self, disk: names.Disk, chunks: Iterable[names.Sealed]) -> None:
         """Have chunks kept; all of them are safe when this returns.
@@ -263,6 +272,9 @@ class VaultClient:
             sock.settimeout(_left_s(until_s))
             tls = stack.enter_context(context.wrap_socket(sock))
             self._check(tls)
+            self._sock = tls
+            if self._is_aborted:
+                raise OSError("it was given up")
             stack.pop_all()
         return channel_.Channel(tls, h11.CLIENT)
 

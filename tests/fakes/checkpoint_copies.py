@@ -21,7 +21,9 @@ class Holder:
         assert list(names) == sorted(set(names))
         return set(names) - self.chunks.keys()
 
-    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+    def put(
+        self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
+    ) -> int:
         sent_bytes = 0
         for name in sorted(self.lacking(names)):
             if self.dies_after is not None and len(self.chunks) >= self.dies_after:

@@ -4,6 +4,7 @@
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import msgspec
@@ -162,7 +163,8 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
     lab.options.rate_bytes_s = 0
     after = checkpoints.Host(lab.options)
     assert after.registered() == []
-    assert after.daemon().turn()
+    taker = after.daemon()
+    assert taker.turn() and taker.turn()  # it ends the job, and takes one
     (record,) = after.registered()
     assert record.number == 2 and not guest.is_busy() and len(guest.bitmaps()) == 1
     assert after.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
@@ -186,30 +188,37 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
 def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
     start(guest)
     guest.write(0, 12 * MIB, 1)  # more than is held in memory
-    owner.places.client = delete_first(guest, owner.places.client)
+    owner.places.client = before_first_put(owner.places.client, lambda: delete(guest))
     with pytest.raises(errors.AcstorError):
         owner.taker.take(server_of(owner, guest))
     assert owner.registered() == [] and list(owner.sockets.iterdir()) == []
     assert owner.domains.present() == []
 
 
-def delete_first(guest, client):
-    """Return what makes clients; before one is used, the guest is deleted as Nova does it."""
+def delete(guest):
+    """Delete a guest as Nova does it."""
+    flags = domain_lab.libvirt
+    guest.domain.destroy()
+    guest.domain.undefineFlags(
+        flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | flags.VIR_DOMAIN_UNDEFINE_NVRAM
+    )
+
+
+def before_first_put(client, work):
+    """Return what makes clients; before the first of them puts something, work is done."""
+    lock, left = threading.Lock(), [work]
 
     def made(holder):
         made_client = client(holder)
         put = made_client.put
 
-        def delete(*words):
-            if guest.is_there():
-                flags = domain_lab.libvirt
-                guest.domain.destroy()
-                guest.domain.undefineFlags(
-                    flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | flags.VIR_DOMAIN_UNDEFINE_NVRAM
-                )
+        def put_later(*words):
+            with lock:
+                while left:
+                    left.pop()()
             return put(*words)
 
-        made_client.put = delete
+        made_client.put = put_later
         return made_client
 
     return made
@@ -342,12 +351,11 @@ def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, 
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
-    wanted, others = disk_of(guest, tmp_path), []
-    record = slow_owner.taker.take(
-        server_of(slow_owner, guest),
-        lambda: others.append(guest.write(0, 16 * MIB, len(others) + 9)),
-    )
-    assert others and slow_owner.rebuilt(record, BASE) == [wanted] * 2
+    wanted = disk_of(guest, tmp_path)
+    first = before_first_put(slow_owner.places.client, lambda: guest.write(0, 16 * MIB, 9))
+    slow_owner.places.client = first
+    record = slow_owner.taker.take(server_of(slow_owner, guest))
+    assert slow_owner.rebuilt(record, BASE) == [wanted] * 2
     assert slow_owner.states.load(guest.instance).stuck == 0
 
 
@@ -356,8 +364,11 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
+    client = slow_owner.places.client
+    slow_owner.places.client = before_first_put(client, guest.domain.abortJob)
     with pytest.raises(errors.Unusable):
-        slow_owner.taker.take(server_of(slow_owner, guest), guest.domain.abortJob)
+        slow_owner.taker.take(server_of(slow_owner, guest))
+    slow_owner.places.client = client
     assert not guest.is_busy() and slow_owner.registered() == []
     with pytest.raises(patience.NotDone):
         slow_owner.taker.take(server_of(slow_owner, guest))
