@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which server's turn it is to have a checkpoint taken.
 
-Times are those of a monotonic clock, so that a wall clock that jumps moves no turn.  The one
-rule: one at a time, and the one that has waited longest beyond its interval is next.
+Times are those of a monotonic clock, so that a wall clock that jumps moves no turn.  The server
+that has waited longest beyond its interval is next.
 """
 
 import dataclasses
@@ -102,15 +102,26 @@ class Cadence:
             if turn.every_s
         }
 
-    def next(self, now_s: float, but: Container[ids.ImageId] = ()) -> servers.Server | None:
-        """Return whose turn it is; None if it is nobody's.
+    def has_failed(self, instance: ids.ImageId) -> bool:
+        """Return whether the last attempt at a server's checkpoint failed."""
+        turn = self._turns.get(instance)
+        return turn is not None and turn.failures > 0
 
-        :param but: whose turn it is not now
+    def next(
+        self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
+    ) -> servers.Server | None:
+        """Return the server that is next; None if none is due.
+
+        :param busy: servers that are not considered
+        :param may_retry: consider servers whose last attempt failed
         """
         due = [
             turn
             for instance, turn in self._turns.items()
-            if turn.is_owed and turn.due_s <= now_s and instance not in but
+            if turn.is_owed
+            and turn.due_s <= now_s
+            and instance not in busy
+            and (may_retry or not turn.failures)
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 

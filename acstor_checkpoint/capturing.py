@@ -8,7 +8,6 @@ import contextlib
 import os
 import pathlib
 import threading
-from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from acstor_checkpoint import agent_files
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
+from acstor_checkpoint import garbage_collection
 from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import off_pull
 from acstor_checkpoint import pulling
@@ -26,7 +26,6 @@ from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import states
-from acstor_checkpoint import sweeping
 from acstor_checkpoint import vault_files
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -48,7 +47,7 @@ class Link(NamedTuple):
     """
 
     register: record.Register
-    kept: sweeping.Kept | None = None
+    kept: garbage_collection.Kept | None = None
     intervals: intervals_.Ask | None = None
 
 
@@ -69,12 +68,14 @@ def running(
     ended = threading.Event()
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
-        made = _made(own, mount_point, host, proof, link, ended)
-        pulls = _pulling(own, mount_point, ended)
+        made, collection = _made(own, mount_point, host, proof, link, ended)
         threads = [
-            supervised.start("checkpoints", made.run, ended),
-            supervised.start("pulling", pulls.run, ended),
+            *(supervised.start("checkpoints", made.run, ended) for _ in range(daemon.WORKERS)),
+            supervised.start("pulling", _pulling(own, mount_point, ended).run, ended),
         ]
+        if collection is not None:
+            loop = collection.run
+            threads.append(supervised.start("garbage collection", loop, ended, is_vital=False))
         try:
             yield made
         finally:
@@ -102,7 +103,7 @@ def _made(
     proof: credentials_.Credentials,
     link: Link,
     ended: threading.Event,
-) -> daemon.Daemon:
+) -> tuple[daemon.Daemon, garbage_collection.GarbageCollection | None]:
     files = agent_files.AgentFiles.of(own)
     bases = recovered.Bases(mount_point)
     folder = pathlib.Path(own.socket_dir)
@@ -127,15 +128,12 @@ def _made(
         places,
         link.register,
     )
-    sweep = sweeping.Sweeping(host, known, places, link.kept).step if link.kept else _nothing
-    return daemon.Daemon(
-        served,
-        taker,
-        known,
-        own.checkpoint_interval_s,
-        sweep=sweep,
-        ask_intervals=link.intervals,
+    made = daemon.Daemon(
+        served, taker, known, own.checkpoint_interval_s, ask_intervals=link.intervals
     )
+    if link.kept is None:
+        return made, None
+    return made, garbage_collection.GarbageCollection(host, known, places, link.kept, made, ended)
 
 
 def _pulling(own: Options, mount_point: str, ended: threading.Event) -> pulling.Pulling:
@@ -155,10 +153,6 @@ def _holders(named: Sequence[str]) -> list[ids.HostId]:
         return [ids.parse_host_id(name) for name in named]
     except ValueError as e:
         raise errors.Unusable("[acstor_checkpoint] checkpoint_holders", str(e)) from e
-
-
-def _nothing(_present: Collection[ids.ImageId]) -> bool:
-    return False
 
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:

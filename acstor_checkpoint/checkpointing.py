@@ -97,7 +97,7 @@ class _Shown(NamedTuple):
 
 
 class Checkpointing:
-    """Takes checkpoints of this host's servers; for one thread.
+    """Takes checkpoints of this host's servers; those of one server in one thread at a time.
 
     :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
@@ -117,13 +117,11 @@ class Checkpointing:
         self._image_of, self._places, self._register = image_of, places, register
         self._clock_ms = clock_ms
         self._patience = patience.Patience(settings.longest_s, settings.most_s)
+        self._pace = pace_.Pace(settings.rate_bytes_s, settings.ended)
 
-    def take(
-        self, server: servers.Server, others: Callable[[], None] = lambda: None
-    ) -> record_.Record:
+    def take(self, server: servers.Server) -> record_.Record:
         """Take a checkpoint; it is registered when this returns.
 
-        :param others: lets others have their turns; called in the middle of one that takes long
         :raises errors.AcstorError: there is none; says why
         """
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
@@ -135,10 +133,9 @@ class Checkpointing:
         state.number += 1
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state)
-            shown_for = self._shown_for(server, state, others)
             with (
+                self._shown_for(server, state) as is_late,
                 self._shown(server, state, checkpoint_id, before) as shown,
-                shown_for as is_late,
             ):
                 why = why or ("" if shown.before else NO_BITMAP)
                 taking, sealed = self._taken(server, state, image, shown, copies, is_late)
@@ -187,19 +184,18 @@ class Checkpointing:
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
 
-    def _shown_for(
-        self, server: servers.Server, state: states_.State, others: Callable[[], None]
-    ) -> contextlib.AbstractContextManager[patience.IsLate]:
-        if not self._patience.is_due(state.stuck):
-            return self._patience.short()
-        state.stuck = 0  # who ends it, since the server is to be moved, has short ones after it
-        LOG.warning(
-            "server %s writes faster than its disk is read: all of it is read as it is now, for "
-            "%g s at most; it cannot be moved meanwhile",
-            server.instance,
-            self._settings.most_s,
-        )
-        return self._patience.long(others)
+    @contextlib.contextmanager
+    def _shown_for(self, server: servers.Server, state: states_.State) -> Iterator[patience.IsLate]:
+        with self._patience.moment(state.stuck) as (is_late, is_long):
+            if is_long:
+                state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
+                LOG.warning(
+                    "server %s writes faster than its disk is read: all of it is read as it is "
+                    "now, for %g s at most; it cannot be moved meanwhile",
+                    server.instance,
+                    self._settings.most_s,
+                )
+            yield is_late
 
     def _copies(
         self, stack: contextlib.ExitStack, state: states_.State
@@ -295,10 +291,9 @@ class Checkpointing:
     ) -> tuple[capture.Taking, bytes]:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
-        pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
         # Without a bitmap the next attempt would begin anew, and never come to an end.
         ends = is_late if shown.bitmap else lambda: False
-        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace, ends)
+        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, self._pace, ends)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
         said = ((change.at, change.length) for change in overlay.said(server.disk.path))

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes checkpoints of this host's servers, one after the other, as long as the daemon runs.
+"""Takes checkpoints of this host's servers, in a few worker threads.
 
-Whatever goes wrong with one server is said and tried again, and never keeps
-others from their turn.
+Each worker takes the checkpoint of one server at a time, and each server has one worker at most.
+A failure of one server is logged and counted, and ends that work alone.  Servers that failed
+share RETRY_WORKERS, so they leave the other workers to servers that did not fail.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Collection
+from collections.abc import Iterator
 from typing import Final
 from typing import Protocol
 
@@ -22,14 +24,17 @@ from acstor_checkpoint import states as states_
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
+WORKERS: Final = 4
+"""Each holds about 20 MiB while it takes a checkpoint."""
+RETRY_WORKERS: Final = 1
+FAILURES: Final = "checkpoint"
+"""Name under which :mod:`supervised` counts the failures of servers."""
 _LOOK_EVERY_S: Final = 10.0
 """How long a new server, or a request, waits until it is seen."""
-
-
-Sweep = Callable[[Collection[ids.ImageId]], bool]
 
 
 class Present(Protocol):
@@ -43,12 +48,11 @@ class Present(Protocol):
 
 
 class Taker(Protocol):
-    """Takes one checkpoint of one server."""
+    """Takes one checkpoint of one server; is called by several threads."""
 
-    def take(self, server: servers.Server, others: Callable[[], None]) -> record_.Record:
+    def take(self, server: servers.Server) -> record_.Record:
         """Take it, and register it.
 
-        :param others: lets others have their turns; called in the middle of one that takes long
         :raises errors.AcstorError: there is none
         """
 
@@ -60,11 +64,10 @@ class Taker(Protocol):
 
 
 class Daemon:
-    """The loop.
+    """The schedule, and the loop of a worker.
 
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
-    :param sweep: does some of what can wait, told which instances are here; says whether it did
     :param ask_intervals: asks the decision service; None: it is not asked
     """
 
@@ -76,28 +79,28 @@ class Daemon:
         default_s: int,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        sweep: Sweep = lambda _present: False,
         ask_intervals: intervals_.Ask | None = None,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
         self._intervals = intervals_.Intervals(ask_intervals, clock)
         self._clock, self._wall_ms = clock, wall_ms
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
-        self._sweep = sweep
-        self._here: set[ids.ImageId] | None = None
+        self._present: list[servers.Server] | None = None
         self._cleared: set[ids.ImageId] = set()
         self._on: dict[ids.ImageId, float] = {}
+        self._held: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
-        """Take checkpoints until :meth:`stop`; the one that is on then ends first."""
+        """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""
         while not self._has_ended:
-            if not self.turn() and not self.sweep():
+            if not self.turn():
                 self._woken.wait(_LOOK_EVERY_S)
-                self._woken.clear()
+                if not self._has_ended:
+                    self._woken.clear()
 
     def stop(self) -> None:
         """Let :meth:`run` return; may be called by any thread."""
@@ -137,41 +140,80 @@ class Daemon:
         with self._lock:
             return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
 
+    def here(self) -> frozenset[ids.ImageId] | None:
+        """Return the servers of this host, None while libvirt does not say; for any thread."""
+        with self._lock:
+            present = self._present
+        return None if present is None else frozenset(server.instance for server in present)
+
+    @contextlib.contextmanager
+    def held(self, instance: ids.ImageId) -> Iterator[bool]:
+        """Take no checkpoint of a server during the block; yield False if one is on already.
+
+        May be called by any thread.
+        """
+        with self._lock:
+            is_held = instance not in self._on and instance not in self._held
+            if is_held:
+                self._held.add(instance)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                with self._lock:
+                    self._held.discard(instance)
+                self._woken.set()
+
     def turn(self) -> bool:
-        """Take one checkpoint, if it is somebody's turn; say whether it was."""
+        """Do what is due for one server; return whether anything was."""
         self._look()
         with self._lock:
-            server = self._cadence.next(self._clock())
-        if server is None:
-            return False
-        self._take(server)
+            found = self._next()
+            if found is None:
+                return False
+            server, work = found
+            self._on[server.instance] = self._clock()
+        try:
+            work(server)
+        finally:
+            with self._lock:
+                del self._on[server.instance]
         return True
 
-    def sweep(self) -> bool:
-        """Do some of what can wait, if it is known which servers are here; say if there was any."""
-        if self._here is None:
-            return False
-        try:
-            return self._sweep(self._here)
-        except Exception:
-            LOG.exception("what no checkpoint needs stays for now")
-            return False
+    def _next(self) -> tuple[servers.Server, Callable[[servers.Server], None]] | None:
+        """Return a server whose work is due, and the work; None if nothing is due."""
+        busy = self._on.keys() | self._held
+        for server in self._present or ():
+            if server.instance not in self._cleared and server.instance not in busy:
+                return server, self._clear
+        may_retry = sum(map(self._cadence.has_failed, self._on)) < RETRY_WORKERS
+        due = self._cadence.next(self._clock(), busy, may_retry=may_retry)
+        return None if due is None else (due, self._try)
 
     def _look(self) -> None:
-        """See which servers are here."""
-        self._here = None
+        """See which servers are here, unless another worker does."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            present = self._seen()
+        finally:
+            self._looking.release()
+        with self._lock:
+            self._present = present
+            self._cleared &= {server.instance for server in present or ()}
+
+    def _seen(self) -> list[servers.Server] | None:
         try:
             present = self._domains.present()
-        except errors.AcstorError as e:
+            self._see(present, self._intervals.told())
+        except Exception as e:
             self._faults.say(str(e))
-            return
+            if not _is_known(e):
+                supervised.count(FAILURES)
+                LOG.exception("the servers of this host are not known now")
+            return None
         self._faults.say("")
-        self._see(present, self._intervals.told())
-        self._here = here = {server.instance for server in present}
-        self._cleared &= here
-        for server in present:
-            if server.instance not in self._cleared:
-                self._clear(server)
+        return present
 
     def _see(self, present: list[servers.Server], told: intervals_.Told) -> None:
         with self._lock:
@@ -180,35 +222,15 @@ class Daemon:
     def _clear(self, server: servers.Server) -> None:
         try:
             self._taker.clear(server)
-        except errors.AcstorError as e:
-            LOG.warning("%s", e)
-        self._cleared.add(server.instance)
-
-    def _let_others(self) -> None:
-        """Give all whose turn it is by now their turns, in the middle of one that takes long."""
-        now_s = self._clock()
-        self._look()
-        while not self._has_ended:
-            with self._lock:
-                server = self._cadence.next(now_s, self._on)
-            if server is None:
-                return
-            self._take(server)
-
-    def _take(self, server: servers.Server) -> None:
-        began_s = self._clock()
+        except Exception as e:
+            _note_failure(server, "its former checkpoint is not ended", e)
         with self._lock:
-            self._on[server.instance] = began_s
-        try:
-            self._try(server, began_s)
-        finally:
-            with self._lock:
-                del self._on[server.instance]
+            self._cleared.add(server.instance)
 
-    def _try(self, server: servers.Server, began_s: float) -> None:
-        instance = server.instance
+    def _try(self, server: servers.Server) -> None:
+        instance, began_s = server.instance, self._clock()
         try:
-            record = self._taker.take(server, self._let_others)
+            record = self._taker.take(server)
         except patience.NotDone as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
@@ -217,14 +239,7 @@ class Daemon:
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())
-            is_known = isinstance(e, errors.AcstorError | OSError)
-            LOG.warning(
-                "server %s: no checkpoint: %s; tried again in %.0f s",
-                instance,
-                e,
-                pause_s,
-                exc_info=not is_known,
-            )
+            _note_failure(server, f"no checkpoint; tried again in {pause_s:.0f} s", e)
             return
         with self._lock:
             self._cadence.taken(instance, began_s)
@@ -244,3 +259,12 @@ class Daemon:
         if state is None or not state.taken_ms:
             return None
         return (self._wall_ms() - state.taken_ms) / 1000
+
+
+def _note_failure(server: servers.Server, what: str, e: Exception) -> None:
+    supervised.count(FAILURES)
+    LOG.warning("server %s: %s: %s", server.instance, what, e, exc_info=not _is_known(e))
+
+
+def _is_known(e: Exception) -> bool:
+    return isinstance(e, errors.AcstorError | OSError)

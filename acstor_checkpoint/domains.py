@@ -95,13 +95,20 @@ class Domains:
 
         :raises errors.Unusable: libvirt does not answer
         """
-        found = []
         with _named(self._option):
-            for domain in self._connected().listAllDomains():
-                with contextlib.suppress(libvirt.libvirtError):  # it has just gone
-                    if server := servers.parse(domain.XMLDesc(), self.base_of):
-                        found.append(server)
-        return found
+            domains = self._connected().listAllDomains()
+        return [server for domain in domains if (server := self._server(domain))]
+
+    def _server(self, domain: Any) -> servers.Server | None:
+        """Return the server that a domain is; None if it is none, or cannot be read."""
+        try:
+            return servers.parse(domain.XMLDesc(), self.base_of)
+        except libvirt.libvirtError:  # it has just gone
+            return None
+        except Exception as e:
+            LOG.warning("domain %s is left out: %s", domain.UUIDString(), e, exc_info=True)
+            supervised.count("libvirt")
+            return None
 
     def domain(self, server: servers.Server) -> "Domain":
         """Return the domain of a server.
@@ -164,8 +171,7 @@ class Domain:
             finally:
                 self._end(str(socket))
         finally:
-            for path in files:
-                path.unlink(missing_ok=True)
+            _remove(files)
 
     def forget(self, bitmap: str) -> bool:
         """Remove a bitmap, if QEMU runs; say whether it is gone.
@@ -218,8 +224,7 @@ class Domain:
                 self._end(socket)
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):
-                for path in _files(sockets, folder, bitmap):
-                    path.unlink(missing_ok=True)
+                _remove(_files(sockets, folder, bitmap))
 
     def _begin(self, bitmap: str, since: str, backup: str) -> None:
         try:
@@ -317,6 +322,15 @@ def _files(
     """Return socket and scratch file of the moment at which a bitmap begins."""
     stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
     return sockets / f"{stem}.sock", folder / f"{stem}.scratch"
+
+
+def _remove(files: Iterable[pathlib.Path]) -> None:
+    """Remove files; QEMU can write to their folders, so they may be folders now, which stay."""
+    for path in files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            LOG.warning("%s stays: %s", path, e)
 
 
 def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:

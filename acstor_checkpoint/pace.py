@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a disk is read for a checkpoint, and whether it still is."""
+"""How fast all disks together are read for checkpoints, and whether they still are."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from acstor_common import pace
 
 
 class Pace:
-    """Bounds one reader.
+    """Bounds all readers together; may be used by any thread.
 
     :param rate_bytes_s: 0: as fast as it goes
     :param ended: set when nothing is to be read any more
@@ -24,12 +24,14 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pace, self._ended = pace.Pace(rate_bytes_s, clock), ended
+        self._lock = threading.Lock()
 
     def spend(self, count_bytes: int) -> None:
         """Wait until as much may be read.
 
         :raises errors.Unusable: nothing is to be read any more
         """
-        wait_s = self._pace.wait_s(count_bytes)
+        with self._lock:
+            wait_s = self._pace.wait_s(count_bytes)
         if self._ended.wait(wait_s) if wait_s else self._ended.is_set():
             raise errors.Unusable("a checkpoint", "the daemon ends")

@@ -4,12 +4,13 @@
 As long as it is, libvirt refuses to move the server.  So it is shown for a while, and what
 was not read by then is read at the next moment: a part.  A guest that writes faster than its disk
 is read would have a part for ever and never a checkpoint.  When PARTS of them were of no use, its
-moment is shown until all is read, much longer; others have their turns meanwhile.
+moment is shown until all is read, much longer.
 
-One server at a time has such a moment.
+One server of the host at a time has such a moment, so the other workers take the others.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def is_stuck(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
 
 
 class Patience:
-    """Of who takes checkpoints, one after the other.
+    """How long the moments of all servers are shown; may be used by any thread.
 
     :param longest_s: how long a moment is shown
     :param most_s: how long that of a server is shown of which PARTS parts were of no use
@@ -61,39 +62,26 @@ class Patience:
         self, longest_s: float, most_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._longest_s, self._most_s, self._clock = longest_s, most_s, clock
-        self._is_on = False
+        self._long = threading.Lock()
 
-    def is_due(self, stuck: int) -> bool:
-        """Say whether a moment is to be shown until all is read.
+    @contextlib.contextmanager
+    def moment(self, stuck: int) -> Iterator[tuple[IsLate, bool]]:
+        """Yield what says when a moment is over, and whether it is a long one.
+
+        The time of the moment begins when that is asked first.
 
         :param stuck: parts that were of no use
         """
-        return stuck >= PARTS and not self._is_on
-
-    @contextlib.contextmanager
-    def short(self) -> Iterator[IsLate]:
-        """Yield what says when a moment is over."""
-        until_s = self._clock() + self._longest_s
-        yield lambda: self._clock() > until_s
-
-    @contextlib.contextmanager
-    def long(self, others: Callable[[], None]) -> Iterator[IsLate]:
-        """Yield what says when a long moment is over.
-
-        :param others: lets others have their turns; called while nothing is read
-        """
-        until_s = self._clock() + self._most_s
-        pause_s = self._clock() + self._longest_s
+        is_long = stuck >= PARTS and self._long.acquire(blocking=False)
+        until_s = 0.0
 
         def is_late() -> bool:
-            nonlocal pause_s
-            if self._clock() > pause_s:
-                others()
-                pause_s = self._clock() + self._longest_s
+            nonlocal until_s
+            until_s = until_s or self._clock() + (self._most_s if is_long else self._longest_s)
             return self._clock() > until_s
 
-        self._is_on = True
         try:
-            yield is_late
+            yield is_late, is_long
         finally:
-            self._is_on = False
+            if is_long:
+                self._long.release()

@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
@@ -80,9 +81,12 @@ class Places:
 
 
 class Host:
-    """Everything of one host that takes checkpoints."""
+    """Everything of one host that takes checkpoints.
 
-    def __init__(self, options: Options) -> None:
+    :param mirrors: folders, if the guests have one each
+    """
+
+    def __init__(self, options: Options, mirrors: Sequence[str] = ()) -> None:
         self.options, self.folder = options, pathlib.Path(options.folder)
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
@@ -90,8 +94,10 @@ class Host:
         self.records = self.folder / "records"
         self.refuses = False
         self.places = Places(options)
+        shown = mirrors or [options.mirrors]
         self.domains = domains.Domains(
-            options.uri, lambda path: overlay.base_of(path, options.mirrors)
+            options.uri,
+            lambda path: next(filter(None, (overlay.base_of(path, one) for one in shown)), None),
         )
         self.taker = checkpointing.Checkpointing(
             checkpointing.Settings(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: everybody has his, whatever fails and however clocks jump."""
 
+import time
 import types
 
 import pytest
@@ -13,6 +14,8 @@ from acstor_checkpoint import states
 from acstor_common import checkpoint_intervals
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import supervised
+from tests.lab import runs
 
 IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
 DISK = servers.Disk("vda", "/disk", IDS[0])
@@ -28,7 +31,7 @@ class Host:
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
-        self.took, self.cleared, self.fails, self.long = [], [], {}, set()
+        self.took, self.cleared, self.fails = [], [], {}
         self.states = states.States(folder)
         self.daemon = self.started(interval_s)
 
@@ -47,15 +50,11 @@ class Host:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take(self, each, others):
+    def take(self, each):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
             raise self.fails[number]
-        if number in self.long:
-            self.now_s += 60.0
-            others()
-            self.now_s += 60.0
         self.took.append(number)
         return types.SimpleNamespace(
             checkpoint_id="c", read_bytes=1, sent_bytes=1, whole_because=""
@@ -109,17 +108,6 @@ def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     assert it.run(1195) == [1, 2, 1, 2]
     it.fails.clear()
     assert it.run(5) == [0]
-
-
-def test_others_have_their_turns_in_the_middle_of_one_that_takes_long(host):
-    it = host(server(0), server(1), server(2, checkpoint_interval_s="60"), interval_s=3600)
-    it.long = {0}
-    assert it.run(5) == [1, 2, 0]  # and each of them once
-    assert it.daemon.taking_s() == {}
-    it.long = {0, 2}
-    it.run(3600)
-    it.here, it.long = [server(0)], {0}
-    assert it.run(3600) == [0]
 
 
 def test_how_long_servers_wait_is_known_also_before_their_first(host):
@@ -211,8 +199,8 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
     it.run(20)
     take, asked = it.daemon._taker.take, []
 
-    def ask_meanwhile(each, others):
-        done = take(each, others)
+    def ask_meanwhile(each):
+        done = take(each)
         if not asked:
             asked.append(it.daemon.ask(each.instance))
         return done
@@ -227,35 +215,6 @@ def test_daemon_ends_when_told(host):
     it.daemon.stop()
     it.daemon.run()
     assert it.took == []
-
-
-def test_what_can_wait_is_done_while_it_is_nobodys_turn_and_known_who_is_here(host):
-    it, seen = host(server(0), server(1)), []
-
-    def sweep(present):
-        seen.append((set(present), list(it.took)))
-        it.daemon.stop()
-        return True
-
-    it.daemon = daemon.Daemon(
-        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=sweep
-    )
-    assert not it.daemon.sweep()
-    it.daemon.run()
-    assert seen == [({IDS[0], IDS[1]}, [0, 1])]
-
-
-@pytest.mark.expect_log("it is away")
-@pytest.mark.expect_log("stays for now")
-def test_daemon_goes_on_whatever_becomes_of_what_can_wait(host):
-    it = host(server(0))
-    it.daemon = daemon.Daemon(
-        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, sweep=lambda _: 1 // 0
-    )
-    assert it.run(10) == [0] and not it.daemon.sweep()
-    it.here = None
-    it.daemon.turn()
-    assert not it.daemon.sweep()
 
 
 @pytest.mark.parametrize("words", ["", "-5", "1e3", "9" * 40, "²", "\u0663"])
@@ -290,3 +249,73 @@ def test_service_says_how_often_from_the_first_turn_on(host):
         it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=lambda: told
     )
     assert it.run(395) == [1, 1] and it.daemon.promised_s(IDS[1]) == 200
+
+
+@pytest.mark.expect_log("is not ended: .*1 is broken")
+@pytest.mark.allow_log("no checkpoint")
+@pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
+def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypatch, fault):
+    it = host(server(0), server(1))
+    clear = it.clear
+    it.fails[0] = fault
+
+    def fail(each):
+        clear(each)
+        if each.instance == IDS[0]:
+            raise fault
+
+    monkeypatch.setattr(it, "clear", fail)
+    before = supervised.failures().get(daemon.FAILURES, 0)
+    assert it.run(600) == [1] and it.cleared == [0, 1]
+    assert supervised.failures()[daemon.FAILURES] - before >= 3
+
+
+@pytest.mark.expect_log("odd")
+@pytest.mark.expect_log("are not known now")
+@pytest.mark.allow_log("by zero")
+def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
+    it = host(server(0))
+    monkeypatch.setattr(it, "present", lambda: 1 // 0)
+    assert not it.daemon.turn() and it.daemon.here() is None
+    monkeypatch.setattr(it, "present", lambda: (_ for _ in ()).throw(OSError("odd")))
+    assert not it.daemon.turn()
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_servers_that_failed_share_one_worker(host):
+    it = host(server(0), server(1), server(2))
+    it.fails = dict.fromkeys((0, 1), OSError("slow"))
+    it.run(100)
+    it.now_s += 700
+    seen = []
+
+    def take(each):
+        seen.append(IDS.index(each.instance))
+        it.daemon.turn()  # another worker, while this one is busy
+        raise OSError("slow")
+
+    it.daemon._taker = types.SimpleNamespace(take=take, clear=it.clear)
+    it.daemon.turn()
+    assert seen == [0, 2]
+
+
+def test_server_that_is_held_or_busy_is_not_taken(host):
+    it = host(server(0))
+    it.run(5)
+    it.now_s += 700
+    with it.daemon.held(IDS[0]) as is_held, it.daemon.held(IDS[0]) as is_held_twice:
+        assert is_held and not is_held_twice
+        assert not it.daemon.turn()
+    assert it.daemon.turn()
+
+
+def test_request_wakes_a_worker(host):
+    it = host(server(0))
+    it.run(5)
+    worker = supervised.start_once("a worker", it.daemon.run)
+    time.sleep(0.2)
+    it.daemon.ask(IDS[0])
+    runs.wait_for(lambda: it.took == [0, 0], 5.0, "the checkpoint", str)
+    it.daemon.stop()
+    worker.join(5.0)
+    assert not worker.is_alive()

@@ -29,30 +29,25 @@ def looks(clock: Clock, is_late: patience.IsLate) -> float:
 
 def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None:
     it = patience.Patience(10.0, 100.0, clock)
-    assert [it.is_due(stuck) for stuck in range(5)] == [False, False, False, True, True]
-    with it.short() as is_late:
-        assert looks(clock, is_late) == 11
+    for stuck in range(5):
+        with it.moment(stuck) as (is_late, is_long):
+            assert is_long is (stuck >= patience.PARTS)
+            clock.now_s += 500.0  # the moment has not begun
+            assert looks(clock, is_late) == (101 if is_long else 11)
 
 
-def test_others_have_turns_while_a_long_one_is_on_and_no_other_long_one(clock: Clock) -> None:
+def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
     it = patience.Patience(10.0, 100.0, clock)
-    turns = []
-
-    def others() -> None:
-        turns.append(clock.now_s)
-        clock.now_s += 5.0
-        assert not it.is_due(9)
-        with it.short() as is_late:
-            assert not is_late()
-
-    with it.long(others) as is_late:
-        assert 100 < looks(clock, is_late) < 110
-    assert turns == [11, 27, 43, 59, 75, 91]
-    assert it.is_due(patience.PARTS)
+    with it.moment(9) as (_, is_long), it.moment(9) as (is_late, is_other_long):
+        assert is_long and not is_other_long
+        assert looks(clock, is_late) == 11
+    with it.moment(9) as (_, is_long):
+        assert is_long
 
 
 def test_who_fails_in_a_long_one_lets_others_have_theirs(clock: Clock) -> None:
     it = patience.Patience(10.0, 100.0, clock)
-    with pytest.raises(KeyError), it.long(lambda: None):
+    with pytest.raises(KeyError), it.moment(9):
         raise KeyError
-    assert it.is_due(patience.PARTS)
+    with it.moment(9) as (_, is_long):
+        assert is_long

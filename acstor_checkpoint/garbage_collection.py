@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has holders drop what no checkpoint of this host needs any more, while nothing is registered.
+"""Has holders drop what no checkpoint of this host needs any more.
 
 Checkpoints are deleted, and servers leave, so what registers nothing more would stay for ever.
-One holder is asked at a time, between checkpoints: those that its disks have, and when the daemon
-starts and each hour all hosts, for others may have what this host knows nothing of any more.
+A pass asks the holders of this host's disks one after the other; the first one, and one each hour,
+asks all hosts, for others may have what this host knows nothing of any more.
+
+A pass, and each holder in it, has a deadline and a number of disks it may name, so a hostile
+holder delays no checkpoint, and the next holder by HOLDER_S at most.
 
 The decision service alone says which checkpoints there are, and what it does not
-say clearly is no reason to drop anything.
+say clearly is no reason to drop anything.  A disk whose checkpoint is being taken is left out.
 """
 
+import contextlib
 import logging
+import random
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
@@ -26,14 +33,20 @@ from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
+from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
-"""From the end of one pass to the next; each holder is then asked for its list of disks."""
+"""From the end of one pass to the next."""
 ALL_EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
 """After the decision service has not answered."""
+PASS_S: Final = 1800.0
+HOLDER_S: Final = 60.0
+"""For the list of a holder's disks, and again for all that is dropped of them."""
+HOLDER_DISKS: Final = 1024
+"""Of one holder in a pass, some of those that it names; the others have their turn later."""
 
 _Known = Mapping[str, tuple[ids.ImageId, states_.State]]
 """Instances and their states, by the disk that vaults know."""
@@ -54,11 +67,22 @@ class Places(Protocol):
         """Return who asks the vault of a holder."""
 
 
-class Sweeping:
-    """Passes over the holders; for the thread that takes checkpoints.
+class Servers(Protocol):
+    """The servers of this host, and which of them have a checkpoint taken now."""
+
+    def here(self) -> Collection[ids.ImageId] | None:
+        """Return them; None: it is not known."""
+
+    def held(self, instance: ids.ImageId) -> contextlib.AbstractContextManager[bool]:
+        """Let no checkpoint of one be taken in the block; False: one is being taken."""
+
+
+class GarbageCollection:
+    """Passes over the holders, in a thread of its own.
 
     :param host: this one
     :param kept: asks the decision service
+    :param ended: set when it is to end
     :param clock: monotonic
     """
 
@@ -68,36 +92,49 @@ class Sweeping:
         states: states_.States,
         places: Places,
         kept: Kept,
+        servers: Servers,
+        ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._states, self._places = host, states, places
-        self._kept, self._clock = kept, clock
+        self._kept, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[record.Holder] = []
-        self._present: frozenset[ids.ImageId] = frozenset()
-        self._next_s = self._all_s = clock()
+        self._present: Collection[ids.ImageId] = frozenset()
+        self._all_s = clock()
         self._faults = log_once.LogOnce(LOG)
 
-    def step(self, present: Collection[ids.ImageId]) -> bool:
-        """Ask one holder, if it is time; say whether it was.
+    def run(self) -> None:
+        """Pass over the holders until the end."""
+        pause_s = 0.0
+        while not self._ended.wait(pause_s):
+            pause_s = EVERY_S if self.collect() else AGAIN_S
 
-        :param present: the instances that are on this host
-        """
-        if self._clock() < self._next_s:
+    def collect(self) -> bool:
+        """Do one pass; return False if it is to be done again soon."""
+        present = self._servers.here()
+        if present is None:
             return False
-        self._next_s, self._present = self._clock() + AGAIN_S, frozenset(present)
+        self._present = present
         try:
-            self._left = self._left or self._holders()
-            if self._left:
-                self._ask(self._left[-1])
-                self._left.pop()
-            if not self._left:
-                self._forget()
+            self._pass()
         except (errors.AcstorError, OSError) as e:
             self._faults.say(f"checkpoints that were deleted stay for now: {e}")
-            return True
+            return False
         self._faults.say("")
-        self._next_s = self._clock() + (0.0 if self._left else EVERY_S)
         return True
+
+    def _pass(self) -> None:
+        """Ask the holders; those for which there is no time are asked in the next pass.
+
+        :raises errors.AcstorError: the decision service does not say what stays
+        """
+        until_s = self._clock() + PASS_S
+        self._left = self._left or self._holders()
+        while self._left and self._clock() < until_s and not self._ended.is_set():
+            self._ask(self._left[-1])
+            self._left.pop()
+        if not self._left:
+            self._forget()
 
     def _holders(self) -> list[record.Holder]:
         """Return who is to be asked in this pass."""
@@ -114,15 +151,55 @@ class Sweeping:
 
         :raises errors.AcstorError: the decision service does not say what stays
         """
+        with self._places.client(holder) as client:
+            if not (disks := self._disks(client)):
+                return
+            known = self._known()  # before what stays: so each known checkpoint is told of
+            kept = self._kept()
+            self._with(client, lambda one: self._tidy_all(one, disks, kept, known))
+
+    def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
+        """Return disks that a holder has of this host, HOLDER_DISKS at most."""
+        disks: list[ids.ImageId] = []
+        self._with(client, lambda one: disks.extend(one.disks(self._host)))
+        return disks if len(disks) <= HOLDER_DISKS else random.sample(disks, HOLDER_DISKS)
+
+    def _with(
+        self,
+        client: vault_client.VaultClient,
+        work: Callable[[vault_client.VaultClient], None],
+    ) -> None:
+        """Do something with a holder; what fails, or takes too long, is logged."""
         try:
-            with self._places.client(holder) as client:
-                if disks := client.disks(self._host):
-                    kept, known = self._kept(), self._known()
-                    for disk in disks:
-                        stay = kept.get(disk, set()) | self._begun(disk, known)
-                        self._tidy(client, disk, stay, known)
-        except copies.FAULTS as e:
-            LOG.info("%s: %s", holder.host, e)
+            copies.call_all([client], work, HOLDER_S)
+        except copies.HolderFailed as e:
+            LOG.info("%s", e)
+        except Exception:
+            supervised.count("garbage collection")
+            LOG.exception("%s keeps what no checkpoint needs", client.holder)
+
+    def _tidy_all(
+        self,
+        client: vault_client.VaultClient,
+        disks: Sequence[ids.ImageId],
+        kept: Mapping[str, set[str]],
+        known: _Known,
+    ) -> None:
+        for disk in disks:
+            stay = kept.get(disk, set()) | self._begun(disk, known)
+            with self._unchanged(disk, known) as is_unchanged:
+                if is_unchanged:
+                    self._tidy(client, disk, stay, known)
+
+    @contextlib.contextmanager
+    def _unchanged(self, disk: ids.ImageId, known: _Known) -> Iterator[bool]:
+        """Yield whether no checkpoint of a disk was begun since it was looked at; none is then."""
+        if disk not in known:
+            yield True
+            return
+        instance, state = known[disk]
+        with self._servers.held(instance) as is_held:
+            yield is_held and self._states.load(instance) == state
 
     def _known(self) -> _Known:
         """Return what there is of all disks now; each file is read once for a holder."""
@@ -169,6 +246,7 @@ class Sweeping:
             return
         kept = self._kept()
         for instance in gone:
-            state = self._states.load(instance)
-            if state is None or not kept.get(state.disk):
-                self._states.forget(instance)
+            with self._servers.held(instance) as is_held:
+                state = self._states.load(instance)
+                if is_held and (state is None or not kept.get(state.disk)):
+                    self._states.forget(instance)

@@ -2,14 +2,15 @@
 """What no checkpoint needs leaves the vaults, and nothing does that somebody may need."""
 
 import contextlib
+import threading
 
 import pytest
 
+from acstor_checkpoint import garbage_collection as collection
 from acstor_checkpoint import names
 from acstor_checkpoint import record
 from acstor_checkpoint import room
 from acstor_checkpoint import states
-from acstor_checkpoint import sweeping
 from acstor_checkpoint import vault
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
@@ -27,10 +28,12 @@ GONE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
 class Client:
     """Asks a vault in this process."""
 
-    def __init__(self, holder, kept):
-        self.holder, self._kept = holder, kept
+    def __init__(self, holder, kept, is_away):
+        self.holder, self._kept, self._is_away = holder, kept, is_away
 
     def disks(self, owner):
+        if self._is_away:
+            raise errors.SourceUnreachable("/", self.holder, "it is away")
         return self._kept.disks(owner)
 
     def keep(self, disk, stay):
@@ -38,6 +41,9 @@ class Client:
 
     def drop(self, disk):
         return self._kept.drop(disk)
+
+    def abort(self):
+        pass
 
 
 class World:
@@ -52,10 +58,13 @@ class World:
         }
         self.states = states.States(folder / "state")
         self.stays, self.why, self.now_s, self.asked, self.away = {}, "", 1000.0, [], set()
-        self.sweeping = self.started()
+        self.busy = set()
+        self.collector = self.started()
 
     def started(self):
-        return sweeping.Sweeping(HOST, self.states, self, self.kept, lambda: self.now_s)
+        return collection.GarbageCollection(
+            HOST, self.states, self, self.kept, self, threading.Event(), lambda: self.now_s
+        )
 
     def kept(self):
         if self.why:
@@ -68,9 +77,7 @@ class World:
     @contextlib.contextmanager
     def client(self, holder):
         self.asked.append(holder.host)
-        if holder.host in self.away:
-            raise errors.SourceUnreachable("/", holder.host, "it is away")
-        yield Client(holder.host, self.vaults[holder.host])
+        yield Client(holder.host, self.vaults[holder.host], holder.host in self.away)
 
     def take(self, instance, *chunks):
         """Let both holders keep a checkpoint; return its disk and the manifest's name."""
@@ -105,9 +112,15 @@ class World:
     def files(self):
         return [len(list(one.everything())) for one in self.vaults.values()]
 
-    def sweep(self):
-        while self.sweeping.step({HERE}):
-            pass
+    def here(self):
+        return {HERE}
+
+    @contextlib.contextmanager
+    def held(self, instance):
+        yield instance not in self.busy
+
+    def collect(self):
+        return self.collector.collect()
 
 
 @pytest.fixture
@@ -122,15 +135,13 @@ def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
     disk, first = world.take(HERE, 1, 2, 3)
     _, second = world.take(HERE, 1, 2, 4)
     world.stays = {disk: {first, second}}
-    world.sweep()
+    world.collect()
     assert world.files() == [6, 6]
-    world.now_s += sweeping.EVERY_S
     world.stays = {disk: {second}}
-    world.sweep()
+    world.collect()
     assert world.files() == [4, 4]
-    world.now_s += sweeping.EVERY_S
     world.stays = {}
-    world.sweep()
+    world.collect()
     assert world.files() == [0, 0] and world.states.known() == [HERE]
 
 
@@ -140,18 +151,17 @@ def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
         state = world.states.load(instance)
         state.manifest, state.is_part = name, True
         world.states.save(instance, state)
-    world.sweep()
+    world.collect()
     assert world.files() == [3, 3] and world.states.known() == [HERE]
 
 
 def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world):
     disk, name = world.take(GONE, 1)
     world.stays = {disk: {name}}
-    world.sweep()
+    world.collect()
     assert world.states.known() == [GONE] and world.files() == [2, 2]
-    world.now_s += sweeping.EVERY_S
     world.stays = {}
-    world.sweep()
+    world.collect()
     assert world.states.known() == [] and world.files() == [0, 0]
 
 
@@ -160,11 +170,11 @@ def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(w
     world.take(GONE, 2)
     world.states.forget(GONE)
     world.stays = {disk: {name}}
-    world.sweep()
+    world.collect()
     assert world.files() == [4, 4]
     world.stays = {}
-    world.sweeping = world.started()
-    world.sweep()
+    world.collector = world.started()
+    world.collect()
     assert world.files() == [0, 0]
 
 
@@ -172,11 +182,10 @@ def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(w
 def test_nothing_goes_while_the_service_does_not_say(world):
     world.take(GONE, 1)
     world.why = "no answer"
-    assert world.sweeping.step({HERE}) and not world.sweeping.step({HERE})
+    assert not world.collect()
     assert world.files() == [2, 2] and world.states.known() == [GONE]
     world.why = ""
-    world.now_s += sweeping.AGAIN_S
-    world.sweep()
+    world.collect()
     assert world.files() == [0, 0]
 
 
@@ -184,31 +193,72 @@ def test_holder_that_is_away_keeps_no_other_from_its_turn(world):
     world.take(GONE, 1)
     world.take(HERE, 2)
     world.away = {"h3"}
-    world.sweep()
+    world.collect()
     assert world.files() == [0, 4] and world.asked == ["h3", "h2"]
     world.away = set()
-    world.now_s += sweeping.EVERY_S
-    world.sweep()
+    world.collect()
     assert world.files() == [0, 0]
 
 
 def test_after_the_first_pass_holders_alone_are_asked_and_all_each_hour(world):
-    world.sweep()
+    world.collect()
     assert sorted(world.asked) == ["h2", "h3"]
-    world.now_s += sweeping.EVERY_S
-    world.sweep()
+    world.collect()
     assert len(world.asked) == 2
-    world.now_s += sweeping.ALL_EVERY_S
-    world.sweep()
+    world.now_s += collection.ALL_EVERY_S
+    world.collect()
     assert sorted(world.asked) == ["h2", "h2", "h3", "h3"]
 
 
-def test_state_of_each_disk_is_read_once_for_a_holder(world, monkeypatch):
+def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
     for number in range(3):
         disk, manifest = world.take(ids.ImageId(f"{HERE[:-1]}{number}"), number)
         world.stays[disk] = {manifest}
-    world.sweep()
+    world.collect()
     load, read = world.states.load, []
     monkeypatch.setattr(world.states, "load", lambda one: read.append(one) or load(one))
-    world.sweeping._ask(world.others()[0])
-    assert len(read) == 3
+    world.collector._ask(world.others()[0])
+    assert len(read) == 6
+
+
+def test_disk_whose_checkpoint_is_taken_is_left_alone(world):
+    world.take(HERE, 1, 2)
+    world.busy = {HERE}
+    world.collect()
+    assert world.files() == [3, 3]
+    world.busy = set()
+    world.collect()
+    assert world.files() == [0, 0]
+
+
+def test_checkpoint_that_is_begun_while_the_service_answers_stays(world):
+    world.take(HERE, 1)
+
+    def kept():
+        world.take(HERE, 2)
+        return {}
+
+    world.collector._kept = kept
+    world.collect()
+    assert all(count >= 2 for count in world.files())
+
+
+def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
+    world.take(GONE, 1)
+    ask = world.collector._ask
+
+    def slow(holder):
+        ask(holder)
+        world.now_s += collection.PASS_S + 1
+
+    monkeypatch.setattr(world.collector, "_ask", slow)
+    world.collect()
+    assert world.files() == [2, 0] and world.states.known() == [GONE]
+    world.collect()
+    assert world.files() == [0, 0] and world.states.known() == []
+
+
+def test_nothing_goes_while_it_is_not_known_which_servers_are_here(world, monkeypatch):
+    world.take(GONE, 1)
+    monkeypatch.setattr(world, "here", lambda: None)
+    assert not world.collect() and world.files() == [2, 2]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host whose vault the attacker has: its certificate is good, and its answers are not."""
+
+import contextlib
+import pathlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+from acstor_checkpoint import record
+from acstor_common import ids
+from tests.lab import vaults
+
+Answer = Callable[[str, ssl.SSLSocket], bytes | None]
+"""Gets the first line of a request; returns the body of the answer, None if it ends the
+connection."""
+
+
+def drip(client: ssl.SSLSocket, every_s: float, ended: threading.Event) -> None:
+    """Send an answer of 1,000 bytes, one after the other."""
+    client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+    for _ in range(1000):
+        client.sendall(b"1")
+        if ended.wait(every_s):
+            return
+
+
+class HostileHolder:
+    """Context manager: listens on the loopback.
+
+    ``asked`` are the first lines of requests.
+
+    :param folder: for its identity
+    """
+
+    def __init__(self, folder: pathlib.Path, name: str, answer: Answer) -> None:
+        self._proof = vaults.credentials_of(folder, name)
+        self._answer, self.asked, self.ended = answer, list[str](), threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.holder = record.Holder(ids.HostId(name), f"127.0.0.1:{self.port}")
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        context = self._proof.context(is_server=True)
+        with contextlib.suppress(OSError, ValueError), context.wrap_socket(client, True) as tls:
+            while line := self._request(tls):
+                self.asked.append(line)
+                body = self._answer(line, tls)
+                if body is None:
+                    return
+                tls.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    def _request(self, tls: ssl.SSLSocket) -> str:
+        """Read a request; return its first line, "" at the end."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if not (data := tls.recv(65536)):
+                return ""
+            head += data
+        head, _, body = head.partition(b"\r\n\r\n")
+        lines = head.decode().lower().splitlines()
+        length = next(int(one.split(":")[1]) for one in lines if one.startswith("content-length"))
+        while len(body) < length:
+            body += tls.recv(65536) or b"\0" * length
+        return head.decode().splitlines()[0]
+
+
+def never(_line: str, _tls: ssl.SSLSocket) -> None:
+    """Answer nothing."""
+    time.sleep(3600.0)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hostile holder delays no checkpoint for long, and the collection of garbage by its budget."""
+
+import contextlib
+import pathlib
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_checkpoint import copies
+from acstor_checkpoint import garbage_collection
+from acstor_checkpoint import names
+from acstor_checkpoint import record
+from acstor_checkpoint import states
+from acstor_checkpoint import vault_client
+from acstor_common import addresses
+from acstor_common import checkpoint_sealing
+from acstor_common import credentials
+from acstor_common import ids
+from tests.fakes import hostile_holder
+from tests.lab import vaults
+
+SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(28_000))
+
+
+class Places:
+    """A hostile holder and an honest one, of which the former is asked first."""
+
+    def __init__(self, proof: credentials.Credentials, *holders: record.Holder) -> None:
+        self._proof, self._holders = proof, holders
+
+    def others(self) -> tuple[record.Holder, ...]:
+        return self._holders
+
+    def client(self, holder: record.Holder) -> vault_client.VaultClient:
+        address = addresses.parse(holder.address)
+        return vault_client.VaultClient(holder.host, address, self._proof)
+
+
+class NoServers:
+    """No server is on this host."""
+
+    def here(self) -> set[ids.ImageId]:
+        return set()
+
+    @contextlib.contextmanager
+    def held(self, _instance: ids.ImageId) -> Iterator[bool]:
+        yield True
+
+
+@pytest.fixture
+def honest(tmp_path: pathlib.Path) -> Iterator[vaults.Vault]:
+    vault = vaults.Vault(tmp_path / "h3", "h3")
+    vault.start()
+    yield vault
+    vault.close()
+
+
+@pytest.fixture
+def proof(tmp_path: pathlib.Path, honest: vaults.Vault) -> credentials.Credentials:
+    return vaults.credentials_of(tmp_path / "owner", "owner")
+
+
+def of(vault: vaults.Vault) -> record.Holder:
+    return record.Holder(vault.name, f"127.0.0.1:{vault.port}")
+
+
+def sealed(count: int) -> list[names.Sealed]:
+    chunks = [number.to_bytes(8) * 8192 for number in range(1, count + 1)]
+    named = sorted((SEAL.name(plain), plain) for plain in chunks)
+    return [names.Sealed(name, SEAL.close(name, plain)) for name, plain in named]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
+    tmp_path: pathlib.Path,
+    honest: vaults.Vault,
+    proof: credentials.Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+    is_slow: bool,
+) -> None:
+    """It drips each answer to a DELETE, or answers each at once; the honest one has its turn."""
+    monkeypatch.setattr(garbage_collection, "HOLDER_S", 3.0)
+
+    def answer(line: str, tls: object) -> bytes | None:
+        if line.startswith("GET"):
+            return NAMED
+        if is_slow:
+            hostile_holder.drip(tls, 0.5, hostile.ended)
+        return b"0"
+
+    with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
+        places = Places(proof, of(honest), hostile.holder)
+        with places.client(of(honest)) as client:
+            client.put(names.Disk(ids.HostId("owner"), DISK), sealed(4))
+        collection = garbage_collection.GarbageCollection(
+            ids.HostId("owner"),
+            states.States(tmp_path / "states"),
+            places,
+            dict,
+            NoServers(),
+            threading.Event(),
+        )
+        began_s = time.monotonic()
+        assert collection.collect()
+        took_s = time.monotonic() - began_s
+        with places.client(of(honest)) as client:
+            assert client.disks(ids.HostId("owner")) == []
+    asked = sum(line.startswith("DELETE") for line in hostile.asked)
+    assert took_s < 3.0 + 4.0
+    assert 1 <= asked <= garbage_collection.HOLDER_DISKS
+    print(f"{asked} of 28,000 disks asked for, the pass took {took_s:.1f} s")
+
+
+@pytest.mark.parametrize("how", ["is silent", "drips", "takes no bytes"])
+def test_slow_holder_is_replaced_after_the_time_of_a_request(
+    tmp_path: pathlib.Path,
+    honest: vaults.Vault,
+    proof: credentials.Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    monkeypatch.setattr(copies, "STEP_S", 2.0)
+
+    def answer(line: str, tls: object) -> bytes | None:
+        if how == "drips":
+            hostile_holder.drip(tls, 0.3, hostile.ended)
+        hostile.ended.wait(600.0)
+        return None
+
+    with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
+        if how == "takes no bytes":
+            monkeypatch.setattr(hostile, "_request", lambda _tls: hostile.ended.wait(600.0) or "")
+        places = Places(proof)
+        with contextlib.ExitStack() as stack:
+            clients = [
+                stack.enter_context(places.client(holder))
+                for holder in (hostile.holder, of(honest))
+            ]
+            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), clients)
+            chunks = {chunk.name: chunk.data for chunk in sealed(64)}
+            began_s = time.monotonic()
+            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint: it is too slow"):
+                disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
+            assert time.monotonic() - began_s < 2.0 + 2.0
+        with places.client(of(honest)) as client:  # it was asked at the same time
+            assert client.missing(names.Disk(ids.HostId("owner"), DISK), chunks) == set()
