@@ -248,9 +248,7 @@ class Checkpointing:
                 moment = self._moment(stack, domain, bitmap, since)
             taken_ms = self._clock_ms()
             context = f"qemu:dirty-bitmap:{domains_.EXPORT_BITMAP}" if since else nbd.ALLOCATION
-            disk = stack.enter_context(
-                nbd.Disk(moment.socket, moment.export, context, NBD_TIMEOUT_S)
-            )
+            disk = stack.enter_context(nbd.Disk(moment.export, context, NBD_TIMEOUT_S))
             before = before if since else None
             yield _Shown(disk, before, bitmap, moment.is_frozen, taken_ms)
 
@@ -275,8 +273,8 @@ class Checkpointing:
         with (
             powered_off.shown(
                 server.disk, base_of, since, settings.folder, settings.mirrors
-            ) as socket,
-            nbd.Disk(socket, powered_off.EXPORT, context, NBD_TIMEOUT_S) as disk,
+            ) as export,
+            nbd.Disk(export, context, NBD_TIMEOUT_S) as disk,
         ):
             yield _Shown(disk, before if since else None, since, False, taken_ms)
 

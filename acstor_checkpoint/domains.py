@@ -7,7 +7,8 @@ the checkpoint is taken back at once, and told to it again when the next one nee
 with such notes libvirt neither migrates a domain nor lets Nova delete it.
 
 The socket is in libvirt's own folder of the domain, which its profile of AppArmor or its label
-of SELinux allows to this QEMU alone.
+of SELinux allows to this QEMU alone.  All QEMUs are one user, so without those another QEMU can
+replace the socket: who reads from it compares its process with that of libvirt.
 
 Whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
 what is not called ``acstor-…`` is left alone.
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 import libvirt
 
+from acstor_checkpoint import nbd
 from acstor_checkpoint import servers
 from acstor_common import call_deadline
 from acstor_common import errors
@@ -40,6 +42,8 @@ PREFIX: Final = "acstor-"
 LIBVIRT_DIR: Final = "/var/lib/libvirt/qemu"
 """Where libvirt has a folder for each domain that runs; of all these a domain's profile of AppArmor
 or label of SELinux allows its QEMU its own one."""
+RUN_DIR: Final = "/run/libvirt/qemu"
+"""Where libvirt has a file with the process of each domain that runs; QEMU cannot write there."""
 _SHORT_NAME: Final = 20
 """So much of a domain's name is in that of its folder."""
 EXPORT_BITMAP: Final = "changed"
@@ -65,12 +69,11 @@ class BitmapLost(errors.Unusable):
 class Moment(NamedTuple):
     """What a disk was at one moment, as long as the block lasts.
 
-    :param socket: where QEMU shows it over NBD
+    :param export: where QEMU shows it over NBD
     :param is_frozen: the guest agent held the file systems still
     """
 
-    socket: str
-    export: str
+    export: nbd.Export
     is_frozen: bool
 
 
@@ -81,10 +84,11 @@ class Domains:
 
     :param uri: of libvirt
     :param base_of: says which image's mirror an overlay lies on
+    :param run_dir: where libvirt says which process a domain is
     """
 
-    def __init__(self, uri: str, base_of: servers.BaseOf) -> None:
-        self._uri, self.base_of = uri, base_of
+    def __init__(self, uri: str, base_of: servers.BaseOf, run_dir: str = RUN_DIR) -> None:
+        self._uri, self.base_of, self._run_dir = uri, base_of, run_dir
         self._option = f"[acstor_checkpoint] libvirt_uri = {uri}"
         self._connection: Any = None
         self._lock = threading.Lock()
@@ -116,7 +120,8 @@ class Domains:
         :raises errors.Unusable: it is gone, or libvirt does not answer
         """
         with _named(f"server {server.instance}"):
-            return Domain(self._connected().lookupByUUIDString(server.instance), server)
+            found = self._connected().lookupByUUIDString(server.instance)
+        return Domain(found, server, self._run_dir)
 
     def _connected(self) -> Any:
         with self._lock:
@@ -138,8 +143,8 @@ class Domains:
 class Domain:
     """One server's domain."""
 
-    def __init__(self, domain: Any, server: servers.Server) -> None:
-        self._domain, self._server = domain, server
+    def __init__(self, domain: Any, server: servers.Server, run_dir: str = RUN_DIR) -> None:
+        self._domain, self._server, self._run_dir = domain, server, run_dir
         self.name = f"server {server.instance}"
 
     def is_active(self) -> bool:
@@ -167,11 +172,22 @@ class Domain:
             with self._frozen() as is_frozen, _named(self.name):
                 self._begin(bitmap, since, backup)
             try:
-                yield Moment(str(socket), self._server.disk.target, is_frozen)
+                yield Moment(self._export(str(socket)), is_frozen)
             finally:
                 self._end(str(socket))
         finally:
             _remove(files)
+
+    def _export(self, socket: str) -> nbd.Export:
+        """Return what libvirt says of the disk and the process that show it."""
+        path = pathlib.Path(self._run_dir, f"{self._domain.name()}.pid")
+        target = self._server.disk.target
+        with _named(self.name):
+            size_bytes, _, _ = self._domain.blockInfo(target)
+        try:
+            return nbd.Export(socket, target, int(path.read_text()), size_bytes)
+        except (OSError, ValueError) as e:
+            raise errors.Unusable(self.name, f"its process is not known: {e}") from e
 
     def forget(self, bitmap: str) -> bool:
         """Remove a bitmap, if QEMU runs; say whether it is gone.

@@ -17,6 +17,7 @@ import enum
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
@@ -30,7 +31,11 @@ MAX_READ_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 30
 """What the status of is asked for at once, so that a bitmap of many parts is many answers."""
 _MAX_EXTENTS: Final = 1 << 17
-"""Of one answer: QEMU gives no more."""
+"""Of one answer: QEMU gives no more.  Two such answers say all of _MAX_STATUS_BYTES, where each
+second 4 KiB are marked; no bitmap of ours is finer."""
+_MORE_ANSWERS: Final = 16
+_ANSWER_S: Final = 0.05
+"""For each _MAX_STATUS_BYTES, beside the timeout for all of them."""
 _MAX_OPTION_BYTES: Final = 64 << 10
 
 _GREETING: Final = struct.Struct(">8s8sH")  # magic, magic of options, flags
@@ -44,6 +49,7 @@ _HOLE: Final = struct.Struct(">QI")  # offset, length
 _CONTEXT: Final = struct.Struct(">I")  # its number
 _EXTENT: Final = struct.Struct(">II")  # length, flags
 _ERROR: Final = struct.Struct(">IH")  # errno, length of the message
+_CREDENTIALS: Final = struct.Struct("iII")  # Linux' struct ucred: process, user, group
 
 _OPTION_MAGIC: Final = b"IHAVEOPT"
 _OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
@@ -105,30 +111,47 @@ class Extent(NamedTuple):
     flags: int
 
 
+class Export(NamedTuple):
+    """A disk that is shown, as others than the server know it.
+
+    :param path: of the unix socket
+    :param name: of the export
+    :param pid: of the process that has to listen there: whoever can write to the folder can put a
+        socket of its own in the place of another one
+    :param size_bytes: of the disk
+    """
+
+    path: str
+    name: str
+    pid: int
+    size_bytes: int
+
+
 class Disk:
     """Context manager: the connection to one export, used by one thread.
 
     ``size_bytes`` is the length of the disk.
 
-    :param path: of the unix socket
-    :param export: its name
     :param context: of which :meth:`extents` asks
-    :param timeout_s: how long the server may take for anything
-    :raises errors.Unusable: nobody answers there, or not with this export and context
+    :param timeout_s: how long the server may take for a request
+    :raises errors.Unusable: nobody answers there, or not with this export and context, or it is
+        another process, or of another size
     """
 
-    def __init__(self, path: str, export: str, context: str, timeout_s: float) -> None:
-        self.name = f"export {export} at {path}"
+    def __init__(self, export: Export, context: str, timeout_s: float) -> None:
+        self.name = f"export {export.name} at {export.path}"
+        self.size_bytes = export.size_bytes
         self._timeout_s, self._ends_s, self._cookie = timeout_s, 0.0, 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._deadline():
                 self._socket.settimeout(timeout_s)
-                self._socket.connect(path)
+                self._socket.connect(export.path)
+                self._check_peer(export.pid)
                 self._greet()
                 self._negotiate(_Option.STRUCTURED_REPLY, b"")
-                self._context = self._set_context(export, context)
-                self.size_bytes = self._go(export)
+                self._context = self._set_context(export.name, context)
+                self._check_size(self._go(export.name))
         except BaseException:
             self._socket.close()
             raise
@@ -163,37 +186,44 @@ class Disk:
     def extents(self) -> Iterator[Extent]:
         """Yield what the context says of the disk, in order, all of it.
 
-        :raises errors.Unusable: the server does not say it
+        Other requests may be made in between.
+
+        :raises errors.Unusable: the server does not say it, or with too many answers, or too slowly
         """
-        at = 0
+        at, requests = 0, -(-self.size_bytes // _MAX_STATUS_BYTES)
+        answers, left_s = 2 * requests + _MORE_ANSWERS, self._timeout_s + requests * _ANSWER_S
         while at < self.size_bytes:
-            before = at
-            for length, flags in self._status(at, min(self.size_bytes - at, _MAX_STATUS_BYTES)):
+            before, began_s = at, time.monotonic()
+            length = min(self.size_bytes - at, _MAX_STATUS_BYTES)
+            found = self._status(at, length, min(left_s, self._timeout_s))
+            left_s -= time.monotonic() - began_s
+            answers -= 1
+            for length, flags in found:
                 length = min(length, self.size_bytes - at)
                 if length:
                     yield Extent(at, length, flags)
                 at += length
-            if at == before:
+            if at == before or not answers:
                 raise self._fault(f"no status of what is at {at}")
 
-    def _status(self, at: int, length: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        with self._deadline():
+    def _status(self, at: int, length: int, within_s: float) -> Iterable[tuple[int, int]]:
+        raw = b""
+        with self._deadline(within_s):
             self._request(_Command.BLOCK_STATUS, at, length)
             for kind, length in self._replies():
-                if kind != _Kind.BLOCK_STATUS or found:
+                if kind != _Kind.BLOCK_STATUS or raw:
                     raise self._fault(f"an answer of kind {kind} to a question for the status")
-                found = self._parsed(length)
-        return found
+                raw = self._status_bytes(length)
+        return _EXTENT.iter_unpack(memoryview(raw)[_CONTEXT.size :])
 
-    def _parsed(self, length: int) -> list[tuple[int, int]]:
+    def _status_bytes(self, length: int) -> bytes:
         count, rest = divmod(length - _CONTEXT.size, _EXTENT.size)
         if rest or not 0 < count <= _MAX_EXTENTS:
             raise self._fault(f"a status of {length} bytes")
         raw = self._receive(length)
         if _CONTEXT.unpack_from(raw)[0] != self._context:
             raise self._fault("the status of a context that was not asked for")
-        return list(_EXTENT.iter_unpack(memoryview(raw)[_CONTEXT.size :]))
+        return raw
 
     def _fill(self, view: memoryview, at: int, kind: int, length: int) -> int:
         """Put what an answer has into ``view``, which begins at ``at``; return how much it was."""
@@ -239,6 +269,16 @@ class Disk:
         message = raw[_ERROR.size : _ERROR.size + message_bytes].decode(errors="replace")
         return self._fault(f"error {number} {message}".rstrip())
 
+    def _check_peer(self, pid: int) -> None:
+        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        peer, _, _ = _CREDENTIALS.unpack(raw)
+        if peer != pid:
+            raise self._fault(f"process {peer} listens there, which is not process {pid}")
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes != self.size_bytes:
+            raise self._fault(f"it shows {size_bytes} bytes of a disk of {self.size_bytes}")
+
     def _greet(self) -> None:
         magic, options, flags = _GREETING.unpack(self._receive(_GREETING.size))
         if magic != b"NBDMAGIC" or options != _OPTION_MAGIC or not flags & _FIXED_NEWSTYLE:
@@ -281,13 +321,14 @@ class Disk:
         raise self._fault(f"too many answers to option {option.name}")
 
     @contextlib.contextmanager
-    def _deadline(self) -> Iterator[None]:
-        """Let what is done inside take no longer than the timeout."""
-        self._ends_s = time.monotonic() + self._timeout_s
+    def _deadline(self, within_s: float | None = None) -> Iterator[None]:
+        """Let what is done inside take no longer than this, or the timeout."""
+        within_s = self._timeout_s if within_s is None else within_s
+        self._ends_s = time.monotonic() + within_s
         try:
             yield
         except TimeoutError as e:
-            raise self._fault(f"no answer in {self._timeout_s:g} s") from e
+            raise self._fault(f"no answer in {within_s:g} s") from e
         except OSError as e:
             raise self._fault(str(e)) from e
 

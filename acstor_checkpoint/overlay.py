@@ -78,6 +78,14 @@ def said(path: str) -> Iterator[changes.Change]:
         yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).changes()
 
 
+def size_of(fd: int, path: str) -> int:
+    """Return the length of the disk that an open overlay is, in bytes.
+
+    :param path: for errors
+    """
+    return qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).virtual_size
+
+
 def base_of(path: str, mirrors: str) -> ids.ImageId | None:
     """Return the image whose mirror an overlay lies on; None if it lies on none.
 

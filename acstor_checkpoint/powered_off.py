@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
+from acstor_checkpoint import nbd
 from acstor_checkpoint import overlay
 from acstor_checkpoint import servers
 from acstor_common import errors
@@ -53,8 +54,8 @@ def bitmaps(disk: servers.Disk, base_of: servers.BaseOf) -> set[str]:
 @contextlib.contextmanager
 def shown(
     disk: servers.Disk, base_of: servers.BaseOf, bitmap: str, folder: pathlib.Path, mirrors: str
-) -> Iterator[str]:
-    """Show a disk until the block ends; yield the path of the socket.
+) -> Iterator[nbd.Export]:
+    """Show a disk until the block ends.
 
     :param bitmap: is shown with it; "" for none
     :param folder: for the socket
@@ -71,6 +72,7 @@ def shown(
     mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
     try:
         with _opened(disk, base_of) as fd:
+            size_bytes = overlay.size_of(fd, disk.path)
             argv.append(_image(fd, backing=mirror))
             server = subprocess.Popen(
                 argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
@@ -80,7 +82,7 @@ def shown(
         raise errors.Unusable("qemu-nbd", str(e)) from e
     try:
         _wait(server, socket)
-        yield str(socket)
+        yield nbd.Export(str(socket), EXPORT, server.pid, size_bytes)
     finally:
         server.kill()
         server.wait(_DEADLINE_S)

@@ -163,7 +163,7 @@ def _began(
     )
     stack.callback(made.close)
     memory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-    lab = checkpoints.Lab(memory / "lab", domain.uri(host), made.mirrors, COPIES)
+    lab = checkpoints.Lab(memory / "lab", host, made.mirrors, COPIES)
     lab.options.rate_bytes_s = RATE_BYTES_S
     (folder / "sockets").mkdir()  # scratch files are on the disk
     (memory / "lab" / "sockets").symlink_to(folder / "sockets")

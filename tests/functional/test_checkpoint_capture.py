@@ -47,7 +47,9 @@ class Place:
         self.folder = folder
         mirrors = str(self.guest.mirrors)
         self.domains = domains.Domains(
-            domain_lab.uri(host), lambda path: overlay.base_of(path, mirrors)
+            domain_lab.uri(host),
+            lambda path: overlay.base_of(path, mirrors),
+            domain_lab.run_dir(host),
         )
         self.seal = checkpoint_sealing.Seal(bytes(range(1, 33)))
         self.holder = checkpoint_copies.Holder()
@@ -68,7 +70,7 @@ class Place:
         context = f"qemu:dirty-bitmap:{domains.EXPORT_BITMAP}" if self.bitmap else nbd.ALLOCATION
         with (
             self.domain.moment(bitmap, self.bitmap, self.folder) as moment,
-            nbd.Disk(moment.socket, moment.export, context, 20.0) as disk,
+            nbd.Disk(moment.export, context, 20.0) as disk,
         ):
             meanwhile(moment)
             self.taking = capture.Taking(disk, chunk_bytes, self.seal, self.holder, NoPace())
@@ -101,7 +103,7 @@ class Place:
 
     def shown(self, moment, path):
         """Have qemu-img copy what is shown of a moment."""
-        url = f"nbd+unix:///{moment.export}?socket={moment.socket}"
+        url = f"nbd+unix:///{moment.export.name}?socket={moment.export.path}"
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "raw", url, path], check=True)
         return path.read_bytes()
 

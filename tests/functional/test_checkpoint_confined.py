@@ -36,8 +36,8 @@ if how == "clear":
 with domain.moment(BITMAP, "", folder) as moment:
     scratch, = folder.glob("*.scratch")
     told = {
-        "socket": moment.socket,
-        "is_socket": pathlib.Path(moment.socket).is_socket(),
+        "socket": moment.export.path,
+        "is_socket": pathlib.Path(moment.export.path).is_socket(),
         "scratch": str(scratch),
         "xml": domain._domain.XMLDesc(),
     }

@@ -45,8 +45,7 @@ def guest(host, tmp_path):
 
 @pytest.fixture
 def lab(host, guest, tmp_path):
-    uri = domain_lab.uri(host)
-    with checkpoints.Lab(tmp_path / "lab", uri, guest.mirrors, 3) as running:
+    with checkpoints.Lab(tmp_path / "lab", host, guest.mirrors, 3) as running:
         running.know(guest, CHUNK)
         yield running
 

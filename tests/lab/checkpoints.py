@@ -36,6 +36,7 @@ from acstor_common import layout
 from tests.fakes import checkpoint_copies
 from tests.lab import domain as domain_lab
 from tests.lab import vaults
+from tests.lab.openstack import machine
 
 OWNER = "owner"
 
@@ -48,6 +49,7 @@ class Options(msgspec.Struct):
 
     folder: str
     uri: str
+    run_dir: str
     mirrors: str
     vaults: dict[str, int]
     copies: int = 2
@@ -98,6 +100,7 @@ class Host:
         self.domains = domains.Domains(
             options.uri,
             lambda path: next(filter(None, (overlay.base_of(path, one) for one in shown)), None),
+            options.run_dir,
         )
         self.taker = checkpointing.Checkpointing(
             checkpointing.Settings(
@@ -155,7 +158,9 @@ class Host:
 class Lab:
     """Context manager: vaults, and the options of a host."""
 
-    def __init__(self, folder: pathlib.Path, uri: str, mirrors: pathlib.Path, count: int) -> None:
+    def __init__(
+        self, folder: pathlib.Path, host: machine.Machine, mirrors: pathlib.Path, count: int
+    ) -> None:
         folder.mkdir()
         self.vaults = {}
         for name in (f"h{number}" for number in range(1, count + 1)):
@@ -163,7 +168,9 @@ class Lab:
             self.vaults[name] = vaults.Vault(folder / name, name)
         vaults.credentials_of(folder / "identity", OWNER)  # of this process's authority
         ports = {name: vault.port for name, vault in self.vaults.items()}
-        self.options = Options(str(folder), uri, str(mirrors), ports)
+        self.options = Options(
+            str(folder), domain_lab.uri(host), domain_lab.run_dir(host), str(mirrors), ports
+        )
 
     def __enter__(self) -> Self:
         for vault in self.vaults.values():

@@ -74,6 +74,11 @@ def uri(host: machine.Machine) -> str:
     return f"qemu:///system?socket=/proc/{host.pid}/root/run/libvirt/libvirt-sock"
 
 
+def run_dir(host: machine.Machine) -> str:
+    """Return where libvirt of a machine says which process a domain is, from outside of it."""
+    return f"/proc/{host.pid}/root/run/libvirt/qemu"
+
+
 class Domain:
     """A server's domain, defined and off.
 
@@ -148,8 +153,7 @@ class Domain:
 
     def pid(self) -> int:
         """Return QEMU's process."""
-        folder = pathlib.Path(f"/proc/{self.host.pid}/root/run/libvirt/qemu")
-        return int((folder / f"{self.domain.name()}.pid").read_text())
+        return int(pathlib.Path(run_dir(self.host), f"{self.domain.name()}.pid").read_text())
 
     def kill(self) -> None:
         """Kill QEMU, and wait until libvirt knows."""

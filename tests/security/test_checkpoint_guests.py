@@ -2,6 +2,7 @@
 """A guest's QEMU that is the attacker's ends its own checkpoints at most; libvirt is real."""
 
 import contextlib
+import os
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ pytest.importorskip("libvirt")
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
 from acstor_checkpoint import states
+from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import supervised
@@ -49,8 +51,7 @@ def guests(host: machine.Machine, tmp_path: pathlib.Path) -> Iterator[list[domai
 
 @pytest.fixture
 def owner(guests: list[domain_lab.Domain], tmp_path: pathlib.Path) -> Iterator[checkpoints.Host]:
-    uri = domain_lab.uri(guests[0].host)
-    with checkpoints.Lab(tmp_path / "lab", uri, guests[1].mirrors, 2) as lab:
+    with checkpoints.Lab(tmp_path / "lab", guests[0].host, guests[1].mirrors, 2) as lab:
         for guest in guests:
             lab.know(guest, CHUNK)
         mirrors = [str(guest.mirrors) for guest in guests]
@@ -90,3 +91,30 @@ def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
     with working(owner.daemon()):
         runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
         runs.wait_for(lambda: taken(owner, attacker), 60.0, "the attacker's checkpoint", str)
+
+
+def test_socket_that_another_guest_puts_in_the_place_is_refused(
+    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All QEMUs are one user; where nothing else confines them, one can replace another's."""
+    attacker, victim = guests
+    moment = domains.Domain.moment
+
+    @contextlib.contextmanager
+    def replaced(
+        domain: domains.Domain, bitmap: str, since: str, folder: pathlib.Path
+    ) -> Iterator[domains.Moment]:
+        with moment(domain, bitmap, since, folder) as shown:
+            os.rename(theirs.export.path, shown.export.path)
+            yield shown
+
+    servers = {server.instance: server for server in owner.domains.present()}
+    of_attacker = owner.domains.domain(servers[attacker.instance])
+    with of_attacker.moment("acstor-0123456789ab", "", owner.sockets) as theirs:
+        monkeypatch.setattr(domains.Domain, "moment", replaced)
+        with pytest.raises(errors.Unusable, match=f"process {attacker.pid()} listens there"):
+            owner.taker.take(servers[victim.instance])
+    monkeypatch.undo()
+    assert owner.registered() == []
+    owner.taker.take(servers[victim.instance])
+    assert taken(owner, victim)

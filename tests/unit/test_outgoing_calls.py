@@ -5,6 +5,7 @@ Each row is one client, with a short deadline. What else is hung and refused, an
 doc/source/contributor/testing.rst, Outgoing calls.
 """
 
+import os
 import pathlib
 import socket
 import time
@@ -112,7 +113,7 @@ def agent_asks_a_vault(at: Place) -> object:
 
 
 def checkpoint_daemon_reads_a_disk(at: Place) -> object:
-    return nbd.Disk(str(at.path), "vda", "", 1.0)
+    return nbd.Disk(nbd.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0)
 
 
 def checkpoint_daemon_asks_libvirt(at: Place) -> object:

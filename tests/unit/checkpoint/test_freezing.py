@@ -12,6 +12,7 @@ from acstor_common import errors
 from acstor_common import ids
 
 INSTANCE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+MIB = 1 << 20
 DISK = servers.Disk("vda", "/disk", INSTANCE)
 
 
@@ -27,16 +28,25 @@ class Domain:
             if name in self.fails:
                 raise libvirt.libvirtError(name)
             said = {"listAllCheckpoints": [], "backupGetXMLDesc": "<domainbackup/>"}
-            return {**said, "ID": 7, "name": "instance-7"}.get(name)
+            return {**said, "ID": 7, "name": "instance-7", "blockInfo": [MIB] * 3}.get(name)
 
         return do
 
 
-def domain_of(fake, *, has_agent=True):
-    return domains.Domain(fake, servers.Server(INSTANCE, "p", DISK, {}, has_agent))
+@pytest.fixture
+def domain_of(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "instance-7.pid").write_text("7")
+
+    def made(fake, *, has_agent=True):
+        server = servers.Server(INSTANCE, "p", DISK, {}, has_agent)
+        return domains.Domain(fake, server, str(run_dir))
+
+    return made
 
 
-def test_backup_begins_while_file_systems_are_held(tmp_path):
+def test_backup_begins_while_file_systems_are_held(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
@@ -48,7 +58,7 @@ def test_backup_begins_while_file_systems_are_held(tmp_path):
 
 
 @pytest.mark.parametrize("is_loud", [False, True])
-def test_they_are_let_go_when_the_backup_cannot_begin(tmp_path, is_loud):
+def test_they_are_let_go_when_the_backup_cannot_begin(domain_of, tmp_path, is_loud):
     fake = Domain("backupBegin", *(["listAllCheckpoints"] if is_loud else []))
     with (
         pytest.raises(errors.Unusable),
@@ -59,7 +69,7 @@ def test_they_are_let_go_when_the_backup_cannot_begin(tmp_path, is_loud):
 
 
 @pytest.mark.parametrize("fault", ["fsFreeze", "agentSetResponseTimeout"])
-def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(tmp_path, fault):
+def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(domain_of, tmp_path, fault):
     fake = Domain(fault)
     with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
@@ -67,12 +77,12 @@ def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(tmp_path, f
 
 
 @pytest.mark.expect_log("could not be thawed")
-def test_guest_that_does_not_let_go_is_named(tmp_path):
+def test_guest_that_does_not_let_go_is_named(domain_of, tmp_path):
     with domain_of(Domain("fsThaw")).moment("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
 
 
-def test_guest_without_agent_is_asked_nothing(tmp_path):
+def test_guest_without_agent_is_asked_nothing(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake, has_agent=False).moment("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
@@ -80,17 +90,17 @@ def test_guest_without_agent_is_asked_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("was_frozen", [True, False])
-def test_who_comes_later_lets_go(tmp_path, was_frozen):
+def test_who_comes_later_lets_go(domain_of, tmp_path, was_frozen):
     fake = Domain()
     fake.isActive = lambda: True
     domain_of(fake).clear(["acstor-1"], tmp_path, was_frozen=was_frozen)
     assert ("fsThaw" in fake.told) is was_frozen
 
 
-def test_files_of_a_moment_go_with_it(tmp_path):
+def test_files_of_a_moment_go_with_it(domain_of, tmp_path):
     fake = Domain()
     with contextlib.suppress(ZeroDivisionError):
         with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
-            open(moment.socket, "w").close()
+            open(moment.export.path, "w").close()
             raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("acstor-*")) == []

@@ -2,6 +2,7 @@
 """The NBD client: what qemu-nbd shows is read whole, and a server that lies is refused."""
 
 import contextlib
+import os
 import pathlib
 import random
 import shutil
@@ -28,8 +29,8 @@ def qemu_img(*words):
 
 
 @contextlib.contextmanager
-def shown(tmp_path, disk, *words):
-    """Show a disk with qemu-nbd; yield the path of its socket."""
+def shown(tmp_path, disk, size_bytes, *words):
+    """Show a disk with qemu-nbd; yield how it is shown."""
     path = tmp_path / "nbd.sock"
     argv = ["qemu-nbd", "-r", "-t", "-f", "qcow2", "-k", path, "-x", "vda", *words, disk]
     server = subprocess.Popen(argv)
@@ -38,7 +39,7 @@ def shown(tmp_path, disk, *words):
         while not is_listened_at(path) and time.monotonic() < end:
             assert server.poll() is None
             time.sleep(0.01)
-        yield str(path)
+        yield nbd.Export(str(path), "vda", server.pid, size_bytes)
     finally:
         server.kill()  # on SIGTERM it may wait for clients that were refused
         server.wait(20.0)
@@ -66,8 +67,8 @@ def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
     raw.write_bytes(wanted)
     qemu_img("convert", "-O", "qcow2", raw, disk)
     with (
-        shown(tmp_path, disk) as path,
-        nbd.Disk(path, "vda", nbd.ALLOCATION, 20.0) as shown_disk,
+        shown(tmp_path, disk, len(wanted)) as export,
+        nbd.Disk(export, nbd.ALLOCATION, 20.0) as shown_disk,
     ):
         assert shown_disk.size_bytes == len(wanted)
         extents = list(shown_disk.extents())
@@ -90,8 +91,8 @@ def test_bitmap_marks_what_was_written(tmp_path):
     for write in ("write 64k 100", "write 2G 128k"):
         subprocess.run(["qemu-io", "-c", write, disk], check=True, stdout=subprocess.DEVNULL)
     with (
-        shown(tmp_path, disk, "-B", "since") as path,
-        nbd.Disk(path, "vda", "qemu:dirty-bitmap:since", 20.0) as shown_disk,
+        shown(tmp_path, disk, 3 * KIB * MIB, "-B", "since") as export,
+        nbd.Disk(export, "qemu:dirty-bitmap:since", 20.0) as shown_disk,
     ):
         dirty = [(e.at, e.length) for e in shown_disk.extents() if e.flags & nbd.DIRTY]
     assert dirty == [(64 * KIB, 64 * KIB), (2048 * MIB, 128 * KIB)]
@@ -101,17 +102,17 @@ def test_bitmap_marks_what_was_written(tmp_path):
 def test_what_is_not_there_is_said(tmp_path):
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", disk, "1M")
-    with shown(tmp_path, disk) as path:
+    with shown(tmp_path, disk, MIB) as export:
         with pytest.raises(errors.Unusable, match="vdb"):
-            nbd.Disk(path, "vdb", nbd.ALLOCATION, 20.0)
+            nbd.Disk(export._replace(name="vdb"), nbd.ALLOCATION, 20.0)
         with pytest.raises(errors.Unusable, match="does not know qemu:dirty-bitmap:since"):
-            nbd.Disk(path, "vda", "qemu:dirty-bitmap:since", 20.0)
-        with nbd.Disk(path, "vda", nbd.ALLOCATION, 20.0) as shown_disk:
+            nbd.Disk(export, "qemu:dirty-bitmap:since", 20.0)
+        with nbd.Disk(export, nbd.ALLOCATION, 20.0) as shown_disk:
             for at, length in ((MIB, 1), (-1, 1), (0, 2 * MIB)):
                 with pytest.raises(ValueError, match="cannot be asked for"):
                     read(shown_disk, at, length)
     with pytest.raises(errors.Unusable, match="No such file"):
-        nbd.Disk(str(tmp_path / "none"), "vda", nbd.ALLOCATION, 20.0)
+        nbd.Disk(nbd.Export(str(tmp_path / "none"), "vda", 1, MIB), nbd.ALLOCATION, 20.0)
 
 
 GREETING = struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 3)
@@ -129,6 +130,11 @@ AGREED = (
     + option(3, struct.pack(">HQH", 0, MIB, 3), 7)
     + option(1, number=7)
 )
+
+
+def own(path, size_bytes=MIB):
+    """Return what is shown at a path by this process."""
+    return nbd.Export(path, "vda", os.getpid(), size_bytes)
 
 
 def reply(kind, data=b"", cookie=1, flags=1, magic=0x668E33EF):
@@ -175,7 +181,7 @@ def saying(tmp_path, said):
 )
 def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
     with saying(tmp_path, said) as path, pytest.raises(errors.Unusable, match=why):
-        nbd.Disk(path, "vda", nbd.ALLOCATION, 1.0)
+        nbd.Disk(own(path), nbd.ALLOCATION, 1.0)
 
 
 DATA = struct.pack(">Q", 0) + bytes(512)
@@ -201,7 +207,7 @@ DATA = struct.pack(">Q", 0) + bytes(512)
 def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
     with (
         saying(tmp_path, AGREED + said) as path,
-        nbd.Disk(path, "vda", nbd.ALLOCATION, 0.5) as disk,
+        nbd.Disk(own(path), nbd.ALLOCATION, 0.5) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         read(disk, 0, 512)
@@ -220,7 +226,91 @@ def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
 def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
     with (
         saying(tmp_path, AGREED + said) as path,
-        nbd.Disk(path, "vda", nbd.ALLOCATION, 1.0) as disk,
+        nbd.Disk(own(path), nbd.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         list(disk.extents())
+
+
+def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
+    with (
+        saying(tmp_path, AGREED) as path,
+        pytest.raises(errors.Unusable, match=f"process {os.getpid()} listens there, .* process 1$"),
+    ):
+        nbd.Disk(own(path)._replace(pid=1), nbd.ALLOCATION, 1.0)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 57, MIB - 1])
+def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
+    with saying(tmp_path, AGREED) as path, pytest.raises(errors.Unusable, match="it shows 1048576"):
+        nbd.Disk(own(path, size_bytes), nbd.ALLOCATION, 1.0)
+
+
+@contextlib.contextmanager
+def telling(tmp_path, size_bytes, status):
+    """Be a server whose answers to questions for the status are ``status(at, length)``."""
+    path = tmp_path / "told.sock"
+    said = AGREED.replace(struct.pack(">HQH", 0, MIB, 3), struct.pack(">HQH", 0, size_bytes, 3))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(1)
+
+        def serve():
+            with contextlib.suppress(OSError), server.accept()[0] as client:
+                client.sendall(said)
+                while raw := client.recv(28):
+                    at = raw.find(REQUEST)
+                    while at < 0 or len(raw) < at + 28:  # behind what was negotiated
+                        raw += client.recv(28)
+                        at = raw.find(REQUEST)
+                    _, _, kind, cookie, start, length = struct.unpack(">IHHQQI", raw[at : at + 28])
+                    if kind == 7:
+                        client.sendall(status(cookie, start, length))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield own(str(path), size_bytes)
+        finally:
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join(20.0)
+            assert not thread.is_alive()
+
+
+REQUEST = struct.pack(">I", 0x25609513)
+TIB = 1 << 40
+
+
+def test_extents_of_a_byte_come_to_an_end(tmp_path):
+    """In answers as long as they may be, each in time: their number is bounded by the size."""
+    body = struct.pack(">I", 7) + struct.pack(">II", 1, 1) * nbd._MAX_EXTENTS
+    answers = []
+
+    def status(cookie, _at, _length):
+        answers.append(cookie)
+        return reply(5, body, cookie)
+
+    with (
+        telling(tmp_path, 8 << 30, status) as export,
+        nbd.Disk(export, nbd.ALLOCATION, 20.0) as disk,
+        pytest.raises(errors.Unusable, match="no status of what is at"),
+    ):
+        for _ in disk.extents():
+            pass
+    assert len(answers) == 2 * 8 + nbd._MORE_ANSWERS
+
+
+def test_all_answers_to_questions_for_the_status_have_a_deadline(tmp_path):
+    def status(cookie, _at, length):
+        time.sleep(0.3)
+        return reply(5, struct.pack(">III", 7, length, 0), cookie)
+
+    began_s = time.monotonic()
+    with (
+        telling(tmp_path, 16 << 30, status) as export,
+        nbd.Disk(export, nbd.ALLOCATION, 1.0) as disk,
+        pytest.raises(errors.Unusable, match="no answer in"),
+    ):
+        list(disk.extents())
+    assert time.monotonic() - began_s < 1.0 + 16 * nbd._ANSWER_S + 0.5

@@ -195,8 +195,8 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     of = servers.Disk("vda", disk.path, IMAGE)
     assert powered_off.bitmaps(of, base_of) == set()
     (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
-    with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as socket:
-        url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
+    with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as export:
+        url = f"nbd+unix:///{export.name}?socket={export.path}"
         convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
         subprocess.run(convert, check=True)
     head = pathlib.Path(disk.base).read_bytes()
@@ -218,8 +218,8 @@ def test_disk_whose_name_is_taken_after_the_check_is_not_read(disk, monkeypatch,
     monkeypatch.setattr(powered_off, "_image", swap)
     of = servers.Disk("vda", disk.path, IMAGE)
     with pytest.raises(powered_off.Started):
-        with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as socket:
-            url = f"nbd+unix:///{powered_off.EXPORT}?socket={socket}"
+        with powered_off.shown(of, base_of, "", tmp_path, str(tmp_path)) as export:
+            url = f"nbd+unix:///{export.name}?socket={export.path}"
             convert = ["qemu-img", "convert", "-f", "raw", "-O", "raw", url, tmp_path / "seen"]
             subprocess.run(convert, check=True)
     assert (tmp_path / "seen").read_bytes() == pathlib.Path(disk.base).read_bytes()
