@@ -39,6 +39,7 @@ class _Turn:
     due_s: float
     since_s: float
     failures: int = 0
+    has_ended: bool = True
     asked_s: float = -math.inf
     promised_s: float = 0.0
 
@@ -102,10 +103,10 @@ class Cadence:
             if turn.every_s
         }
 
-    def has_failed(self, instance: ids.ImageId) -> bool:
-        """Return whether the last attempt at a server's checkpoint failed."""
+    def is_retried(self, instance: ids.ImageId) -> bool:
+        """Return whether the last attempt at a server's checkpoint did not end with one."""
         turn = self._turns.get(instance)
-        return turn is not None and turn.failures > 0
+        return turn is not None and not turn.has_ended
 
     def next(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
@@ -113,7 +114,7 @@ class Cadence:
         """Return the server that is next; None if none is due.
 
         :param busy: servers that are not considered
-        :param may_retry: consider servers whose last attempt failed
+        :param may_retry: consider servers whose last attempt did not end with a checkpoint
         """
         due = [
             turn
@@ -121,7 +122,7 @@ class Cadence:
             if turn.is_owed
             and turn.due_s <= now_s
             and instance not in busy
-            and (may_retry or not turn.failures)
+            and (may_retry or turn.has_ended)
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
@@ -146,14 +147,15 @@ class Cadence:
         Who asked for one meanwhile means one of a later moment.
         """
         if turn := self._turns.get(instance):
-            turn.failures, turn.since_s, turn.promised_s = 0, began_s, turn.every_s
+            turn.failures, turn.has_ended = 0, True
+            turn.since_s, turn.promised_s = began_s, turn.every_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
 
     def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
         """Take note of one that goes on as soon as all who wait already had their turn."""
         if turn := self._turns.get(instance):
-            turn.due_s = now_s
+            turn.due_s, turn.has_ended = now_s, False
 
     def failed(self, instance: ids.ImageId, now_s: float) -> float:
         """Take note of one that could not be taken; return in how many seconds to try again."""
@@ -162,6 +164,6 @@ class Cadence:
             return 0.0
         longest_s = turn.every_s or turn.promised_s
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
-        turn.failures += 1
+        turn.failures, turn.has_ended = turn.failures + 1, False
         turn.due_s = now_s + pause_s
         return pause_s

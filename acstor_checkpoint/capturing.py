@@ -25,6 +25,7 @@ from acstor_checkpoint import pulling
 from acstor_checkpoint import record
 from acstor_checkpoint import recovered
 from acstor_checkpoint import ring_places
+from acstor_checkpoint import scratch as scratch_
 from acstor_checkpoint import states
 from acstor_checkpoint import vault_files
 from acstor_common import credentials as credentials_
@@ -68,9 +69,11 @@ def running(
     ended = threading.Event()
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
-        made, collection = _made(own, mount_point, host, proof, link, ended)
+        scratch = scratch_.Scratch(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
+        made, collection = _made(own, mount_point, host, proof, link, scratch, ended)
         threads = [
             *(supervised.start("checkpoints", made.run, ended) for _ in range(daemon.WORKERS)),
+            supervised.start("scratch files", lambda: scratch.run(ended), ended),
             supervised.start("pulling", _pulling(own, mount_point, ended).run, ended),
         ]
         if collection is not None:
@@ -102,6 +105,7 @@ def _made(
     host: ids.HostId,
     proof: credentials_.Credentials,
     link: Link,
+    scratch: scratch_.Scratch,
     ended: threading.Event,
 ) -> tuple[daemon.Daemon, garbage_collection.GarbageCollection | None]:
     files = agent_files.AgentFiles.of(own)
@@ -127,6 +131,7 @@ def _made(
         files.image,
         places,
         link.register,
+        scratch,
     )
     made = daemon.Daemon(
         served, taker, known, own.checkpoint_interval_s, ask_intervals=link.intervals

@@ -17,6 +17,7 @@ never been, but that chunks that holders have are not sent again.
 """
 
 import contextlib
+import functools
 import logging
 import pathlib
 import threading
@@ -38,6 +39,7 @@ from acstor_checkpoint import pace as pace_
 from acstor_checkpoint import patience
 from acstor_checkpoint import powered_off
 from acstor_checkpoint import record as record_
+from acstor_checkpoint import scratch as scratch_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
 from acstor_common import checkpoint_manifest
@@ -87,6 +89,7 @@ class _Shown(NamedTuple):
     """A moment of a disk.
 
     :param bitmap: what marks what is written after it; "" if nothing does
+    :param is_late: whether nothing more of it is to be read, since its scratch file is too large
     """
 
     disk: nbd.Disk
@@ -94,6 +97,7 @@ class _Shown(NamedTuple):
     bitmap: str
     is_frozen: bool
     taken_ms: int
+    is_late: patience.IsLate = lambda: False
 
 
 class Checkpointing:
@@ -111,11 +115,12 @@ class Checkpointing:
         image_of: ImageOf,
         places: copies_.Places,
         register: record_.Register,
+        scratch: scratch_.Scratch,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
-        self._clock_ms = clock_ms
+        self._scratch, self._clock_ms = scratch, clock_ms
         self._patience = patience.Patience(settings.longest_s, settings.most_s)
         self._pace = pace_.Pace(settings.rate_bytes_s, settings.ended)
 
@@ -249,8 +254,10 @@ class Checkpointing:
             taken_ms = self._clock_ms()
             context = f"qemu:dirty-bitmap:{domains_.EXPORT_BITMAP}" if since else nbd.ALLOCATION
             disk = stack.enter_context(nbd.Disk(moment.export, context, NBD_TIMEOUT_S))
-            before = before if since else None
-            yield _Shown(disk, before, bitmap, moment.is_frozen, taken_ms)
+            end = functools.partial(domain.end, moment.export.path)
+            watched = stack.enter_context(self._scratch.watched(moment.scratch, end))
+            before, is_late = before if since else None, lambda: watched.is_late
+            yield _Shown(disk, before, bitmap, moment.is_frozen, taken_ms, is_late)
 
     def _moment(
         self, stack: contextlib.ExitStack, domain: domains_.Domain, bitmap: str, since: str
@@ -290,7 +297,7 @@ class Checkpointing:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would begin anew, and never come to an end.
-        ends = is_late if shown.bitmap else lambda: False
+        ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
         taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, self._pace, ends)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)

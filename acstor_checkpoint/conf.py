@@ -116,8 +116,8 @@ OPTS: list[cfg.Opt] = [
         default=4 * 3600,
         min=10,
         help="The same of a server that writes faster than its disk is read, when three parts were "
-        "of no use. Others have their turns in between; at the default rate 1.4 TiB are read in "
-        "this time, less their share. socket_dir keeps what the guest overwrites meanwhile.",
+        "of no use. At the default rate 1.4 TiB are read in this time, less what is read of other "
+        "servers meanwhile.",
     ),
     cfg.StrOpt(
         "state_dir",
@@ -144,9 +144,16 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "socket_dir",
         default="/var/lib/libvirt/qemu/acstor",
-        help="Folder in which QEMU keeps what the guest overwrites while a checkpoint is taken: at "
-        "most what it writes in that time. QEMU's user must be able to write to it. libvirt's "
-        "profiles (AppArmor, SELinux) need no rule for it.",
+        help="Folder in which QEMU keeps what the guest overwrites while a checkpoint is taken. "
+        "QEMU's user must be able to write to it. libvirt's profiles (AppArmor, SELinux) need no "
+        "rule for it.",
+    ),
+    common_conf.size_opt(
+        "scratch_limit_bytes",
+        default=20 << 30,
+        help="What socket_dir keeps for all servers together, in bytes on disk; for one server it "
+        "keeps half of this. A checkpoint whose guest overwrites more while it is taken goes on "
+        "with the next part, or is ended and tried again. 1 GiB of the file system stays free.",
     ),
 ]
 

@@ -2,8 +2,8 @@
 """Takes checkpoints of this host's servers, in a few worker threads.
 
 Each worker takes the checkpoint of one server at a time, and each server has one worker at most.
-A failure of one server is logged and counted, and ends that work alone.  Servers that failed
-share RETRY_WORKERS, so they leave the other workers to servers that did not fail.
+A failure of one server is logged and counted, and ends that work alone.  Servers whose last
+attempt did not end with a checkpoint share RETRY_WORKERS, and leave the other workers to others.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 4
 """Each holds about 20 MiB while it takes a checkpoint."""
-RETRY_WORKERS: Final = 1
+RETRY_WORKERS: Final = 2
 FAILURES: Final = "checkpoint"
 """Name under which :mod:`supervised` counts the failures of servers."""
 _LOOK_EVERY_S: Final = 10.0
@@ -186,7 +186,7 @@ class Daemon:
         for server in self._present or ():
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear
-        may_retry = sum(map(self._cadence.has_failed, self._on)) < RETRY_WORKERS
+        may_retry = sum(map(self._cadence.is_retried, self._on)) < RETRY_WORKERS
         due = self._cadence.next(self._clock(), busy, may_retry=may_retry)
         return None if due is None else (due, self._try)
 

@@ -70,10 +70,12 @@ class Moment(NamedTuple):
     """What a disk was at one moment, as long as the block lasts.
 
     :param export: where QEMU shows it over NBD
+    :param scratch: where QEMU keeps what the guest overwrites
     :param is_frozen: the guest agent held the file systems still
     """
 
     export: nbd.Export
+    scratch: pathlib.Path
     is_frozen: bool
 
 
@@ -172,9 +174,9 @@ class Domain:
             with self._frozen() as is_frozen, _named(self.name):
                 self._begin(bitmap, since, backup)
             try:
-                yield Moment(self._export(str(socket)), is_frozen)
+                yield Moment(self._export(str(socket)), scratch, is_frozen)
             finally:
-                self._end(str(socket))
+                self.end(str(socket))
         finally:
             _remove(files)
 
@@ -237,7 +239,7 @@ class Domain:
             if is_active and was_frozen:
                 self._thaw()
             if is_active and (socket := self._socket()):
-                self._end(socket)
+                self.end(socket)
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):
                 _remove(_files(sockets, folder, bitmap))
@@ -288,8 +290,11 @@ class Domain:
         folder = pathlib.Path(LIBVIRT_DIR, name)
         return folder if folder.is_dir() else None
 
-    def _end(self, socket: str) -> None:
-        """End our backup job, if it has not ended: Nova's snapshots and moves end it, too."""
+    def end(self, socket: str) -> None:
+        """End our backup job, if it has not ended: Nova's snapshots and moves end it, too.
+
+        May be called by any thread.
+        """
         end_s = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(libvirt.libvirtError):
             if self._socket() == socket:

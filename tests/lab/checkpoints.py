@@ -23,6 +23,7 @@ from acstor_checkpoint import domains
 from acstor_checkpoint import names
 from acstor_checkpoint import overlay
 from acstor_checkpoint import record
+from acstor_checkpoint import scratch
 from acstor_checkpoint import states
 from acstor_checkpoint import vault_client
 from acstor_common import addresses
@@ -57,6 +58,7 @@ class Options(msgspec.Struct):
     interval_s: int = 3600
     longest_s: float = 600.0
     most_s: float = 600.0
+    scratch_limit_bytes: int = 1 << 30
 
 
 class Places:
@@ -92,6 +94,7 @@ class Host:
         self.options, self.folder = options, pathlib.Path(options.folder)
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
+        self.scratch = scratch.Scratch(self.sockets, options.scratch_limit_bytes)
         self.states = states.States(self.folder / "state")
         self.records = self.folder / "records"
         self.refuses = False
@@ -118,6 +121,7 @@ class Host:
             agent_files.AgentFiles(self.folder, None).image,
             self.places,
             self.register,
+            self.scratch,
         )
 
     def daemon(self) -> daemon.Daemon:

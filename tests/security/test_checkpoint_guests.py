@@ -5,7 +5,9 @@ import contextlib
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,10 @@ pytest.importorskip("libvirt")
 
 from acstor_checkpoint import daemon
 from acstor_checkpoint import domains
+from acstor_checkpoint import patience
+from acstor_checkpoint import scratch
 from acstor_checkpoint import states
+from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -56,6 +61,16 @@ def owner(guests: list[domain_lab.Domain], tmp_path: pathlib.Path) -> Iterator[c
             lab.know(guest, CHUNK)
         mirrors = [str(guest.mirrors) for guest in guests]
         yield checkpoints.Host(lab.options, mirrors)
+
+
+@pytest.fixture
+def watching(owner: checkpoints.Host) -> Iterator[None]:
+    """Look at scratch files, as the product does."""
+    ended = threading.Event()
+    thread = supervised.start("scratch files", lambda: owner.scratch.run(ended), ended)
+    yield
+    ended.set()
+    thread.join(30.0)
 
 
 @contextlib.contextmanager
@@ -118,3 +133,46 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
     assert owner.registered() == []
     owner.taker.take(servers[victim.instance])
     assert taken(owner, victim)
+
+
+def scratch_bytes(owner: checkpoints.Host) -> int:
+    return sum(path.stat().st_blocks * 512 for path in owner.sockets.glob("*.scratch"))
+
+
+@pytest.mark.allow_log("the capture is ended")
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_guest_that_overwrites_fills_no_more_than_its_bound(
+    owner: checkpoints.Host,
+    guests: list[domain_lab.Domain],
+    watching: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_stuck: bool,
+) -> None:
+    """At half of it what was read is kept; at all of it the capture ends, whoever it waits for."""
+    guest, most = guests[0], list[int]()
+    monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
+    guest.write(0, 15 * MIB, 7)
+    put, lock = vault_client.VaultClient.put, threading.Lock()
+
+    def put_later(*words: Any) -> None:
+        with lock:
+            for at in range(15 if is_stuck else 6) if not most else ():
+                guest.write(at * MIB, MIB, 8)
+                time.sleep(0.1)
+                most.append(scratch_bytes(owner))
+        time.sleep(2 * scratch.LOOK_EVERY_S)
+        put(*words)
+
+    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
+    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    with pytest.raises(patience.NotDone):
+        owner.taker.take(server)
+    assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
+    assert (most[-1] == 0) is is_stuck  # the job was ended while the holder took its time
+    assert not guest.is_busy()
+    assert ("the capture is ended: it has" in caplog.text) is is_stuck
+    for _ in range(3):
+        with contextlib.suppress(patience.NotDone):
+            owner.taker.take(server)
+    assert taken(owner, guest)
