@@ -17,6 +17,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -28,12 +29,22 @@ from acstor_checkpoint import chunk_runs
 from acstor_checkpoint import nbd
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
+from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 
 BATCH_BYTES: Final = 4 * geometry.MIB
 """Of the disk: what is sealed and sent at a time, and held in memory."""
 _NOT_READ: Final = ids.Cid(b"")
+
+
+class TooLarge(errors.Unusable):
+    """A disk differs from its image by more than a manifest can say."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        most = checkpoint_manifest.MAX_ENTRIES * chunk_bytes
+        why = f"it differs from its image by more than {most >> 30} GiB"
+        super().__init__("a disk", why, "Rebuild the server from an image that has what it needs.")
 
 
 class Disk(Protocol):
@@ -48,8 +59,8 @@ class Disk(Protocol):
 class Copies(Protocol):
     """All holders of one disk's checkpoints."""
 
-    def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
-        """Return those of ``names``, in ascending order, that any holder has not.
+    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+        """Return those of ``names``, in ascending order, that any holder has not, or more.
 
         :raises errors.AcstorError: one of them does not answer
         """
@@ -76,14 +87,17 @@ class Pace(Protocol):
 class Seen(NamedTuple):
     """What shows which chunks are to be read.
 
+    Ranges are offset and length, in the order of the disk.  They may be more than fit into memory,
+    so they are asked for when they are needed, and may be more then.
+
     :param before: the last manifest; None: all that the overlay has is read
-    :param written: ranges that a bitmap marks since ``before``, in the order of the disk
-    :param said: ranges that the overlay's tables have, in the order of the disk
+    :param written: yields what a bitmap marks since ``before``
+    :param said: yields what the overlay's tables have
     """
 
     before: checkpoint_manifest.Manifest | None
-    written: Iterable[tuple[int, int]]
-    said: Iterable[tuple[int, int]]
+    written: Callable[[], Iterable[tuple[int, int]]]
+    said: Callable[[], Iterable[tuple[int, int]]]
 
 
 class Taking:
@@ -113,8 +127,10 @@ class Taking:
     def entries(self, seen: Seen) -> Iterator[checkpoint_manifest.Entry]:
         """Yield what differs from the base, in the order of the disk, as soon as it is kept.
 
+        :raises TooLarge: there are too many; nothing was sent
         :raises errors.AcstorError: the disk could not be read, or a holder did not keep it all
         """
+        self._check_count(seen)
         fresh = self._fresh(self._runs(seen))
         named = itertools.takewhile(
             lambda entry: entry.chunk_no < self.cut.chunk_count, seen.before or ()
@@ -127,12 +143,25 @@ class Taking:
                 yield entry
             before = entry.chunk_no
 
+    def _check_count(self, seen: Seen) -> None:
+        """Refuse what has no manifest before anything of it is read or sent."""
+        limit = checkpoint_manifest.MAX_ENTRIES
+        if self.cut.chunk_count <= limit:
+            return
+        before = seen.before or ()
+        said, written = (chunk_runs.touched(ranges(), self.cut) for ranges in seen[1:])
+        count = sum(entry.chunk_no < self.cut.chunk_count for entry in before)
+        for first, stop in chunk_runs.new(chunk_runs.joined(said, written), before):
+            count += stop - first
+            if count > limit:
+                raise TooLarge(self.cut.chunk_bytes)
+
     def _runs(self, seen: Seen) -> Iterator[chunk_runs.Run]:
-        said = chunk_runs.touched(seen.said, self.cut)
+        said = chunk_runs.touched(seen.said(), self.cut)
         before = seen.before
         if before is None:
             return said
-        written = chunk_runs.touched(seen.written, self.cut)
+        written = chunk_runs.touched(seen.written(), self.cut)
         lacking = self._copies.lacking(before.names())
         return self._inside(
             chunk_runs.joined(

@@ -299,10 +299,12 @@ class Checkpointing:
         # Without a bitmap the next attempt would begin anew, and never come to an end.
         ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
         taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, self._pace, ends)
-        extents = shown.disk.extents() if shown.before else ()
-        written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
-        said = ((change.at, change.length) for change in overlay.said(server.disk.path))
-        entries = taking.entries(capture.Seen(shown.before, list(written), said))
+        seen = capture.Seen(
+            shown.before,
+            functools.partial(_written, shown),
+            lambda: (change[:2] for change in overlay.said(server.disk.path)),
+        )
+        entries = taking.entries(seen)
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,
@@ -382,6 +384,12 @@ class Checkpointing:
         if left != state.begun or state.was_frozen:
             state.begun, state.was_frozen = left, False
             self._states.save(server.instance, state)
+
+
+def _written(shown: _Shown) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that were written since what ``before`` is of; nothing if there is none."""
+    extents = shown.disk.extents() if shown.before else ()
+    return ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
 
 
 def _consistency(shown: _Shown) -> checkpoint_manifest.Consistency:

@@ -5,8 +5,11 @@ The one rule: what one of them has not acknowledged is not kept.
 """
 
 import contextlib
+import functools
+import itertools
 import time
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -28,6 +31,8 @@ STEP_S: Final = 60.0
 """Of one request, in which a slow disk makes a few MiB safe."""
 SLOWEST_BYTES_S: Final = 1 << 20
 """Of the disk: a holder that takes it more slowly is replaced."""
+MAX_LACKING: Final = 1 << 16
+"""Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
 KEEP_S: Final = 300.0
 """To go through a million files."""
 _ENDS_S: Final = 5.0
@@ -69,6 +74,13 @@ class Places(Protocol):
         """Choose this one no more for a while."""
 
 
+class Everything(Container[ids.Cid]):
+    """Has all there is."""
+
+    def __contains__(self, _one: object) -> bool:
+        return True
+
+
 class Copies:
     """The holders of one disk, asked at the same time; for one thread.
 
@@ -90,11 +102,19 @@ class Copies:
         self._left_s = STEP_S
         self.holders = tuple(client.holder for client in clients)
 
-    def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
-        """Return those of ``names`` that any holder has not."""
-        size = len(names) * geometry.DEFAULT_CHUNK_BYTES
-        found = self._all(lambda client: client.missing(self._disk, names), size)
-        return {ids.Cid(name) for name in set[bytes]().union(*found)}
+    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+        """Return those of ``names``, in ascending order, that any holder has not.
+
+        All of them, where a holder lacks more than MAX_LACKING.
+        """
+        found: set[bytes] = set()
+        left = iter(names)
+        while part := list(itertools.islice(left, names_.MAX_ASKED)):
+            missing = functools.partial(_missing, self._disk, part)
+            found.update(*self._all(missing, len(part) * geometry.DEFAULT_CHUNK_BYTES))
+            if len(found) > MAX_LACKING:
+                return Everything()
+        return {ids.Cid(name) for name in found}
 
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
@@ -130,6 +150,12 @@ class Copies:
             return call_all(self._clients, work, self._left_s)
         finally:
             self._left_s -= self._clock() - began_s
+
+
+def _missing(
+    disk: names_.Disk, names: Sequence[ids.Cid], client: vault_client.VaultClient
+) -> set[bytes]:
+    return client.missing(disk, names)
 
 
 def call_all(

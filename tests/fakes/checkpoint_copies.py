@@ -2,6 +2,7 @@
 """Holders in memory, and disks that are made again of what they keep."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_checkpoint import copies
@@ -17,8 +18,9 @@ class Holder:
         self.chunks: dict[ids.Cid, bytes] = {}
         self.dies_after: int | None = None
 
-    def lacking(self, names: Sequence[ids.Cid]) -> set[ids.Cid]:
-        assert list(names) == sorted(set(names))
+    def lacking(self, names: Iterable[ids.Cid]) -> set[ids.Cid]:
+        names = list(names)
+        assert names == sorted(set(names))
         return set(names) - self.chunks.keys()
 
     def put(

@@ -59,7 +59,9 @@ def ranges(sectors):
 def take(guest, holder, before, is_late=lambda: False):
     taking = capture.Taking(guest, CHUNK, SEAL, holder, NO_PACE, is_late)
     written = ranges(guest.written) if before else ()
-    entries = list(taking.entries(capture.Seen(before, written, ranges(guest.said))))
+    entries = list(
+        taking.entries(capture.Seen(before, lambda: written, lambda: ranges(guest.said)))
+    )
     guest.written.clear()
     subject = checkpoint_manifest.Subject(
         disk=ID,
@@ -185,3 +187,23 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
         paced.spend(1)
     with pytest.raises(errors.Unusable, match="the daemon ends"):
         pace.Pace(0, ended).spend(1)
+
+
+@pytest.mark.parametrize("has_before", [False, True])
+def test_what_has_no_manifest_is_refused_before_anything_is_sent(monkeypatch, has_before):
+    guest, holder, before = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder(), None
+    if has_before:
+        guest.write(2 * CHUNK, b"1" * 2 * CHUNK)
+        guest.flush()
+        _, before = take(guest, holder, None)
+    monkeypatch.setattr(checkpoint_manifest, "MAX_ENTRIES", 4)
+    guest.write(0, b"2" * 4 * CHUNK)
+    guest.flush()
+    taking, last = take(guest, holder, before)
+    assert taking.read_bytes == 4 * CHUNK and len(last) == 4
+    kept = dict(holder.chunks)
+    guest.write(19 * CHUNK, b"3" * CHUNK)
+    guest.flush()
+    with pytest.raises(capture.TooLarge, match="differs from its image by more than"):
+        take(guest, holder, last if has_before else None)
+    assert holder.chunks == kept

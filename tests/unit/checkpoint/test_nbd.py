@@ -16,6 +16,7 @@ import pytest
 
 from acstor_checkpoint import nbd
 from acstor_common import errors
+from tests.fakes import nbd_server as fake
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -115,32 +116,6 @@ def test_what_is_not_there_is_said(tmp_path):
         nbd.Disk(nbd.Export(str(tmp_path / "none"), "vda", 1, MIB), nbd.ALLOCATION, 20.0)
 
 
-GREETING = struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 3)
-
-
-def option(kind, data=b"", number=0):
-    return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
-
-
-AGREED = (
-    GREETING
-    + option(1, number=8)
-    + option(4, struct.pack(">I", 7) + b"base:allocation", 10)
-    + option(1, number=10)
-    + option(3, struct.pack(">HQH", 0, MIB, 3), 7)
-    + option(1, number=7)
-)
-
-
-def own(path, size_bytes=MIB):
-    """Return what is shown at a path by this process."""
-    return nbd.Export(path, "vda", os.getpid(), size_bytes)
-
-
-def reply(kind, data=b"", cookie=1, flags=1, magic=0x668E33EF):
-    return struct.pack(">IHHQI", magic, flags, kind, cookie, len(data)) + data
-
-
 @contextlib.contextmanager
 def saying(tmp_path, said):
     """Be a server that says ``said`` whatever it is asked; yield the path of its socket."""
@@ -171,17 +146,29 @@ def saying(tmp_path, said):
     [
         (b"HTTP/1.1 400 Bad Request", "no NBD server"),
         (struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 0), "no NBD server"),
-        (GREETING + option(1 << 31 | 1, b"no", 8), "STRUCTURED_REPLY was refused: no"),
-        (GREETING + option(1, number=9), "no answer to option"),
-        (GREETING + struct.pack(">QIII", 0x3E889045565A9, 8, 3, 1 << 30), "no answer to option"),
-        (GREETING + option(3, number=8) * 16, "too many answers"),
-        (GREETING + option(1, number=8) + option(1, number=10), "does not know base:allocation"),
-        (AGREED[: -len(option(1)) * 2 - 12] + option(1, number=7), "how large"),
+        (
+            fake.GREETING + fake.option(1 << 31 | 1, b"no", 8),
+            "STRUCTURED_REPLY was refused: no",
+        ),
+        (fake.GREETING + fake.option(1, number=9), "no answer to option"),
+        (
+            fake.GREETING + struct.pack(">QIII", 0x3E889045565A9, 8, 3, 1 << 30),
+            "no answer to option",
+        ),
+        (fake.GREETING + fake.option(3, number=8) * 16, "too many answers"),
+        (
+            fake.GREETING + fake.option(1, number=8) + fake.option(1, number=10),
+            "does not know base:allocation",
+        ),
+        (
+            fake.AGREED[: -len(fake.option(1)) * 2 - 12] + fake.option(1, number=7),
+            "how large",
+        ),
     ],
 )
 def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
     with saying(tmp_path, said) as path, pytest.raises(errors.Unusable, match=why):
-        nbd.Disk(own(path), nbd.ALLOCATION, 1.0)
+        nbd.Disk(fake.own(path), nbd.ALLOCATION, 1.0)
 
 
 DATA = struct.pack(">Q", 0) + bytes(512)
@@ -190,24 +177,24 @@ DATA = struct.pack(">Q", 0) + bytes(512)
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (reply(1, DATA, cookie=2), "not an answer to what was asked"),
-        (reply(1, DATA, magic=0x67446698), "not an answer to what was asked"),
-        (reply(1, DATA + b"+"), "bytes that were not asked for"),
-        (reply(1, struct.pack(">Q", 512) + b"+"), "bytes that were not asked for"),
-        (reply(2, struct.pack(">QI", 0, 1 << 31)), "bytes that were not asked for"),
-        (reply(2, b"+"), "kind 2 and 1 bytes"),
-        (reply(1, DATA[:-1]), "511 bytes came of 512"),
-        (reply(0), "0 bytes came of 512"),
-        (reply(5, bytes(12)), "kind 5"),
-        (reply(0x8001, struct.pack(">IH", 5, 3) + b"bad"), "error 5 bad"),
-        (reply(0x8001, b""), "an error of 0 bytes"),
+        (fake.reply(1, DATA, cookie=2), "not an answer to what was asked"),
+        (fake.reply(1, DATA, magic=0x67446698), "not an answer to what was asked"),
+        (fake.reply(1, DATA + b"+"), "bytes that were not asked for"),
+        (fake.reply(1, struct.pack(">Q", 512) + b"+"), "bytes that were not asked for"),
+        (fake.reply(2, struct.pack(">QI", 0, 1 << 31)), "bytes that were not asked for"),
+        (fake.reply(2, b"+"), "kind 2 and 1 bytes"),
+        (fake.reply(1, DATA[:-1]), "511 bytes came of 512"),
+        (fake.reply(0), "0 bytes came of 512"),
+        (fake.reply(5, bytes(12)), "kind 5"),
+        (fake.reply(0x8001, struct.pack(">IH", 5, 3) + b"bad"), "error 5 bad"),
+        (fake.reply(0x8001, b""), "an error of 0 bytes"),
         (b"", "no answer in 0.5 s"),
     ],
 )
 def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
     with (
-        saying(tmp_path, AGREED + said) as path,
-        nbd.Disk(own(path), nbd.ALLOCATION, 0.5) as disk,
+        saying(tmp_path, fake.AGREED + said) as path,
+        nbd.Disk(fake.own(path), nbd.ALLOCATION, 0.5) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         read(disk, 0, 512)
@@ -216,17 +203,17 @@ def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not asked for"),
-        (reply(5, struct.pack(">III", 7, 0, 0)), "no status of what is at 0"),
-        (reply(5, struct.pack(">I", 7)), "a status of 4 bytes"),
-        (reply(1, DATA), "kind 1"),
-        (reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "kind 5"),
+        (fake.reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not asked for"),
+        (fake.reply(5, struct.pack(">III", 7, 0, 0)), "no status of what is at 0"),
+        (fake.reply(5, struct.pack(">I", 7)), "a status of 4 bytes"),
+        (fake.reply(1, DATA), "kind 1"),
+        (fake.reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "kind 5"),
     ],
 )
 def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
     with (
-        saying(tmp_path, AGREED + said) as path,
-        nbd.Disk(own(path), nbd.ALLOCATION, 1.0) as disk,
+        saying(tmp_path, fake.AGREED + said) as path,
+        nbd.Disk(fake.own(path), nbd.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         list(disk.extents())
@@ -234,52 +221,19 @@ def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
 
 def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
     with (
-        saying(tmp_path, AGREED) as path,
+        saying(tmp_path, fake.AGREED) as path,
         pytest.raises(errors.Unusable, match=f"process {os.getpid()} listens there, .* process 1$"),
     ):
-        nbd.Disk(own(path)._replace(pid=1), nbd.ALLOCATION, 1.0)
+        nbd.Disk(fake.own(path)._replace(pid=1), nbd.ALLOCATION, 1.0)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 57, MIB - 1])
 def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
-    with saying(tmp_path, AGREED) as path, pytest.raises(errors.Unusable, match="it shows 1048576"):
-        nbd.Disk(own(path, size_bytes), nbd.ALLOCATION, 1.0)
-
-
-@contextlib.contextmanager
-def telling(tmp_path, size_bytes, status):
-    """Be a server whose answers to questions for the status are ``status(at, length)``."""
-    path = tmp_path / "told.sock"
-    said = AGREED.replace(struct.pack(">HQH", 0, MIB, 3), struct.pack(">HQH", 0, size_bytes, 3))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(str(path))
-        server.listen(1)
-
-        def serve():
-            with contextlib.suppress(OSError), server.accept()[0] as client:
-                client.sendall(said)
-                while raw := client.recv(28):
-                    at = raw.find(REQUEST)
-                    while at < 0 or len(raw) < at + 28:  # behind what was negotiated
-                        raw += client.recv(28)
-                        at = raw.find(REQUEST)
-                    _, _, kind, cookie, start, length = struct.unpack(">IHHQQI", raw[at : at + 28])
-                    if kind == 7:
-                        client.sendall(status(cookie, start, length))
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield own(str(path), size_bytes)
-        finally:
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            thread.join(20.0)
-            assert not thread.is_alive()
-
-
-REQUEST = struct.pack(">I", 0x25609513)
-TIB = 1 << 40
+    with (
+        saying(tmp_path, fake.AGREED) as path,
+        pytest.raises(errors.Unusable, match="it shows 1048576"),
+    ):
+        nbd.Disk(fake.own(path, size_bytes), nbd.ALLOCATION, 1.0)
 
 
 def test_extents_of_a_byte_come_to_an_end(tmp_path):
@@ -289,10 +243,10 @@ def test_extents_of_a_byte_come_to_an_end(tmp_path):
 
     def status(cookie, _at, _length):
         answers.append(cookie)
-        return reply(5, body, cookie)
+        return fake.reply(5, body, cookie)
 
     with (
-        telling(tmp_path, 8 << 30, status) as export,
+        fake.telling(tmp_path, 8 << 30, status) as export,
         nbd.Disk(export, nbd.ALLOCATION, 20.0) as disk,
         pytest.raises(errors.Unusable, match="no status of what is at"),
     ):
@@ -304,11 +258,11 @@ def test_extents_of_a_byte_come_to_an_end(tmp_path):
 def test_all_answers_to_questions_for_the_status_have_a_deadline(tmp_path):
     def status(cookie, _at, length):
         time.sleep(0.3)
-        return reply(5, struct.pack(">III", 7, length, 0), cookie)
+        return fake.reply(5, struct.pack(">III", 7, length, 0), cookie)
 
     began_s = time.monotonic()
     with (
-        telling(tmp_path, 16 << 30, status) as export,
+        fake.telling(tmp_path, 16 << 30, status) as export,
         nbd.Disk(export, nbd.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match="no answer in"),
     ):
