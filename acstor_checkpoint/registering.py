@@ -7,6 +7,7 @@ time, is an error, and the next checkpoint is taken as if this one had never bee
 
 import base64
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,9 @@ LOG = logging.getLogger(__name__)
 ANSWER_S: Final = 60
 """For which the service asks Nova, and writes to its database."""
 SEND_RETRIES: Final = 1
+RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+"""While the service asks to come again, such as where many hosts wait for Nova; half or half as
+much again, by chance."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _Said = TypeVar("_Said", bound=messages.Said)
@@ -99,15 +103,22 @@ class Registering:
         :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
         :raises errors.Unusable: it refuses this one
         """
-        identity = self._identity()
-        told = self._concealed(self._taken(record))
-        answer = self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.Answer)
         what = f"checkpoint {record.checkpoint_id}"
+        answer = self._registered(record)
+        for pause_s in RETRY_PAUSES_S:
+            if not answer.may_pass or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
+                break
+            answer = self._registered(record)
         if answer.may_pass:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
             raise errors.Unusable(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
+
+    def _registered(self, record: record_.Record) -> messages.Answer:
+        identity = self._identity()
+        told = self._concealed(self._taken(record))
+        return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.Answer)
 
     def kept(self) -> dict[str, set[str]]:
         """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.

@@ -3,10 +3,16 @@
 
 A service that answers HTTP has few threads. Without a bound, one other service that hangs takes
 them all, and what needs only this process, such as ``/healthz``, is not answered either.
+
+Places are fair: the next place goes to the waiting caller who holds fewest, and of those to the
+one who was served or refused longest ago.  So callers who ask without end do not keep out one who
+asks now and then.
 """
 
 import contextlib
 import itertools
+import math
+import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -16,6 +22,8 @@ from acstor_common import errors
 
 WAIT_S: Final = 1.0
 """A caller waits so long for a place at most; a call that takes longer is late."""
+_REMEMBERED_S: Final = 60.0
+"""After it a caller counts as one that never asked."""
 
 
 class LimitReached(errors.AcstorError):
@@ -29,43 +37,87 @@ class LimitReached(errors.AcstorError):
         return f"{self.most} others wait for {self.what}"
 
 
+class _Call:
+    """A call that waits for a place, or has one since ``began_s``."""
+
+    def __init__(self, who: str, number: int) -> None:
+        self.who, self.number, self.began_s = who, number, 0.0
+
+
 class ConcurrencyLimit:
     """The places of callers of one service.
 
     :param what: the service, for errors
     :param most: callers at a time
     :param clock: monotonic, in seconds
+    :param wait_s: instead of WAIT_S
+    :param waiting: calls that wait for a place; one more displaces the one that would be last
     """
 
-    def __init__(self, what: str, most: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        what: str,
+        most: int,
+        clock: Callable[[], float],
+        wait_s: float | None = None,
+        waiting: int = sys.maxsize,
+    ) -> None:
         self._what, self._most, self._clock = what, most, clock
+        self._wait_s, self._most_waiting = wait_s or WAIT_S, waiting
         self._changed = threading.Condition()
         self._numbers = itertools.count()
-        self._began_s: dict[int, float] = {}
+        self._calls: list[_Call] = []
+        self._waiting: list[_Call] = []
+        self._asked_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place; a caller waits for one WAIT_S at most, and not if all calls are late.
+    def place(self, who: str = "") -> Iterator[None]:
+        """Hold a place; a caller waits for a while at most, and not if all calls are late.
 
+        :param who: the caller among whom places are shared
         :raises LimitReached: there is none
         """
-        number = self._take()
+        with self._changed:
+            call = _Call(who, next(self._numbers))
+            self._waiting.append(call)
+            try:
+                self._wait(call)
+            finally:
+                self._end_wait(call)
+            call.began_s = self._clock()
+            self._calls.append(call)
         try:
             yield
         finally:
             with self._changed:
-                del self._began_s[number]
-                self._changed.notify()
+                self._calls.remove(call)
+                self._changed.notify_all()
 
-    def _take(self) -> int:
-        with self._changed:
-            until_s = self._clock() + WAIT_S
-            while len(self._began_s) >= self._most:
-                all_late_s = max(self._began_s.values()) + WAIT_S
-                left_s = min(until_s, all_late_s) - self._clock()
-                if left_s <= 0:
-                    raise LimitReached(self._what, self._most)
-                self._changed.wait(left_s)
-            number = next(self._numbers)
-            self._began_s[number] = self._clock()
-            return number
+    def _wait(self, call: _Call) -> None:
+        """Wait until a call has the next place, and there is one."""
+        if len(self._waiting) > self._most_waiting:
+            self._waiting.remove(max(self._waiting, key=self._rank))
+            self._changed.notify_all()
+        until_s = self._clock() + self._wait_s
+        while not self._is_next(call):
+            latest_s = max((one.began_s for one in self._calls), default=math.inf)
+            left_s = min(until_s, latest_s + self._wait_s) - self._clock()
+            if left_s <= 0 or call not in self._waiting:
+                raise LimitReached(self._what, self._most)
+            self._changed.wait(left_s)
+
+    def _is_next(self, call: _Call) -> bool:
+        is_free = len(self._calls) < self._most
+        return is_free and call in self._waiting and call is min(self._waiting, key=self._rank)
+
+    def _rank(self, call: _Call) -> tuple[int, float, int]:
+        held = sum(one.who == call.who for one in self._calls)
+        return held, self._asked_s.get(call.who, -math.inf), call.number
+
+    def _end_wait(self, call: _Call) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+        now_s = self._clock()
+        recent = {who: at_s for who, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S}
+        self._asked_s = {**recent, call.who: now_s}
+        self._changed.notify_all()

@@ -193,7 +193,7 @@ class Checkpoints:
         return self._register(taken)
 
     def _register(self, taken: messages.Taken) -> messages.Answer:
-        server = self._nova.server(ids.ImageId(taken.instance_id))
+        server = self._nova.server(ids.ImageId(taken.instance_id), taken.host)
         why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1

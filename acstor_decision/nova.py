@@ -3,6 +3,7 @@
 
 The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
 Who asks may be a thread that hosts' samples need too, so few wait for Nova, and none for another.
+Hosts share the places fairly, so no host's questions keep out those of another one.
 Nothing that it said of a server is remembered: where that was some seconds ago says nothing of
 who may speak for it now.
 """
@@ -33,6 +34,9 @@ GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user"
 TIMEOUT_S = 15
 CALLERS = 16
 """Threads that ask at a time: a quarter of those in which oslo.messaging hands over messages."""
+WAITING = 16
+"""Threads that wait for a place, for WAIT_S at most."""
+WAIT_S = 3.0
 MAX_PAGES = 16
 """Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
 _HOST = "OS-EXT-SRV-ATTR:host"
@@ -104,7 +108,9 @@ class Nova:
     def __init__(self, conf: cfg.ConfigOpts, callers: int = CALLERS) -> None:
         self._conf = conf
         self._lock = threading.Lock()
-        self._limit = concurrency_limit.ConcurrencyLimit("Nova", callers, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit(
+            "Nova", callers, time.monotonic, WAIT_S, WAITING
+        )
         self._trouble = log_once.LogOnce(LOG)
         self._adapter: Any = None
 
@@ -113,12 +119,13 @@ class Nova:
         """Say whether there is a way to Nova: [nova] says as whom it is asked."""
         return bool(self._conf[GROUP.name].auth_type)
 
-    def server(self, instance_id: ids.ImageId) -> Server | None:
+    def server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
         """Return what Nova says of a server now; None if it knows none.
 
+        :param asker: the host on whose behalf Nova is asked; "": the service itself
         :raises NovaUnreachable: it cannot be known
         """
-        answer = self._get(f"/servers/{instance_id}")
+        answer = self._get(f"/servers/{instance_id}", asker)
         if answer is None:
             return None
         try:
@@ -149,7 +156,7 @@ class Nova:
         found: dict[str, Mapping[str, Any]] = {}
         wanted = {"host": host, "all_tenants": "1"}
         for _ in range(MAX_PAGES):
-            answer = self._get("/servers/detail", **wanted) or {}
+            answer = self._get("/servers/detail", host, **wanted) or {}
             try:
                 page = answer["servers"]
                 its = {
@@ -163,13 +170,13 @@ class Nova:
             wanted["marker"] = str(page[-1]["id"])
         return found
 
-    def _get(self, path: str, **query: str) -> dict[str, Any] | None:
+    def _get(self, path: str, asker: str = "", **query: str) -> dict[str, Any] | None:
         """Return what Nova answers; None if there is no such thing.
 
         :raises NovaUnreachable: it is no answer
         """
         try:
-            with self._limit.place():
+            with self._limit.place(asker):
                 answer = self._answer(path, query)
         except concurrency_limit.LimitReached as e:
             raise NotAskedNow(str(e)) from e

@@ -86,7 +86,7 @@ class Nova:
         self.metadata: dict[str, dict[str, dict[str, str]]] = {}
         """Of the servers of each host."""
 
-    def server(self, instance_id: str) -> nova.Server | None:
+    def server(self, instance_id: str, asker: str = "") -> nova.Server | None:
         self._fail()
         return self.servers.get(instance_id)
 

@@ -125,6 +125,20 @@ def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service
     assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
 
 
+def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
+    service.answer, pauses_s = messages.Answer("too many wait", may_pass=True), []
+
+    def wait(pause_s):
+        pauses_s.append(pause_s)
+        if len(pauses_s) == 3:
+            service.answer = messages.Answer(kept=(kept(1),))
+        return False
+
+    monkeypatch.setattr(daemon._stopping, "wait", wait)
+    assert daemon.register(RECORD) == {f"{1:064x}"}
+    assert len(pauses_s) == 3 and 2.0 <= pauses_s[2] <= 6.0
+
+
 def test_service_says_what_stays_of_all_disks(daemon, service):
     service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
@@ -176,7 +190,8 @@ def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, w
         (RuntimeError("a fault"), errors.DecisionUnreachable, "a fault"),
     ],
 )
-def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
+def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatch):
+    monkeypatch.setattr(registering, "RETRY_PAUSES_S", (0.01, 0.01))
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register(RECORD)

@@ -55,3 +55,59 @@ def test_nobody_waits_once_all_calls_are_late(monkeypatch: pytest.MonkeyPatch) -
             assert time.monotonic() - began_s < 5  # 50 waits would take 10 s
         finally:
             ended.set()
+
+
+def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end() -> None:
+    """16 callers keep 4 places busy and 4 calls waiting; each of 40 others is served at once."""
+    limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time.monotonic, 2.0, waiting=4)
+    stopping, refused = threading.Event(), list[str]()
+
+    def ask(who: str) -> None:
+        with limit.place(who):
+            time.sleep(0.02)
+
+    def flood(who: str) -> None:
+        while not stopping.is_set():
+            try:
+                ask(who)
+            except concurrency_limit.LimitReached:
+                refused.append(who)
+
+    with futures.ThreadPoolExecutor(16) as pool:
+        for number in range(16):
+            pool.submit(flood, f"hostile {number}")
+        try:
+            time.sleep(0.5)
+            began_s = time.monotonic()
+            for number in range(40):
+                ask(f"honest {number}")
+            assert time.monotonic() - began_s < 40 * 0.1
+        finally:
+            stopping.set()
+    assert refused
+
+
+def test_caller_who_holds_places_comes_after_one_who_holds_none() -> None:
+    limit = concurrency_limit.ConcurrencyLimit("Nova", 2, time.monotonic, 5.0)
+    order, busy, ends = list[str](), threading.Barrier(3), threading.Semaphore(0)
+
+    def ask(who: str) -> None:
+        with limit.place(who):
+            order.append(who)
+            if len(order) <= 2:
+                busy.wait(10)
+            ends.acquire(timeout=10)
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(ask, "a") for _ in range(2)]
+        busy.wait(10)
+        calls.append(pool.submit(ask, "a"))
+        time.sleep(0.1)
+        calls.append(pool.submit(ask, "b"))
+        time.sleep(0.1)
+        for _ in calls:
+            ends.release()
+            time.sleep(0.05)
+        for call in calls:
+            call.result(10)
+    assert order == ["a", "a", "b", "a"]

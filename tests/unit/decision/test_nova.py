@@ -105,7 +105,8 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
         client.server(SERVER)
 
 
-def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
+def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
+    monkeypatch.setattr(nova, "WAIT_S", 1.0)
     conf = configure()
     for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
         conf.set_override(name, value, "nova")
