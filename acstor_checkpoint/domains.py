@@ -15,17 +15,20 @@ what is not called ``acstor-…`` is left alone.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+from typing import TypeVar
 
 import libvirt
 
@@ -33,9 +36,11 @@ from acstor_checkpoint import nbd
 from acstor_checkpoint import servers
 from acstor_common import call_deadline
 from acstor_common import errors
+from acstor_common import ids
 from acstor_common import supervised
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PREFIX: Final = "acstor-"
 """How bitmaps of ours begin."""
@@ -52,6 +57,8 @@ _AGENT_TIMEOUT_S: Final = 10
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 _OPEN_S: Final = 30.0
+CALL_S: Final = 90.0
+"""Of all calls of a step; a guest agent, and the end of a job, have some time in it."""
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -79,6 +86,29 @@ class Moment(NamedTuple):
     is_frozen: bool
 
 
+class _Link:
+    """A connection to libvirt, of one server, and the deadline of its calls.
+
+    A domain whose QEMU does not answer keeps a call waiting for ever, and libvirt answers few calls
+    of a connection at a time.  So each server has its own, and no other call waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self._calls = call_deadline.CallDeadline("libvirt", CALL_S)
+
+    def call(self, what: str, work: Callable[[], T]) -> T:
+        """Return what calls to libvirt return.
+
+        :param what: they are about, for errors
+        :raises errors.Unusable: one fails, takes too long, or a former one still does
+        """
+        try:
+            return self._calls.call(work)
+        except (libvirt.libvirtError, call_deadline.Late) as e:
+            raise errors.Unusable(what, str(e)) from e
+
+
 class Domains:
     """libvirt of this host; each connection is made when it is needed.
 
@@ -92,17 +122,24 @@ class Domains:
     def __init__(self, uri: str, base_of: servers.BaseOf, run_dir: str = RUN_DIR) -> None:
         self._uri, self.base_of, self._run_dir = uri, base_of, run_dir
         self._option = f"[acstor_checkpoint] libvirt_uri = {uri}"
-        self._connection: Any = None
         self._lock = threading.Lock()
         self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
+        self._links: dict[str, _Link] = {}
 
     def present(self) -> list[servers.Server]:
         """Return the servers whose disks are taken, running or not.
 
         :raises errors.Unusable: libvirt does not answer
         """
-        with _named(self._option):
-            domains = self._connected().listAllDomains()
+        link = self._link("")
+        found = link.call(self._option, lambda: self._found(link))
+        with self._lock:
+            here = {server.instance for server in found}
+            self._links = {key: one for key, one in self._links.items() if not key or key in here}
+        return found
+
+    def _found(self, link: "_Link") -> list[servers.Server]:
+        domains = self._connected(link).listAllDomains()
         return [server for domain in domains if (server := self._server(domain))]
 
     def _server(self, domain: Any) -> servers.Server | None:
@@ -121,19 +158,26 @@ class Domains:
 
         :raises errors.Unusable: it is gone, or libvirt does not answer
         """
-        with _named(f"server {server.instance}"):
-            found = self._connected().lookupByUUIDString(server.instance)
-        return Domain(found, server, self._run_dir)
+        link, name = self._link(server.instance), f"server {server.instance}"
+        look_up = functools.partial(self._looked_up, link, server.instance)
+        return Domain(link.call(name, look_up), server, self._run_dir, link)
 
-    def _connected(self) -> Any:
+    def _looked_up(self, link: "_Link", instance: ids.ImageId) -> Any:
+        return self._connected(link).lookupByUUIDString(instance)
+
+    def _link(self, key: str) -> "_Link":
+        """Return the link of a server, or of this host where the key is empty."""
         with self._lock:
-            if self._connection is None or not self._connection.isAlive():
-                _run_events()
-                try:
-                    self._connection = self._opening.call(self._opened)
-                except call_deadline.Late as e:
-                    raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
-            return self._connection
+            return self._links.setdefault(key, _Link())
+
+    def _connected(self, link: "_Link") -> Any:
+        if link.connection is None or not link.connection.isAlive():
+            _run_events()
+            try:
+                link.connection = self._opening.call(self._opened)
+            except call_deadline.Late as e:
+                raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
+        return link.connection
 
     def _opened(self) -> Any:
         connection = libvirt.open(self._uri)
@@ -145,8 +189,15 @@ class Domains:
 class Domain:
     """One server's domain."""
 
-    def __init__(self, domain: Any, server: servers.Server, run_dir: str = RUN_DIR) -> None:
+    def __init__(
+        self,
+        domain: Any,
+        server: servers.Server,
+        run_dir: str = RUN_DIR,
+        link: _Link | None = None,
+    ) -> None:
         self._domain, self._server, self._run_dir = domain, server, run_dir
+        self._link = link or _Link()
         self.name = f"server {server.instance}"
 
     def is_active(self) -> bool:
@@ -154,8 +205,10 @@ class Domain:
 
         :raises errors.Unusable: the domain is gone
         """
-        with _named(self.name):
-            return bool(self._domain.isActive())
+        return bool(self._call(self._domain.isActive))
+
+    def _call(self, work: Callable[[], T]) -> T:
+        return self._link.call(self.name, work)
 
     @contextlib.contextmanager
     def moment(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Moment]:
@@ -171,8 +224,7 @@ class Domain:
         socket, scratch = files = _files(self._own_folder() or folder, folder, bitmap)
         backup = _backup_xml(self._server.disk.target, since, socket, scratch)
         try:
-            with self._frozen() as is_frozen, _named(self.name):
-                self._begin(bitmap, since, backup)
+            is_frozen = self._call(lambda: self._begin_frozen(bitmap, since, backup))
             try:
                 yield Moment(self._export(str(socket)), scratch, is_frozen)
             finally:
@@ -184,8 +236,7 @@ class Domain:
         """Return what libvirt says of the disk and the process that show it."""
         path = pathlib.Path(self._run_dir, f"{self._domain.name()}.pid")
         target = self._server.disk.target
-        with _named(self.name):
-            size_bytes, _, _ = self._domain.blockInfo(target)
+        size_bytes, _, _ = self._call(lambda: self._domain.blockInfo(target))
         try:
             return nbd.Export(socket, target, int(path.read_text()), size_bytes)
         except (OSError, ValueError) as e:
@@ -198,16 +249,18 @@ class Domain:
         """
         if not bitmap.startswith(PREFIX):
             raise ValueError(f"{bitmap} is not one of acstor's bitmaps")
-        with _named(self.name):
-            if not self._domain.isActive():
-                return False
-            try:
-                self._tell(bitmap, _REDEFINE)
-                self._domain.checkpointLookupByName(bitmap).delete()
-            except libvirt.libvirtError as e:
-                self._drop_notes()
-                if not self._is_missing(bitmap, e):
-                    raise
+        return self._call(lambda: self._forgotten(bitmap))
+
+    def _forgotten(self, bitmap: str) -> bool:
+        if not self._domain.isActive():
+            return False
+        try:
+            self._tell(bitmap, _REDEFINE)
+            self._domain.checkpointLookupByName(bitmap).delete()
+        except libvirt.libvirtError as e:
+            self._drop_notes()
+            if not self._is_missing(bitmap, e):
+                raise
         return True
 
     def pull(self, base: str, rate_bytes_s: int) -> bool:
@@ -217,12 +270,14 @@ class Domain:
         :return: whether that was begun; False: a job of this disk is on already
         :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
         """
+        return self._call(lambda: self._pulled(base, rate_bytes_s))
+
+    def _pulled(self, base: str, rate_bytes_s: int) -> bool:
         target = self._server.disk.target
         in_bytes = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
-        with _named(self.name):
-            if self._domain.blockJobInfo(target):
-                return False
-            self._domain.blockRebase(target, base, rate_bytes_s, in_bytes)
+        if self._domain.blockJobInfo(target):
+            return False
+        self._domain.blockRebase(target, base, rate_bytes_s, in_bytes)
         return True
 
     def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
@@ -233,16 +288,24 @@ class Domain:
         :param was_frozen: file systems may still be held
         :raises errors.Unusable: some of it cannot be ended
         """
-        with _named(self.name):
-            self._drop_notes()
-            is_active = self._domain.isActive()
-            if is_active and was_frozen:
-                self._thaw()
-            if is_active and (socket := self._socket()):
-                self.end(socket)
+        self._call(lambda: self._cleared(was_frozen))
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):
                 _remove(_files(sockets, folder, bitmap))
+
+    def _cleared(self, was_frozen: bool) -> None:
+        self._drop_notes()
+        is_active = self._domain.isActive()
+        if is_active and was_frozen:
+            self._thaw()
+        if is_active and (socket := self._socket()):
+            self._ended(socket)
+
+    def _begin_frozen(self, bitmap: str, since: str, backup: str) -> bool:
+        """Begin a job; return whether file systems were held meanwhile."""
+        with self._frozen() as is_frozen:
+            self._begin(bitmap, since, backup)
+        return is_frozen
 
     def _begin(self, bitmap: str, since: str, backup: str) -> None:
         try:
@@ -294,7 +357,12 @@ class Domain:
         """End our backup job, if it has not ended: Nova's snapshots and moves end it, too.
 
         May be called by any thread.
+
+        :raises errors.Unusable: libvirt does not answer
         """
+        self._call(lambda: self._ended(socket))
+
+    def _ended(self, socket: str) -> None:
         end_s = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(libvirt.libvirtError):
             if self._socket() == socket:
@@ -376,14 +444,6 @@ def _backup_xml(target: str, since: str, socket: pathlib.Path, scratch: pathlib.
         disk.set("exportbitmap", EXPORT_BITMAP)
     ET.SubElement(disk, "scratch", file=str(scratch))
     return ET.tostring(root, encoding="unicode")
-
-
-@contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    try:
-        yield
-    except libvirt.libvirtError as e:
-        raise errors.Unusable(what, str(e)) from e
 
 
 def _run_events() -> None:

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pathlib
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -176,3 +177,46 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
         with contextlib.suppress(patience.NotDone):
             owner.taker.take(server)
     assert taken(owner, guest)
+
+
+@pytest.mark.expect_log("libvirt does not answer within")
+def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
+    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domains, "CALL_S", 2.0)
+    attacker, victim = guests
+    owner.domains.present()
+    os.kill(attacker.pid(), signal.SIGSTOP)
+    try:
+        with working(owner.daemon()):
+            runs.wait_for(lambda: taken(owner, victim), 20.0, "the victim's checkpoint", str)
+            time.sleep(3.0)
+            assert not taken(owner, attacker)
+            began_s = time.monotonic()
+            assert len(owner.domains.present()) == 2 and time.monotonic() - began_s < 2.0
+            os.kill(attacker.pid(), signal.SIGCONT)
+            runs.wait_for(lambda: taken(owner, attacker), 90.0, "the attacker's checkpoint", str)
+    finally:
+        os.kill(attacker.pid(), signal.SIGCONT)
+
+
+@pytest.mark.allow_log("no checkpoint")
+@pytest.mark.allow_log("is not ended")
+def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
+    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacker, victim = guests
+    put, lock = vault_client.VaultClient.put, threading.Lock()
+
+    def kill_first(*words: Any) -> None:
+        with lock:
+            if attacker.domain.isActive() and attacker.is_busy():
+                attacker.kill()
+        put(*words)
+
+    monkeypatch.setattr(vault_client.VaultClient, "put", kill_first)
+    attacker.write(0, 12 * MIB, 9)
+    with working(owner.daemon()):
+        runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
+        runs.wait_for(lambda: not attacker.domain.isActive(), 60.0, "the end of the guest", str)
+    assert not taken(owner, attacker) and list(owner.sockets.iterdir()) == []
