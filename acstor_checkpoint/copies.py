@@ -51,9 +51,9 @@ FAULTS: Final = (
 class HolderFailed(errors.AcstorError):
     """One of the holders does not keep what it was given: another one is to be chosen."""
 
-    def __init__(self, holder: ids.HostId, why: str) -> None:
+    def __init__(self, holder: ids.HostId, why: str, *, is_slow: bool = False) -> None:
         super().__init__(holder, why)
-        self.holder, self.why = holder, why
+        self.holder, self.why, self.is_slow = holder, why, is_slow
 
     def __str__(self) -> str:
         return f"{self.holder} keeps no checkpoint: {self.why}"
@@ -182,7 +182,7 @@ def call_all(
             with _blamed(client):
                 answer.result()
         elif not has_failed:
-            raise HolderFailed(client.holder, "it is too slow")
+            raise HolderFailed(client.holder, "it is too slow", is_slow=True)
     return [answer.result() for answer in answers]
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
+from acstor_checkpoint import failures as failures_
 from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
@@ -66,6 +67,8 @@ class Taker(Protocol):
 class Daemon:
     """The schedule, and the loop of a worker.
 
+    ``failures`` counts checkpoints that failed.
+
     :param clock: monotonic
     :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
     :param ask_intervals: asks the decision service; None: it is not asked
@@ -93,6 +96,7 @@ class Daemon:
         self._on: dict[ids.ImageId, float] = {}
         self._held: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
+        self.failures = failures_.Failures()
 
     def run(self) -> None:
         """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""
@@ -208,8 +212,7 @@ class Daemon:
             self._see(present, self._intervals.told())
         except Exception as e:
             self._faults.say(str(e))
-            if not _is_known(e):
-                supervised.count(FAILURES)
+            if _counted(e):
                 LOG.exception("the servers of this host are not known now")
             return None
         self._faults.say("")
@@ -223,7 +226,12 @@ class Daemon:
         try:
             self._taker.clear(server)
         except Exception as e:
-            _note_failure(server, "its former checkpoint is not ended", e)
+            LOG.warning(
+                "server %s: its former checkpoint is not ended: %s",
+                server.instance,
+                e,
+                exc_info=_counted(e),
+            )
         with self._lock:
             self._cleared.add(server.instance)
 
@@ -239,7 +247,14 @@ class Daemon:
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())
-            _note_failure(server, f"no checkpoint; tried again in {pause_s:.0f} s", e)
+            self.failures.note(e)
+            LOG.warning(
+                "server %s: no checkpoint: %s; tried again in %.0f s",
+                instance,
+                e,
+                pause_s,
+                exc_info=_counted(e),
+            )
             return
         with self._lock:
             self._cadence.taken(instance, began_s)
@@ -261,9 +276,10 @@ class Daemon:
         return (self._wall_ms() - state.taken_ms) / 1000
 
 
-def _note_failure(server: servers.Server, what: str, e: Exception) -> None:
+def _counted(e: Exception) -> bool:
+    """Count a failure of one server; return whether it is a fault of this program's."""
     supervised.count(FAILURES)
-    LOG.warning("server %s: %s: %s", server.instance, what, e, exc_info=not _is_known(e))
+    return not _is_known(e)
 
 
 def _is_known(e: Exception) -> bool:

@@ -13,6 +13,7 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
+from acstor_checkpoint import failures as failures_
 from acstor_checkpoint import room as room_
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
@@ -79,7 +80,9 @@ class VaultCollector(registry.Collector):
 
 
 class Takes(Protocol):
-    """Who takes checkpoints; each method may be called by any thread."""
+    """Takes checkpoints; each method may be called by any thread."""
+
+    failures: failures_.Failures
 
     def overdue_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long servers have waited beyond their intervals."""
@@ -98,7 +101,7 @@ class TakingCollector(registry.Collector):
         self._daemon, self._by_server = daemon, by_server
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield who waits for how long, and what is on."""
+        """Yield who waits for how long, what is on, and what failed."""
         for name, text, found in (
             (
                 "overdue_seconds",
@@ -119,6 +122,22 @@ class TakingCollector(registry.Collector):
             else:
                 family.add_metric([], max(found.values(), default=0.0))
             yield family
+        yield from self._failed()
+
+    def _failed(self) -> Iterator[core.Metric]:
+        text = "Checkpoints that failed"
+        family = core.CounterMetricFamily("acstor_checkpoint_failures", text, labels=["reason"])
+        for reason, count in self._daemon.failures.by_reason().items():
+            family.add_metric([reason], count)
+        yield family
+        family = core.CounterMetricFamily(
+            "acstor_checkpoint_holder_failures",
+            "Checkpoints that failed by a holder, and whether it was too slow",
+            labels=["holder", "slow"],
+        )
+        for (holder, is_slow), count in self._daemon.failures.by_holder().items():
+            family.add_metric([holder, str(is_slow).lower()], count)
+        yield family
 
 
 def serve(address: str, *collectors: registry.Collector) -> Callable[[], None]:

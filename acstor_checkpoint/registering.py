@@ -101,7 +101,7 @@ class Registering:
         :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
-        :raises errors.Unusable: it refuses this one
+        :raises errors.CheckpointRefused: it refuses this one
         """
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
@@ -112,7 +112,7 @@ class Registering:
         if answer.may_pass:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
-            raise errors.Unusable(what, f"the decision service refuses it: {answer.why}")
+            raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
 
     def _registered(self, record: record_.Record) -> messages.Answer:

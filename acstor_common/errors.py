@@ -266,6 +266,10 @@ class Unusable(AcstorError):
         return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
 
 
+class CheckpointRefused(Unusable):
+    """The decision service does not register a checkpoint, and will not."""
+
+
 class NumberTaken(AcstorError):
     """Two things would be known by one number: the second is refused, never mistaken for the first.
 

@@ -76,7 +76,8 @@ class Place:
             self.taking = capture.Taking(disk, chunk_bytes, self.seal, self.holder, NoPace())
             written = [e[:2] for e in disk.extents() if self.bitmap and e.flags & nbd.DIRTY]
             said = [change[:2] for change in overlay.said(str(self.guest.path))]
-            entries = list(self.taking.entries(capture.Seen(self.before, lambda: written, lambda: said)))
+            seen = capture.Seen(self.before, lambda: written, lambda: said)
+            entries = list(self.taking.entries(seen))
             self.before = checkpoint_manifest.Manifest.parse(self._built(entries), "it")
             meanwhile(moment)
         self.bitmap = bitmap

@@ -85,7 +85,9 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it.write(310 * CHUNK, 3 * CHUNK, 9)
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
-    served = domains.Domains(it.pulling._domains._uri, it.bases.image_of)
+    served = domains.Domains(
+        it.pulling._domains._uri, it.bases.image_of, domain_lab.run_dir(it.guest.host)
+    )
     assert not [one for one in served.present() if one.instance == it.guest.instance]
     it.write(0, 512, 13)  # and flush
     it.look()

@@ -14,6 +14,8 @@ import prometheus_client
 import pytest
 import yaml
 
+from acstor_checkpoint import copies
+from acstor_checkpoint import failures
 from acstor_checkpoint import metrics as checkpoint_metrics
 from acstor_checkpoint import room
 from acstor_checkpoint import vault
@@ -107,7 +109,11 @@ def service(tmp_path: pathlib.Path, broker: str, prometheus: Any) -> Iterator[de
 
 
 class NoCheckpoints:
-    """A host that takes none."""
+    """A host that takes none, since a holder is too slow."""
+
+    def __init__(self) -> None:
+        self.failures = failures.Failures()
+        self.failures.note(copies.HolderFailed(ids.HostId("h2"), "it is slow", is_slow=True))
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {}
@@ -117,7 +123,8 @@ class NoCheckpoints:
 
 def names_of_checkpoints() -> set[str]:
     """Return what the checkpoint daemon tells of the servers of its host."""
-    return {family.name for family in checkpoint_metrics.TakingCollector(NoCheckpoints()).collect()}
+    told = checkpoint_metrics.TakingCollector(NoCheckpoints()).collect()
+    return {sample.name for family in told for sample in family.samples}
 
 
 def test_dashboard_and_alerts_ask_for_what_is_really_told(

@@ -7,9 +7,13 @@ import urllib.request
 import pytest
 from prometheus_client import parser
 
+from acstor_checkpoint import capture
+from acstor_checkpoint import copies
+from acstor_checkpoint import failures
 from acstor_checkpoint import metrics
 from acstor_checkpoint import names
 from acstor_checkpoint import room
+from acstor_checkpoint import scratch
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_common import errors
@@ -99,7 +103,21 @@ def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
 
 
 class Taking:
-    """Who takes checkpoints of two servers, one of which waits."""
+    """Who takes checkpoints of two servers, one of which waits; some fail."""
+
+    def __init__(self) -> None:
+        self.failures = failures.Failures()
+        for e in (
+            copies.HolderFailed(ids.HostId("h2"), "it is too slow", is_slow=True),
+            copies.HolderFailed(ids.HostId("h2"), "it is full"),
+            capture.TooLarge(1 << 16),
+            scratch.Full("file", "it is full"),
+            errors.CheckpointRefused("checkpoint", "no"),
+            errors.DecisionUnreachable("the bus", "no answer"),
+            errors.Unusable("libvirt", "it is away"),
+            KeyError(1),
+        ):
+            self.failures.note(e)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 70.0, OTHER: 3.0}
@@ -110,7 +128,7 @@ class Taking:
 
 def of_taking(by_server: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
     collected = metrics.TakingCollector(Taking(), by_server).collect()
-    samples = {family.name: family.samples for family in collected}
+    samples = {f.name: f.samples for f in collected if f.type == "gauge"}
     return {name: [(s.labels, s.value) for s in found] for name, found in samples.items()}
 
 
@@ -125,4 +143,23 @@ def test_longest_times_are_shown_and_servers_are_named_where_the_option_says_so(
             ({"server": OTHER}, 3.0),
         ],
         "acstor_checkpoint_taking_seconds": [({"server": DISK.disk}, 5.0)],
+    }
+
+
+def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
+    found = {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.TakingCollector(Taking()).collect()
+        for sample in family.samples
+        if "failures" in sample.name
+    }
+    assert found == {
+        ("holder",): 2,
+        ("too_large",): 1,
+        ("scratch_full",): 1,
+        ("refused",): 1,
+        ("decision",): 1,
+        ("other",): 2,
+        ("h2", "true"): 1,
+        ("h2", "false"): 1,
     }

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts checkpoints that failed, by what operators can do about it, and by holder."""
+
+import collections
+import enum
+import threading
+from collections.abc import Mapping
+
+from acstor_checkpoint import capture
+from acstor_checkpoint import copies
+from acstor_checkpoint import scratch
+from acstor_common import errors
+from acstor_common import ids
+
+
+class Reason(enum.StrEnum):
+    """Why there is no checkpoint."""
+
+    HOLDER = "holder"  # another one is chosen
+    TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
+    SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
+    REFUSED = "refused"  # by the decision service
+    DECISION = "decision"  # the decision service does not answer
+    OTHER = "other"
+
+
+_REASONS = (
+    (copies.HolderFailed, Reason.HOLDER),
+    (capture.TooLarge, Reason.TOO_LARGE),
+    (scratch.Full, Reason.SCRATCH_FULL),
+    (errors.CheckpointRefused, Reason.REFUSED),
+    (errors.DecisionUnreachable, Reason.DECISION),
+)
+
+
+class Failures:
+    """Those of this host since its daemon started; may be used by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
+        self._holders = collections.Counter[tuple[ids.HostId, bool]]()
+
+    def note(self, e: Exception) -> None:
+        """Count a checkpoint that failed with an error."""
+        reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+        with self._lock:
+            self._reasons[reason] += 1
+            if isinstance(e, copies.HolderFailed):
+                self._holders[e.holder, e.is_slow] += 1
+
+    def by_reason(self) -> Mapping[Reason, int]:
+        """Return how many checkpoints failed, for each reason."""
+        with self._lock:
+            return dict(self._reasons)
+
+    def by_holder(self) -> Mapping[tuple[ids.HostId, bool], int]:
+        """Return how many failed by a holder, for each one and whether it was too slow."""
+        with self._lock:
+            return dict(self._holders)
