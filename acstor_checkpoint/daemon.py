@@ -91,6 +91,7 @@ class Daemon:
         self._lock, self._looking = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
+        self._look_s = clock()
         self._present: list[servers.Server] | None = None
         self._cleared: set[ids.ImageId] = set()
         self._on: dict[ids.ImageId, float] = {}
@@ -195,11 +196,12 @@ class Daemon:
         return None if due is None else (due, self._try)
 
     def _look(self) -> None:
-        """See which servers are here, unless another worker does."""
-        if not self._looking.acquire(blocking=False):
+        """See which servers are here, unless another worker does, or did a moment ago."""
+        if self._clock() < self._look_s or not self._looking.acquire(blocking=False):
             return
         try:
             present = self._seen()
+            self._look_s = self._clock() + _LOOK_EVERY_S
         finally:
             self._looking.release()
         with self._lock:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -220,3 +221,39 @@ def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
         runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
         runs.wait_for(lambda: not attacker.domain.isActive(), 60.0, "the end of the guest", str)
     assert not taken(owner, attacker) and list(owner.sockets.iterdir()) == []
+
+
+@pytest.mark.expect_log("the capture is ended: less than")
+def test_file_system_that_gets_full_ends_the_capture_before_guests_notice(
+    owner: checkpoints.Host,
+    guests: list[domain_lab.Domain],
+    watching: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """QEMU fails a guest's write for which there is no room in the scratch file."""
+    guest = guests[0]
+    guest.write(0, 15 * MIB, 7)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(owner.sockets)]
+    subprocess.run([*guest.host.enter(), *mount], check=True)
+    small = pathlib.Path(f"/proc/{guest.host.pid}/root{owner.sockets}")
+    monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
+    monkeypatch.setattr(owner.scratch, "_folder", small)
+    monkeypatch.setattr(scratch, "SPARE_BYTES", 16 * MIB)
+    put, lock, left = vault_client.VaultClient.put, threading.Lock(), list(range(15))
+
+    def put_later(*words: Any) -> None:
+        with lock:
+            while left:
+                guest.write(left.pop() * MIB, MIB, 8)
+                time.sleep(0.1)
+        put(*words)
+
+    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
+    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    with pytest.raises(scratch.Full, match="bytes are free beside it"):
+        owner.taker.take(server)
+    assert not guest.is_busy()
+    subprocess.run([*guest.host.enter(), "umount", str(owner.sockets)], check=True)
+    monkeypatch.undo()
+    record = owner.taker.take(server)
+    assert owner.rebuilt(record, BASE)[0] == (bytes([8]) * 15 * MIB).ljust(DISK_BYTES, b"\0")

@@ -277,6 +277,7 @@ def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
     it = host(server(0))
     monkeypatch.setattr(it, "present", lambda: 1 // 0)
     assert not it.daemon.turn() and it.daemon.here() is None
+    it.now_s += 10
     monkeypatch.setattr(it, "present", lambda: (_ for _ in ()).throw(OSError("odd")))
     assert not it.daemon.turn()
 
@@ -319,3 +320,15 @@ def test_request_wakes_a_worker(host):
     it.daemon.stop()
     worker.join(5.0)
     assert not worker.is_alive()
+
+
+def test_workers_look_together_not_each_for_itself(host, monkeypatch):
+    it, looked = host(server(0)), []
+    present = it.present
+    monkeypatch.setattr(it, "present", lambda: looked.append(it.now_s) or present())
+    it.run(5)
+    began_s = it.now_s
+    for _ in range(60):
+        it.daemon.turn()
+        it.now_s += 1
+    assert len([at_s for at_s in looked if at_s >= began_s]) == 6
