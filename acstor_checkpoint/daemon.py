@@ -22,6 +22,7 @@ from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
+from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
@@ -86,7 +87,7 @@ class Daemon:
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._cadence = cadence_.Cadence(default_s)
-        self._intervals = intervals_.Intervals(ask_intervals, clock)
+        self._intervals = intervals_.Intervals(ask_intervals, clock, self._failing)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock, self._looking = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
@@ -220,6 +221,9 @@ class Daemon:
         self._faults.say("")
         return present
 
+    def _failing(self) -> list[messages.Failing]:
+        return self.failures.failing(self.here() or ())
+
     def _see(self, present: list[servers.Server], told: intervals_.Told) -> None:
         with self._lock:
             self._cadence.see(present, self._clock(), self._age_s, told)
@@ -249,7 +253,7 @@ class Daemon:
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())
-            self.failures.note(e)
+            self.failures.note(instance, e)
             LOG.warning(
                 "server %s: no checkpoint: %s; tried again in %.0f s",
                 instance,
@@ -260,6 +264,7 @@ class Daemon:
             return
         with self._lock:
             self._cadence.taken(instance, began_s)
+        self.failures.note_success(instance)
         LOG.info(
             "server %s: checkpoint %s, %d bytes read, %d sent, in %.1f s%s",
             instance,

@@ -4,11 +4,13 @@
 import collections
 import enum
 import threading
+from collections.abc import Collection
 from collections.abc import Mapping
 
 from acstor_checkpoint import capture
 from acstor_checkpoint import copies
 from acstor_checkpoint import scratch
+from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
 
@@ -34,20 +36,41 @@ _REASONS = (
 
 
 class Failures:
-    """Those of this host since its daemon started; may be used by any thread."""
+    """Those of this host since its daemon started; may be used by any thread.
+
+    Servers whose last attempt failed are known until one succeeds, or they leave the host.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
         self._holders = collections.Counter[tuple[ids.HostId, bool]]()
+        self._failing: dict[ids.ImageId, messages.Failing] = {}
 
-    def note(self, e: Exception) -> None:
-        """Count a checkpoint that failed with an error."""
+    def note(self, instance: ids.ImageId, e: Exception) -> None:
+        """Count a checkpoint of a server that failed with an error."""
         reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
         with self._lock:
             self._reasons[reason] += 1
+            holder = ""
             if isinstance(e, copies.HolderFailed):
+                holder = e.holder
                 self._holders[e.holder, e.is_slow] += 1
+            self._failing[instance] = messages.Failing(instance, reason, holder)
+
+    def note_success(self, instance: ids.ImageId) -> None:
+        """Note that a server has a new checkpoint."""
+        with self._lock:
+            self._failing.pop(instance, None)
+
+    def failing(self, here: Collection[ids.ImageId]) -> list[messages.Failing]:
+        """Return the servers whose last attempt failed.
+
+        :param here: servers of this host; others are forgotten
+        """
+        with self._lock:
+            self._failing = {one: what for one, what in self._failing.items() if one in here}
+            return list(self._failing.values())
 
     def by_reason(self) -> Mapping[Reason, int]:
         """Return how many checkpoints failed, for each reason."""

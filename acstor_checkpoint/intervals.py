@@ -8,9 +8,11 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
 
+from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import log_once
@@ -33,8 +35,8 @@ class Told(NamedTuple):
     of_servers: Mapping[str, int] = {}
 
 
-Ask = Callable[[], Told]
-"""Asks the decision service.
+Ask = Callable[[Sequence[messages.Failing]], Told]
+"""Asks the decision service, which notes what fails.
 
 Raises errors.DecisionUnreachable, or errors.NotAuthentic, if it does not say it."""
 
@@ -44,10 +46,16 @@ class Intervals:
 
     :param ask: None: nobody is asked, and nothing is known
     :param clock: monotonic
+    :param failing: returns what the service is told
     """
 
-    def __init__(self, ask: Ask | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask, self._clock = ask, clock
+    def __init__(
+        self,
+        ask: Ask | None,
+        clock: Callable[[], float] = time.monotonic,
+        failing: Callable[[], Sequence[messages.Failing]] = tuple,
+    ) -> None:
+        self._ask, self._clock, self._failing = ask, clock, failing
         self._next_s = clock()
         self.last = Told()
         """What counted when it was asked for last; may be read by any thread."""
@@ -58,7 +66,7 @@ class Intervals:
         if self._ask is None or self._clock() < self._next_s:
             return self.last
         try:
-            self.last = self._ask()
+            self.last = self._ask(self._failing())
             self._faults.say("")
             every_s = EVERY_S
         except errors.AcstorError as e:

@@ -137,14 +137,18 @@ class Registering:
             kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
         return kept
 
-    def intervals(self) -> intervals_.Told:
+    def intervals(self, failing: Sequence[messages.Failing] = ()) -> intervals_.Told:
         """Return what Nova says of intervals of this host and its servers.
+
+        :param failing: is shown to operators
 
         :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not say it
         """
-        asked = messages.Asked(host=self._host, sent_s=self._wall())
+        asked = messages.AskedIntervals(
+            host=self._host, sent_s=self._wall(), failing=tuple(failing[: messages.MAX_FAILING])
+        )
         answer = self._ask(
             messages.INTERVALS,
             asked,

@@ -8,9 +8,10 @@ it is concealed says the answer to ``SERVICE_KEY``: a :class:`ServiceKey`, seale
 The answer is an :class:`Answer`, sealed by it as well: what it does not say to stay is
 dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an :class:`Asked`, sealed
 likewise, and gets such an answer; to learn how often checkpoints are wanted ``INTERVALS`` with
-one, and gets an :class:`Intervals`, sealed for the purpose ``checkpoint intervals``.  To learn who
-is gone that it keeps checkpoints for a host calls ``OWNERS`` with an :class:`Owners`, and gets a
-:class:`Gone`, sealed for the purpose ``checkpoint owners``.  The service calls
+an :class:`AskedIntervals`, and gets an :class:`Intervals`, sealed for the purpose
+``checkpoint intervals``.  To learn who is gone that it keeps checkpoints for
+a host calls ``OWNERS`` with an :class:`Owners`, and gets a :class:`Gone`, sealed for the purpose
+``checkpoint owners``.  The service calls
 ``CHECKPOINT_WANTED`` of the daemon of one host (server of ``DAEMON_TOPIC``): a :class:`Wanted`,
 sealed for the purpose ``checkpoint wanted``.  The answer is a :class:`Heard`, sealed by the host
 for the purpose ``checkpoint heard``.
@@ -42,6 +43,7 @@ MAX_KEPT: Final = 16_384
 MAX_INTERVALS: Final = 4096
 """Servers of one host whose metadata says how often."""
 MAX_OWNERS: Final = 1024
+MAX_FAILING: Final = 32
 MAX_BOX: Final = 64 * 1024
 MAX_INTERVAL_S: Final = 366 * 86400
 _Interval = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)]
@@ -189,13 +191,39 @@ class Intervals(Said, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's question: which of its checkpoints stay, or how often some are wanted."""
+    """A host's question which of its checkpoints stay."""
 
     host: str
     sent_s: decision_api.Moment
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
+
+
+class Failing(msgspec.Struct, frozen=True):
+    """A server whose last attempts at a checkpoint failed.
+
+    :param reason: a word for operators
+    :param holder: the host by which it failed; empty: by none
+    """
+
+    instance_id: str
+    reason: Annotated[str, patterns.whole("[a-z_]{1,32}")]
+    holder: str = ""
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.instance_id)
+        if self.holder:
+            ids.parse_host_id(self.holder)
+
+
+class AskedIntervals(Asked, frozen=True, kw_only=True):
+    """A host's question how often checkpoints are wanted.
+
+    :param failing: servers of the host, some of them where there are more
+    """
+
+    failing: Annotated[tuple[Failing, ...], msgspec.Meta(max_length=MAX_FAILING)] = ()
 
 
 _Hosts = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_OWNERS)]

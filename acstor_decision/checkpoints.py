@@ -9,6 +9,7 @@ is a no, which passes.
 import base64
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,8 @@ SWEEP_EVERY_S = 300.0
 SWEPT = 200
 """Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
 BETWEEN_S = 0.02
+NOTE_EVERY_S = 60.0
+"""What one host says of checkpoints that fail is written down that often at most."""
 _GONE = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
 
 
@@ -78,6 +81,7 @@ class Checkpoints:
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
         # For each host, so that one that says much keeps no other from being heard.
         self._freshness: dict[str, freshness.Freshness] = {}
+        self._noted_s: dict[str, float] = {}
         self._asking: set[tuple[object, ...]] = set()
         self._lock = threading.Lock()
 
@@ -90,11 +94,11 @@ class Checkpoints:
         return self._answered(payload, messages.Asked, self._kept_of)
 
     def intervals(self, payload: object) -> dict[str, Any]:
-        """Answer a host that asks how often checkpoints of its servers are wanted."""
+        """Answer a host that asks how often checkpoints are wanted; note which of its fail."""
         return self._answered(
             payload,
-            messages.Asked,
-            lambda asked: self._intervals.of(asked.host),
+            messages.AskedIntervals,
+            self._intervals_of,
             signing.CHECKPOINT_INTERVALS,
         )
 
@@ -216,6 +220,12 @@ class Checkpoints:
         )
         told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
         return messages.Answer(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+
+    def _intervals_of(self, asked: messages.AskedIntervals) -> messages.Intervals:
+        if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
+            self._noted_s[asked.host] = self._clock()
+            self._store.note_checkpoint_failures(asked.host, asked.failing, self._wall())
+        return self._intervals.of(asked.host)
 
     def _gone_of(self, asked: messages.Owners) -> messages.Gone:
         """Who is not known at all is not said to be gone: this database may be an old one."""

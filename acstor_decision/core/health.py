@@ -131,6 +131,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: int
 
 
+class FailingCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A server whose checkpoints fail, as its host says.
+
+    :param holder: by which they fail; empty: by none
+    """
+
+    host: str
+    server: str
+    reason: str
+    holder: str
+
+
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a cloud.
 
@@ -152,6 +164,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     listeners: Sequence[Listener] = ()
     unfinished: Sequence[Unfinished]
     checkpoints: Sequence[Checkpoint]
+    failing_checkpoints: Sequence[FailingCheckpoint] = ()
 
 
 def findings(seen: Seen) -> list[Finding]:
@@ -421,9 +434,22 @@ def _checkpoints(seen: Seen) -> Iterator[Finding]:
                 f"{one.server}: {one.age_s / 60:.0f} min"
                 for one in sorted(late, key=lambda one: -one.age_s / one.interval_s)
             ],
-            "if their hosts fail now, what was written since is lost: "
-            "acstor_checkpoint_failures_total of acstor-checkpointd there says why, and its log "
-            "which holder is slow, or which disk is too large",
+            "if their hosts fail now, what was written since is lost: the log of "
+            "acstor-checkpointd there says why",
+        )
+    if seen.failing_checkpoints:
+        yield _finding(
+            "checkpoint-fails",
+            Severity.WARNING,
+            "checkpoints fail",
+            [
+                f"{one.server} on {one.host}: {one.reason}"
+                + (f" {one.holder}" if one.holder else "")
+                for one in seen.failing_checkpoints
+            ],
+            "holder: look at the vault of that host; too_large: rebuild the server from an image "
+            "that has its data; scratch_full: raise scratch_limit_bytes; the log of "
+            "acstor-checkpointd on its host says more",
         )
 
 

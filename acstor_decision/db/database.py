@@ -29,6 +29,7 @@ from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision.db import boots as boots_
+from acstor_decision.db import checkpoint_failures
 from acstor_decision.db import checkpoints as checkpoints_
 from acstor_decision.db import connection as connection_
 from acstor_decision.db import given_tasks
@@ -358,6 +359,18 @@ class Database:
     def checkpointed_instances(self, after: str, limit: int) -> list[str]:
         """Return instances that have checkpoints, in the order of their ids, behind ``after``."""
         return self._read(lambda session: checkpoints_.instances(session, after, limit))
+
+    def note_checkpoint_failures(
+        self, host: str, failing: Sequence[checkpoint_messages.Failing], now_s: float
+    ) -> None:
+        """See :func:`checkpoint_failures.note`."""
+        self._write(lambda session: checkpoint_failures.note(session, host, failing, now_s))
+
+    def checkpoint_failures(
+        self, now_s: float
+    ) -> dict[str, tuple[checkpoint_messages.Failing, ...]]:
+        """See :func:`checkpoint_failures.every`."""
+        return self._read(lambda session: checkpoint_failures.every(session, now_s))
 
     def newest_checkpoints(self) -> list[checkpoints_.Newest]:
         """Return the newest checkpoint of each instance that is on a host."""

@@ -132,6 +132,17 @@ class Checkpoint(Base):
     recovered_s: orm.Mapped[float | None]
 
 
+class CheckpointFailures(Base):
+    """The servers of a host whose checkpoints fail, as it tells it: Failing, in JSON."""
+
+    __tablename__ = "checkpoint_failures"
+    __table_args__ = MYSQL
+
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    told_s: orm.Mapped[float]
+    failing: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
+
+
 class GivenTask(Base):
     """The last task that a host was given for an image, until its samples speak of it."""
 

@@ -117,7 +117,7 @@ class Taking:
             errors.Unusable("libvirt", "it is away"),
             KeyError(1),
         ):
-            self.failures.note(e)
+            self.failures.note(OTHER, e)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 70.0, OTHER: 3.0}

@@ -6,12 +6,14 @@ import types
 
 import pytest
 
+from acstor_checkpoint import copies
 from acstor_checkpoint import daemon
 from acstor_checkpoint import intervals
 from acstor_checkpoint import patience
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
 from acstor_common import checkpoint_intervals
+from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import supervised
@@ -242,13 +244,26 @@ def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises
     assert it.run(3000) == []
 
 
+@pytest.mark.expect_log("no checkpoint: h2 keeps no")
 def test_service_says_how_often_from_the_first_turn_on(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
     told = intervals.Told(0, {IDS[1]: 200})
+    said = []
+
+    def ask(failing):
+        said.append(failing)
+        return told
+
     it.daemon = daemon.Daemon(
-        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=lambda: told
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=ask
     )
     assert it.run(395) == [1, 1] and it.daemon.promised_s(IDS[1]) == 200
+    it.fails[1] = copies.HolderFailed(ids.HostId("h2"), "it is too slow")
+    it.run(1300)
+    it.fails.clear()
+    it.run(1300)
+    assert said[0] == said[-1] == []
+    assert [messages.Failing(IDS[1], "holder", "h2")] in said
 
 
 @pytest.mark.expect_log("is not ended: .*1 is broken")

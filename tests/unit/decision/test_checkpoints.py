@@ -18,6 +18,7 @@ from acstor_common import signing
 from acstor_decision import checkpoints
 from acstor_decision import intervals
 from acstor_decision import nova as nova_
+from acstor_decision.db import checkpoint_failures as db_failures
 from acstor_decision.db import checkpoints as db_checkpoints
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
@@ -75,8 +76,9 @@ class Hosts:
     def tells_where_it_is(self, host):
         self.store.note_samples({host: (decision_databases.sample(host), 0)})
 
-    def intervals(self, host="h1", sent_s=NOW_S, **how):
-        asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
+    def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
+        told = messages.AskedIntervals(host=host, sent_s=sent_s, failing=failing)
+        asked = self.sealed(told, **how)
         said = self.service.intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
 
@@ -448,3 +450,29 @@ def test_newest_of_each_server_is_pictured(hosts):
     hosts.register(taken(2))
     [newest] = hosts.store.newest_checkpoints()
     assert newest == (SERVER, NOW_S + 0.002, 600, 1 << 20)
+
+
+def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatch):
+    monkeypatch.setattr(hosts.service, "_clock", lambda: hosts.now_s)
+    failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing(SERVER, "too_large"))
+    hosts.intervals(failing=failing)
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}
+    hosts.intervals(sent_s=NOW_S + 1)  # too soon
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}
+    hosts.now_s += checkpoints.NOTE_EVERY_S
+    hosts.intervals(sent_s=hosts.now_s, failing=failing[:1])
+    hosts.intervals("h2", sent_s=hosts.now_s, failing=failing[1:])
+    noted = hosts.store.checkpoint_failures(hosts.now_s)
+    assert noted == {"h1": failing[:1], "h2": failing[1:]}
+    hosts.now_s += checkpoints.NOTE_EVERY_S
+    hosts.intervals(sent_s=hosts.now_s)
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h2": failing[1:]}
+    hosts.now_s += db_failures.KEPT_S
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {}
+
+
+@pytest.mark.parametrize("odd", [{"reason": "<b>"}, {"holder": "no host"}, {"instance_id": "x"}])
+def test_what_makes_no_sense_of_what_fails_is_refused(odd):
+    with pytest.raises(ValueError):
+        raw = {"instance_id": SERVER, "reason": "holder", "holder": "h2", **odd}
+        msgspec.convert(raw, messages.Failing)

@@ -66,6 +66,11 @@ FOUND = {
     "image-not-whole": seen(
         unfinished=[health.Unfinished(host="h1", image_id="i1", why="no room")]
     ),
+    "checkpoint-fails": seen(
+        failing_checkpoints=[
+            health.FailingCheckpoint(host="h1", server="s", reason="holder", holder="h2")
+        ]
+    ),
     "checkpoint-old": seen(checkpoints=[checkpoint(7501.0, 3600)]),
 }
 
