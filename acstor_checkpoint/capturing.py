@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -84,8 +85,9 @@ def running(
         finally:
             ended.set()
             made.stop()
+            until_s = time.monotonic() + _ENDS_WITHIN_S
             for thread in threads:
-                thread.join(_ENDS_WITHIN_S)
+                thread.join(max(0.0, until_s - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -203,7 +203,7 @@ class Disk:
                 if length:
                     yield Extent(at, length, flags)
                 at += length
-            if at == before or not answers:
+            if at < self.size_bytes and (at == before or not answers):
                 raise self._fault(f"no status of what is at {at}")
 
     def _status(self, at: int, length: int, within_s: float) -> Iterable[tuple[int, int]]:
