@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows what the exchange's core does with the papers' access patterns, on slow links.
 
-``python -m tests.chaos.transfer_patterns`` prints the tables of doc/source/contributor/gossip.rst:
-the patterns by limit of prefetching, on links with and without queues; the parameters of trust;
-what one bad host costs the others; and growth with the hosts.  A pattern and its figures are those
+``python -m tests.chaos.transfer_patterns`` prints tables: the patterns by limit of prefetching, on
+links with and without queues; the parameters of trust; what one bad host costs the others; growth
+with the hosts; and the length of segments.  The documents for contributors (gossip.rst,
+transfers.rst, engine.rst) show what follows from them.  A pattern and its figures are those
 of the benchmarks (``tests.bench.patterns``), which play the same in the lab: benchmark M1 compares
 the two.
 """
