@@ -10,7 +10,7 @@ class Settings(NamedTuple):
     """The options.
 
     :param timeout_s: so long a peer that owes an answer may be silent
-    :param background_limit: transfers at a time for each reason that nobody waits for
+    :param background_limit: chunks under way for each reason that no guest waits for
     :param copies_limit: holders of a content of this home that are left alone; 0: all
     :param lost_after_s: so long the source must have denied an image before anything of it is lost
     :param has_others: where there is no v-node table yet one is to come
