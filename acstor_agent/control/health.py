@@ -11,12 +11,13 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
 
-from acstor_agent.core import lately
 from acstor_agent.core.mount import waits
 from acstor_common import decision_api
+from acstor_common import sliding_window
 from acstor_common import version
 
 FAILED = "failed reads"
+WINDOW_S = 3600.0
 
 
 class Health:
@@ -42,13 +43,13 @@ class Health:
         self._fallbacks, self._troubles = fallbacks, troubles
         self._on_dead_mounts = on_dead_mounts
         self._version = version.installed()[:64]
-        self._lately = lately.Lately(time.monotonic())
+        self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
 
     def now(self) -> decision_api.HostHealth:
         """Return how the host does."""
         late = sorted(self._late(), key=lambda one: -one.longest_s)
         totals = {**self._fallbacks(), FAILED: self._failed_reads()}
-        grown = self._lately.grown(time.monotonic(), totals)
+        grown = self._window.grown(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
         lost = sorted(self._on_dead_mounts())[: decision_api.MAX_GUESTS]
         troubles = sorted(self._troubles().items())[: decision_api.MAX_TROUBLES]
