@@ -13,6 +13,7 @@ others have written to the same file system, too: a vault should have one of its
 import ctypes
 import errno
 import logging
+import math
 import os
 import pathlib
 import threading
@@ -44,7 +45,8 @@ class Safety:
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._failed: OSError | None = None
         self._next: _Pass | None = None
-        self.passes, self.took_s = 0, 0.0  #: how many there were, and how long all took
+        self.passes = 0  #: how many ended
+        self._took_s, self._began_s = 0.0, math.inf  # no pass is on
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
     def reach(self) -> None:
@@ -63,6 +65,12 @@ class Safety:
             raise OSError(mine.error.errno, mine.error.strerror)
 
     @property
+    def took_s(self) -> float:
+        """Return how long all passes took, and the one that is on takes: it may never end."""
+        with self._lock:
+            return self._took_s + max(0.0, time.monotonic() - self._began_s)
+
+    @property
     def has_failed(self) -> bool:
         """Say whether something is not safe, and nobody knows what."""
         return self._failed is not None
@@ -75,9 +83,12 @@ class Safety:
         with self._one_at_a_time:
             with self._lock:
                 self._next = None  # who comes from now on may have written after it began
-            began_s = time.monotonic()
+                self._began_s = time.monotonic()
             self._failed = self._failed or _fault(self._descriptor)
-            self.passes, self.took_s = self.passes + 1, self.took_s + time.monotonic() - began_s
+            with self._lock:
+                self.passes += 1
+                self._took_s += time.monotonic() - self._began_s
+                self._began_s = math.inf
             mine.error = self._failed
             mine.ended.set()
 
