@@ -211,8 +211,9 @@ class Daemon:
 
     def _seen(self) -> list[servers.Server] | None:
         try:
+            told = self._intervals.told()  # what fails is reported while libvirt does not answer
             present = self._domains.present()
-            self._see(present, self._intervals.told())
+            self._see(present, told)
         except Exception as e:
             self._faults.say(str(e))
             if _counted(e):
@@ -222,7 +223,7 @@ class Daemon:
         return present
 
     def _failing(self) -> list[messages.Failing]:
-        return self.failures.failing(self.here() or ())
+        return self.failures.failing(self.here())
 
     def _see(self, present: list[servers.Server], told: intervals_.Told) -> None:
         with self._lock:

@@ -63,13 +63,14 @@ class Failures:
         with self._lock:
             self._failing.pop(instance, None)
 
-    def failing(self, here: Collection[ids.ImageId]) -> list[messages.Failing]:
+    def failing(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
         """Return the servers whose last attempt failed.
 
-        :param here: servers of this host; others are forgotten
+        :param here: servers of this host; others are forgotten; None: not known, none is
         """
         with self._lock:
-            self._failing = {one: what for one, what in self._failing.items() if one in here}
+            if here is not None:
+                self._failing = {one: what for one, what in self._failing.items() if one in here}
             return list(self._failing.values())
 
     def by_reason(self) -> Mapping[Reason, int]:

@@ -266,6 +266,26 @@ def test_service_says_how_often_from_the_first_turn_on(host):
     assert [messages.Failing(IDS[1], "holder", "h2")] in said
 
 
+@pytest.mark.expect_log("it is away")
+@pytest.mark.expect_log("no checkpoint: h2 keeps no")
+def test_what_fails_is_reported_while_libvirt_is_away(host):
+    it, said = host(server(0)), []
+    it.daemon = daemon.Daemon(
+        it,
+        it,
+        it.states,
+        600,
+        lambda: it.now_s,
+        ask_intervals=lambda failing: said.append(failing) or intervals.Told(),
+    )
+    it.fails[0] = copies.HolderFailed(ids.HostId("h2"), "it is too slow")
+    it.run(700)
+    it.here = None
+    said.clear()
+    it.run(1300)
+    assert said == [[messages.Failing(IDS[0], "holder", "h2")]] * 2
+
+
 @pytest.mark.expect_log("is not ended: .*1 is broken")
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
