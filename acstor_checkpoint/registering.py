@@ -78,6 +78,7 @@ class Registering:
 
     :param transport: see :func:`open_transport`
     :param promised_s: says how often an instance has checkpoints; 0: only when it is asked for
+    :param vault_issues: returns what is wrong with the vault of this host, in single words
     :param wall: wall clock
     """
 
@@ -87,10 +88,11 @@ class Registering:
         files: identity_files.IdentityFiles,
         transport: Any,
         promised_s: Callable[[ids.ImageId], int],
+        vault_issues: Callable[[], Sequence[str]] = tuple,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._host, self._files, self._transport = host, files, transport
-        self._promised_s, self._wall = promised_s, wall
+        self._promised_s, self._vault_issues, self._wall = promised_s, vault_issues, wall
         self._freshness, self._lock = freshness.Freshness(), threading.Lock()
         self._stopping = threading.Event()
         self._server: message_bus.Served | None = None
@@ -140,14 +142,15 @@ class Registering:
     def intervals(self, failing: Sequence[messages.Failing] = ()) -> intervals_.Told:
         """Return what Nova says of intervals of this host and its servers.
 
-        :param failing: is shown to operators
+        :param failing: is shown to operators, with the issues of the vault
 
         :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not say it
         """
+        told = (*(messages.Failing("", issue) for issue in self._vault_issues()), *failing)
         asked = messages.AskedIntervals(
-            host=self._host, sent_s=self._wall(), failing=tuple(failing[: messages.MAX_FAILING])
+            host=self._host, sent_s=self._wall(), failing=told[: messages.MAX_FAILING]
         )
         answer = self._ask(
             messages.INTERVALS,

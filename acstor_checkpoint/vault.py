@@ -31,6 +31,7 @@ from acstor_checkpoint import room as room_
 from acstor_checkpoint import safety as safety_
 from acstor_checkpoint import turns
 from acstor_checkpoint import vault_files
+from acstor_checkpoint import vault_health
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import whole_file
@@ -83,6 +84,7 @@ class Vault:
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
                     self.room.count(owner, size_bytes)
+        self.health = vault_health.VaultHealth(self.room, self.safety)
 
     def close(self) -> None:
         """Let go of the folder's file system."""

@@ -201,8 +201,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """A server whose last attempts at a checkpoint failed.
+    """A server whose last attempts at a checkpoint failed, or a vault that has an issue.
 
+    :param instance_id: of the server; empty: it is the vault of the host
     :param reason: a word for operators
     :param holder: the host by which it failed; empty: by none
     """
@@ -212,7 +213,8 @@ class Failing(msgspec.Struct, frozen=True):
     holder: str = ""
 
     def __post_init__(self) -> None:
-        ids.parse_image_id(self.instance_id)
+        if self.instance_id:
+            ids.parse_image_id(self.instance_id)
         if self.holder:
             ids.parse_host_id(self.holder)
 
@@ -220,7 +222,7 @@ class Failing(msgspec.Struct, frozen=True):
 class AskedIntervals(Asked, frozen=True, kw_only=True):
     """A host's question how often checkpoints are wanted.
 
-    :param failing: servers of the host, some of them where there are more
+    :param failing: servers of the host and its vault, some of them where there are more
     """
 
     failing: Annotated[tuple[Failing, ...], msgspec.Meta(max_length=MAX_FAILING)] = ()

@@ -114,7 +114,7 @@ def _taken(
 ) -> metrics.Takes:
     """Take checkpoints until the stack is closed, and register them over the message bus.
 
-    :param vault: of this host, which drops what gone hosts have left behind
+    :param vault: of this host, which drops what gone hosts have left behind; its issues are told
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
     """
     from acstor_checkpoint import capturing
@@ -127,6 +127,7 @@ def _taken(
         identity_files.IdentityFiles(host, files),
         registering.open_transport(conf.config_file or [], conf.config_dir or []),
         lambda instance: taking.promised_s(instance),
+        tuple if vault is None else vault.health.issues,
     )
     stack.callback(link.stop)
     if vault is not None:

@@ -159,13 +159,7 @@ def show(call: operation.Call) -> Status:
             )
             for one in newest
         ],
-        failing_checkpoints=[
-            health_.FailingCheckpoint(
-                host=host, server=one.instance_id, reason=one.reason, holder=one.holder
-            )
-            for host, failing in sorted(call.store.checkpoint_failures(now_s).items())
-            for one in failing
-        ],
+        checkpoint_failures=call.store.checkpoint_failures(now_s),
     )
     findings = health_.findings(seen)
     return Status(

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 
 NAMED: Final = 20
@@ -31,6 +33,16 @@ LISTENER_S: Final = 180.0
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2
 """Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
+FAILURE_REMEDIES: Final = {
+    "holder": "look at the vault of the host that is named last",
+    "too_large": "rebuild the server from an image that has its data",
+    "scratch_full": "raise scratch_limit_bytes",
+    "full": "raise vault_limit_bytes or vault_limit_inodes, give the vault a larger disk, or more "
+    "hosts vaults",
+    "slow": "give vault_dir a file system of its own, or a faster disk",
+    "not_safe": "look at the disk of vault_dir, and restart acstor-checkpointd",
+}
+"""By the reason that a checkpoint daemon reports."""
 
 
 class Severity(enum.StrEnum):
@@ -131,18 +143,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: int
 
 
-class FailingCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A server whose checkpoints fail, as its host says.
-
-    :param holder: by which they fail; empty: by none
-    """
-
-    host: str
-    server: str
-    reason: str
-    holder: str
-
-
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a cloud.
 
@@ -152,6 +152,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     :param why_no_images: with the address that was asked
     :param instance: of the service, which published the last table
     :param listeners: that ever reported, those left out that have been gone for long
+    :param checkpoint_failures: by the host that reports them
     """
 
     now_s: float
@@ -164,7 +165,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     listeners: Sequence[Listener] = ()
     unfinished: Sequence[Unfinished]
     checkpoints: Sequence[Checkpoint]
-    failing_checkpoints: Sequence[FailingCheckpoint] = ()
+    checkpoint_failures: Mapping[str, Sequence[checkpoint_messages.Failing]] = {}
 
 
 def findings(seen: Seen) -> list[Finding]:
@@ -437,19 +438,23 @@ def _checkpoints(seen: Seen) -> Iterator[Finding]:
             "if their hosts fail now, what was written since is lost: the log of "
             "acstor-checkpointd there says why",
         )
-    if seen.failing_checkpoints:
+
+
+def _checkpoint_failures(seen: Seen) -> Iterator[Finding]:
+    if failing := [
+        (host, one) for host, told in sorted(seen.checkpoint_failures.items()) for one in told
+    ]:
+        reasons = {one.reason for _, one in failing}
+        remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]
         yield _finding(
             "checkpoint-fails",
             Severity.WARNING,
-            "checkpoints fail",
+            "checkpoints or vaults fail",
             [
-                f"{one.server} on {one.host}: {one.reason}"
-                + (f" {one.holder}" if one.holder else "")
-                for one in seen.failing_checkpoints
+                f"{one.instance_id or 'vault'} on {host}: {one.reason} {one.holder}".rstrip()
+                for host, one in sorted(failing, key=lambda pair: bool(pair[1].instance_id))
             ],
-            "holder: look at the vault of that host; too_large: rebuild the server from an image "
-            "that has its data; scratch_full: raise scratch_limit_bytes; the log of "
-            "acstor-checkpointd on its host says more",
+            f"{''.join(remedies)}the log of acstor-checkpointd on that host says more",
         )
 
 
@@ -463,6 +468,7 @@ CHECKS: Final[tuple[Callable[[Seen], Iterator[Finding]], ...]] = (
     _listeners,
     _whole,
     _checkpoints,
+    _checkpoint_failures,
 )
 
 

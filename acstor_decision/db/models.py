@@ -133,7 +133,7 @@ class Checkpoint(Base):
 
 
 class CheckpointFailures(Base):
-    """The servers of a host whose checkpoints fail, as it tells it: Failing, in JSON."""
+    """The checkpoint failures of a host and its vault, as it reports them: Failing, in JSON."""
 
     __tablename__ = "checkpoint_failures"
     __table_args__ = MYSQL

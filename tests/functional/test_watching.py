@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts and the dashboard, on a real Prometheus that scrapes real agents."""
+"""Alerts and the dashboard, on a real Prometheus that scrapes real agents; findings of vaults."""
 
 import contextlib
 import json
@@ -17,9 +17,14 @@ import yaml
 from acstor_checkpoint import copies
 from acstor_checkpoint import failures
 from acstor_checkpoint import metrics as checkpoint_metrics
+from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault
+from acstor_common import errors
 from acstor_common import ids
+from acstor_decision import conf as decision_conf
+from acstor_decision.core import health
+from acstor_decision.db import database
 from acstor_glance import counters as glance_counters
 from acstor_glance.gateway import counters as gateway_counters
 from tests.fakes import hosts
@@ -28,6 +33,7 @@ from tests.lab import local
 from tests.lab import prometheus as prometheus_
 from tests.lab import runs
 from tests.lab import tuned
+from tests.lab import vaults
 from tests.lab.openstack import rabbitmq
 
 DASHBOARD = prometheus_.ROOT / "etc/grafana/acstor.json"
@@ -174,6 +180,69 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     assert health == {"ok"}
     for expression in wanted:
         server.ask("query", query=expression.replace("$instance", ".*"))
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
+    conf = decision_conf.load([])
+    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
+    made = database.Database(conf)
+    yield made
+    made.close()
+
+
+def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
+    broker: str, store: database.Database, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("libvirt")
+    at_once = {tuned.CHECKPOINT_FAILURES_S: 0.5}
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    with (
+        decision.Instance(tmp_path, "one", broker, connection, constants=at_once) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        for host in ("h1", "h2"):
+            identity = tmp_path / host / "identity"
+            decision.manage(service.config_file, "authority", "issue", host, "--out", str(identity))
+        h2 = vaults.Vault(tmp_path / "h2", "h2")
+        h1 = vaults.Vault(
+            tmp_path / "h1",
+            "h1",
+            broker=broker,
+            constants={tuned.CHECKPOINT_INTERVALS_AGAIN_S: 1.0},  # no Nova says intervals
+            vault_limit_bytes=0,
+            state_dir=tmp_path / "h1" / "state",
+            socket_dir=tmp_path / "s",
+            libvirt_uri=f"qemu+unix:///system?socket={tmp_path}/none",
+        )
+        stack.callback(h1.close)
+        h1.start()
+        disk = names.Disk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+        with h2.client(h1) as client, pytest.raises(errors.VaultFull):
+            client.put(disk, [names.Sealed(bytes(32), b"x")])
+
+        def findings() -> list[str]:
+            failures = store.checkpoint_failures(time.time())
+            seen = health.Seen(
+                now_s=0.0,
+                epoch=0,
+                published_ago_s=None,
+                hosts=(),
+                images=(),
+                unfinished=(),
+                checkpoints=(),
+                checkpoint_failures=failures,
+            )
+            found = [one for one in health.findings(seen) if one.code == "checkpoint-fails"]
+            return [subject for one in found for subject in one.subjects]
+
+        def is_found() -> bool:
+            return findings() == ["vault on h1: full"]
+
+        runs.wait_for(is_found, READY_S, "the finding", lambda: service.log() + h1.log())
+        h1.kill()
+        h1.start()  # nothing was refused since
+        runs.wait_for(lambda: findings() == [], READY_S, "no finding", service.log)
 
 
 def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:

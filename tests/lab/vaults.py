@@ -6,7 +6,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 
 from acstor_checkpoint import channel
 from acstor_checkpoint import vault_client
@@ -19,6 +18,7 @@ from acstor_common import ring
 from tests.lab import identities
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 START_S = 30.0
 HOSTS = (*(f"h{number}" for number in range(1, 10)), "owner", "keeper1", "keeper2")
@@ -44,11 +44,22 @@ def credentials_of(
 class Vault:
     """The daemon of one host.
 
+    :param broker: where it takes checkpoints, too; empty: it takes none
+    :param constants: that differ from the product's
     :param options: of ``[acstor_checkpoint]``, beside those that say where it is
     """
 
-    def __init__(self, folder: pathlib.Path, name: str, **options: object) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        name: str,
+        *,
+        broker: str = "",
+        constants: tuned.Constants | None = None,
+        **options: object,
+    ) -> None:
         self.name, self._folder = ids.HostId(name), folder
+        self._broker, self._constants = broker, constants or {}
         self.folder = folder / "vault"
         self.credentials = credentials_of(folder / "identity", name)
         self.port = local.unused_port()
@@ -71,8 +82,10 @@ class Vault:
         self.write_table(*{*HOSTS, self.name, *self.others})
         config = self._folder / "acstor-checkpoint.conf"
         lines = [f"{name} = {value}" for name, value in options.items()]
+        if self._broker:
+            lines += ["[DEFAULT]", f"transport_url = {self._broker}"]
         config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))
-        command = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd"]
+        command = tuned.argv("acstor_checkpoint.cmd.checkpointd", self._constants)
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--config-file", config], stdout=log, stderr=log

@@ -68,7 +68,8 @@ class Service:
     def asked(self, payload, purpose):
         signed = decision_api.decode(payload, decision_api.Signed)
         ca = identities.authority().certificate_pem
-        sender, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Asked)
+        kind = messages.AskedIntervals
+        sender, asked = sealed.open_from_host(signed, signing.CHECKPOINT, ca, kind)
         self.told.append((sender.host, asked))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -102,7 +103,7 @@ def daemon(tmp_path, transport, key):
     signers = signing.public_pem(key)
     identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    return registering.Registering(HOST, files, transport, lambda instance: 600)
+    return registering.Registering(HOST, files, transport, lambda instance: 600, lambda: ["full"])
 
 
 @pytest.fixture
@@ -159,6 +160,14 @@ def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
     )
     with pytest.raises(errors.RemoteProtocolError, match="length"):
         daemon.intervals()
+
+
+def test_service_is_told_what_fails_the_vault_first_and_no_more_than_it_takes(daemon, service):
+    service.answer = messages.Intervals()
+    failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
+    daemon.intervals(failing)
+    [(_, asked)] = service.told
+    assert asked.failing == (messages.Failing("", "full"), *failing[1:])
 
 
 def test_what_answers_one_question_answers_no_other(daemon, service):

@@ -454,7 +454,7 @@ def test_newest_of_each_server_is_pictured(hosts):
 
 def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatch):
     monkeypatch.setattr(hosts.service, "_clock", lambda: hosts.now_s)
-    failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing(SERVER, "too_large"))
+    failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing("", "full"))
     hosts.intervals(failing=failing)
     assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}
     hosts.intervals(sent_s=NOW_S + 1)  # too soon
@@ -471,7 +471,18 @@ def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatc
     assert hosts.store.checkpoint_failures(hosts.now_s) == {}
 
 
-@pytest.mark.parametrize("odd", [{"reason": "<b>"}, {"holder": "no host"}, {"instance_id": "x"}])
+@pytest.mark.expect_log("h1 has signed it")
+def test_no_host_reports_for_another_nor_more_than_its_share(hosts):
+    one = messages.Failing("", "full")
+    assert "h1 has signed it" in hosts.intervals("h2", failing=(one,), by="h1").why
+    too_many = (one,) * (messages.MAX_FAILING + 1)
+    assert "length" in hosts.intervals(failing=too_many).why
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"reason": "<b>"}, {"reason": "x" * 33}, {"holder": "no host"}, {"instance_id": "x"}]
+)
 def test_what_makes_no_sense_of_what_fails_is_refused(odd):
     with pytest.raises(ValueError):
         raw = {"instance_id": SERVER, "reason": "holder", "holder": "h2", **odd}

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from acstor_common import checkpoint_messages as messages
 from acstor_common import decision_api
 from acstor_common import whole_image
 from acstor_decision.api import image_service
@@ -132,6 +133,17 @@ def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
 def test_cloud_in_which_nobody_is_heard_is_not_ready(status, store):
     enrol(store, "h0001", 600)
     assert codes(status()) == ["host-unheard", "no-table"]
+
+
+def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(status, store):
+    api.publish(store, 1, 1)
+    api.note(store, sample(0))
+    full = [messages.Failing("", "full")]
+    for host, ago_s in (("h0000", 1700), ("h0001", 1900)):
+        store.note_checkpoint_failures(host, full, time.time() - ago_s)
+    (found,) = status()["findings"]
+    assert (found["code"], found["subjects"]) == ("checkpoint-fails", ["vault on h0000: full"])
+    assert "vault_limit_bytes" in found["remedy"]
 
 
 def test_tenants_may_not_see_it(client):

@@ -4,10 +4,12 @@
 import msgspec
 import pytest
 
+from acstor_common import checkpoint_messages as messages
 from acstor_common import decision_api
 from acstor_decision.core import health
 
 NOW_S = 1_800_000_000.0
+SERVER = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 WELL = decision_api.HostHealth(version="1.0")
 
 
@@ -67,9 +69,7 @@ FOUND = {
         unfinished=[health.Unfinished(host="h1", image_id="i1", why="no room")]
     ),
     "checkpoint-fails": seen(
-        failing_checkpoints=[
-            health.FailingCheckpoint(host="h1", server="s", reason="holder", holder="h2")
-        ]
+        checkpoint_failures={"h1": [messages.Failing(SERVER, "holder", "h2")]}
     ),
     "checkpoint-old": seen(checkpoints=[checkpoint(7501.0, 3600)]),
 }
@@ -131,6 +131,22 @@ def test_worst_subject_is_named_first():
     ]
     (found,) = health.findings(seen(*waits))
     assert [one[:2] for one in found.subjects] == ["h1", "h2", "h0"]
+
+
+def test_failures_say_what_to_do_about_them_and_vaults_come_first():
+    failures = {
+        "h1": [messages.Failing(SERVER, "holder", "h2"), messages.Failing(SERVER, "other")],
+        "h2": [messages.Failing("", "full"), messages.Failing("", "slow")],
+    }
+    (found,) = health.findings(seen(checkpoint_failures=failures))
+    assert found.subjects == [
+        "vault on h2: full",
+        "vault on h2: slow",
+        f"{SERVER} on h1: holder h2",
+        f"{SERVER} on h1: other",
+    ]
+    told = [why for why in health.FAILURE_REMEDIES if f"{why}: " in found.remedy]
+    assert told == ["holder", "full", "slow"] and found.remedy.endswith("says more")
 
 
 def test_many_are_counted_and_some_are_named():

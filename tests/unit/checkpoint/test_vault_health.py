@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a vault is said for half an hour, and nothing else is."""
+
+import errno
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_checkpoint import names
+from acstor_checkpoint import room
+from acstor_checkpoint import safety
+from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_health
+from acstor_common import errors
+from acstor_common import ids
+
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+ISSUE = vault_health.Issue
+
+
+class Place:
+    """A vault for eight chunks, six of one host, and its health by a clock of the test."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.now_s = 1000.0
+        limits = room.Limits(12 * 4096, 9 * 4096, 1000)
+        self.vault = vault_.Vault(folder, limits, ids.HostId("h3"))
+        self.health = vault_health.VaultHealth(
+            self.vault.room, self.vault.safety, lambda: self.now_s
+        )
+
+    def put(self, owner: ids.HostId, *numbers: int) -> None:
+        with self.vault.batch(names.Disk(owner, DISK)) as batch:
+            for number in numbers:
+                batch.add(names.Kind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
+
+    def issues(self, after_s: float = 600.0) -> list[vault_health.Issue]:
+        self.now_s += after_s
+        return list(self.health.issues())
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.vault.close()
+
+
+@pytest.mark.expect_log("h1 has used up its share of this vault")
+def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_share(
+    place: Place,
+) -> None:
+    place.put(H1, *range(5))
+    with pytest.raises(errors.VaultFull, match="of one host"):
+        place.put(H1, *range(5, 9))
+    assert place.issues() == []
+    with pytest.raises(errors.VaultFull, match="bytes is reached"):
+        place.put(H2, *range(5))
+    assert [place.issues() for _ in range(3)] == [[ISSUE.FULL]] * 3
+    assert place.issues() == []
+
+
+def test_file_system_without_room_is_a_full_vault(place: Place) -> None:
+    place.vault.room.refused[room.Bound.DISK] += 1
+    assert place.issues() == [ISSUE.FULL]
+
+
+@pytest.mark.expect_log("not safe")
+def test_vault_that_is_not_safe_stays_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_descriptor: int) -> int:
+        safety.ctypes.set_errno(errno.EIO)
+        return -1
+
+    monkeypatch.setattr(safety._libc, "syncfs", fails)
+    with pytest.raises(OSError, match="Input"):
+        place.put(H1, 1)
+    assert [place.issues() for _ in range(5)] == [[ISSUE.NOT_SAFE]] * 5
+
+
+@pytest.mark.parametrize(("bound_s", "issues"), [(0.05, [ISSUE.SLOW]), (5.0, [])])
+def test_vault_is_slow_whose_disk_takes_long_to_sync(
+    place: Place, monkeypatch: pytest.MonkeyPatch, bound_s: float, issues: list[vault_health.Issue]
+) -> None:
+    monkeypatch.setattr(vault_health, "SLOW_S", bound_s)
+    monkeypatch.setattr(safety, "_fault", lambda _descriptor: time.sleep(0.1))
+    place.put(H1, 1)
+    assert [place.issues() for _ in range(3)] == [issues] * 3
+    assert place.issues() == []
+
+
+def test_disk_that_hangs_is_slow_before_it_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hang(_descriptor: int) -> None:
+        begun.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(safety, "_fault", hang)
+    waiting = threading.Thread(target=place.vault.safety.reach)
+    waiting.start()
+    assert begun.wait(5) and place.issues() == []
+    monkeypatch.setattr(vault_health, "SLOW_S", 0.1)
+    time.sleep(0.15)
+    assert place.issues() == [ISSUE.SLOW]
+    may_end.set()
+    waiting.join(5)
+    took_s = place.vault.safety.took_s
+    time.sleep(0.01)
+    assert place.vault.safety.took_s == took_s > 0.1
