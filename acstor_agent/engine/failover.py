@@ -60,15 +60,20 @@ class SourceState:
     :ivar is_hedged: a request hedges it without a budget
     """
 
-    __slots__ = ("breaker", "configured", "down", "is_hedged", "refusals", "where")
+    __slots__ = ("_where", "breaker", "configured", "down", "is_hedged", "refusals")
 
-    def __init__(self, where: str, configured: str = "") -> None:
-        self.where = where
+    def __init__(self, where: Callable[[], str], configured: str = "") -> None:
+        self._where = where
         self.configured = f" ({configured})" if configured else ""
         self.breaker = circuit_breaker.CircuitBreaker()
         self.refusals = refusals.Refusals()
         self.down: troubles.Trouble | None = None
         self.is_hedged = False
+
+    @property
+    def where(self) -> str:
+        """What the source reads now: some learn it when they sign in."""
+        return self._where()
 
 
 class Failover:
@@ -93,7 +98,7 @@ class Failover:
         attempts: int = ATTEMPTS,
     ) -> None:
         self.sources, self.random, self.attempts = sources, random, attempts
-        self.copies = SourceState("copies")
+        self.copies = SourceState(lambda: "copies")
         self.hedge = hedge_.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
         self.refused: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
         self._clock, self._warn, self._inform = clock, warn, inform
@@ -236,25 +241,38 @@ class Request:
     def begin(self, attempt: Attempt) -> bool:
         """Begin the next try of an attempt; say whether anything is left to ask for."""
         wanted = attempt.transient or attempt.wanted
-        numbers = list(self.left) if wanted is None else [n for n in wanted if n in self.left]
+        numbers = sorted(self.left if wanted is None else [n for n in wanted if n in self.left])
         attempt.numbers, attempt.untold, attempt.transient = numbers, set(range(len(numbers))), {}
         attempt.tries += 1
         return bool(numbers)
 
     def took(self, attempt: Attempt, answers: Answers, now: float) -> Answers:
-        """Take outcomes of pieces, by index in the attempt; return the new bytes, by number."""
-        given = []
+        """Take outcomes of pieces, by index in the attempt; return those that are final, by number.
+
+        These are the bytes that are new, and failures of the copies, which are asked once.
+        """
+        is_last, final = attempt.source is self._failover.copies, []
         for at, outcome in answers:
             number = attempt.numbers[at]
             attempt.untold.discard(at)
-            if isinstance(outcome, errors.ChunkUnavailable):
+            if isinstance(outcome, errors.ChunkUnavailable) and not is_last:
                 self._failed(attempt, number, outcome)
             elif number in self.left:
                 del self.left[number]
-                given.append((number, outcome))
-        if attempt.source is not self._failover.copies:
-            self._note_told(attempt, answers, bool(given), now)
-        return given
+                final.append((number, outcome))
+        if not is_last:
+            self._note_told(attempt, answers, bool(final), now)
+        return final
+
+    def settled(self, attempt: Attempt) -> list[tuple[int, errors.ChunkUnavailable]]:
+        """Return the failures that are final when an attempt begins: of what copies do not give."""
+        if attempt.source is not self._failover.copies or attempt.wanted is None:
+            return []
+        settled = [number for number in self.left if number not in attempt.wanted]
+        final = [(number, self._failure(number)) for number in settled]
+        for number in settled:
+            del self.left[number]
+        return final
 
     def ended(self, attempt: Attempt, now: float) -> float | None:
         """Note that a try is over; return the pause before the next one; None: it was the last."""
@@ -289,8 +307,10 @@ class Request:
 
     def failures(self) -> list[tuple[int, errors.ChunkUnavailable]]:
         """Return why no source gave what is left."""
-        found = ((number, self._failures[number]) for number in self.left)
-        return [(number, most_useful(why, self._what(number))) for number, why in found]
+        return [(number, self._failure(number)) for number in self.left]
+
+    def _failure(self, number: int) -> errors.ChunkUnavailable:
+        return most_useful(self._failures[number], self._what(number))
 
     def _add(self, source: SourceState, wanted: Collection[int] | None, now: float) -> Attempt:
         attempt = Attempt(source, wanted, now)

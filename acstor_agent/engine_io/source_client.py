@@ -2,6 +2,7 @@
 """Client of the sources: performs what ``engine/failover`` decides, one task for each attempt."""
 
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Awaitable
@@ -58,8 +59,8 @@ class SourceClient(base.Source):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         words = configured or [""] * len(sources)
-        places = [source.where for source in sources]
-        states = [*map(failover.SourceState, places, words)]
+        names = [functools.partial(getattr, source, "where") for source in sources]
+        states = [*map(failover.SourceState, names, words)]
         self.failover = failover.Failover(
             states, jitter, time.time, LOG.warning, LOG.info, attempts
         )
@@ -89,8 +90,7 @@ class SourceClient(base.Source):
         async def read(source: base.Source, numbers: Sequence[int], took: base.Told) -> None:
             if source is self._sources.get(self.failover.copies):
                 self._bring_rest(blob)
-            some = pieces if len(numbers) == len(pieces) else [pieces[n] for n in numbers]
-            await source.read_pieces(blob, some, took, requester)
+            await source.read_pieces(blob, [pieces[n] for n in numbers], took, requester)
 
         def what(number: int) -> str:
             return blob.part(pieces[number].offset, pieces[number].length)
@@ -145,10 +145,7 @@ class SourceClient(base.Source):
         answers: list[tuple[int, T | errors.ChunkUnavailable]] = []
 
         async def read(source: base.Source, _: Sequence[int], took: Callable[..., None]) -> None:
-            try:
-                took([(0, await ask(source))])
-            except errors.ChunkUnavailable as failure:
-                took([(0, failure)])
+            took([(0, await ask(source))])
 
         await self._run(blob, 1, lambda _: what, read, answers.extend, ignores_refusals=True)
         [(_, outcome)] = answers
@@ -173,7 +170,7 @@ class SourceClient(base.Source):
         with contextlib.closing(failover.Request(*asked, now, until_s)) as request:
             run = _Run(self._sources, request, read, told)
             await (run.hedged() if request.may_hedge else run.alone())
-        if run.fault is not None and request.left:
+        if run.fault is not None:
             raise run.fault
         if request.left:
             told(request.failures())
@@ -189,7 +186,7 @@ class SourceClient(base.Source):
 class _Run:
     """The attempts of one request.
 
-    :ivar fault: a bug of a source
+    :ivar fault: a bug of a source, or of who is told
     """
 
     def __init__(
@@ -205,7 +202,7 @@ class _Run:
 
     async def alone(self) -> None:
         """Make one attempt after the other: there is none to hedge with."""
-        while self.fault is None and (attempt := self._request.next(trio.current_time())):
+        while self.fault is None and (attempt := self._next()):
             await self._attempt(attempt)
 
     async def hedged(self) -> None:
@@ -213,7 +210,7 @@ class _Run:
         async with trio.open_nursery() as nursery:
             while self.fault is None:
                 self._changed = trio.Event()
-                if attempt := self._request.next(trio.current_time()):
+                if attempt := self._next():
                     nursery.start_soon(self._attempt, attempt)
                 if self._request.is_over:
                     break
@@ -221,18 +218,27 @@ class _Run:
                     await self._changed.wait()
             nursery.cancel_scope.cancel()
 
+    def _next(self) -> failover.Attempt | None:
+        attempt = self._request.next(trio.current_time())
+        if attempt is not None and (final := self._request.settled(attempt)):
+            self._told(final)
+        return attempt
+
     async def _attempt(self, attempt: failover.Attempt) -> None:
         request = self._request
 
         def took(answers: base.Answers) -> None:
-            if given := request.took(attempt, answers, trio.current_time()):
-                self._told(given)
+            if final := request.took(attempt, answers, trio.current_time()):
+                self._told(final)
             if not request.left:
                 self._changed.set()
 
         try:
             while request.begin(attempt):
-                await self._read(self._sources[attempt.source], attempt.numbers, took)
+                try:
+                    await self._read(self._sources[attempt.source], attempt.numbers, took)
+                except errors.ChunkUnavailable as failure:  # of all that it has not told of
+                    took([(at, failure) for at in sorted(attempt.untold)])
                 if (pause_s := request.ended(attempt, trio.current_time())) is None:
                     break
                 await trio.sleep(pause_s)

@@ -59,7 +59,10 @@ def run(say: harness.Say) -> harness.Result:
         for path in (image, *mounted.values()):
             path.read_bytes()
         ways = {
-            "plain file": ["--ioengine=libaio", f"--filename={image}"],
+            "plain file": [
+                "--ioengine=io_uring",
+                f"--filename={image}",
+            ],  # libaio would wait for each
             "qemu-nbd": ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket}"],
             **{
                 way: ["--ioengine=libaio", "--direct=1", f"--filename={path}"]

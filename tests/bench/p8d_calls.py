@@ -30,8 +30,8 @@ from tests.lab import local
 IMAGE_BYTES = 128 * geometry.MIB
 READ_BYTES = geometry.DEFAULT_CHUNK_BYTES
 READS = 15
-AFTER_S = 0.02
-"""Chunks are stored by then; announcements wait longer."""
+AFTER_S, APART_S = 0.02, 0.2
+"""Chunks are stored after the first; the second also ends the wait of announcements."""
 SWITCH_S = 2.0
 """An agent's event loop goes round at least as often."""
 TRACER = pathlib.Path(__file__).with_name("call_tracer")
@@ -96,6 +96,7 @@ def traced(
             os.preadv(fd, [buffer], number * apart)
             time.sleep(AFTER_S)
             spans.append((began_s, time.monotonic()))
+            time.sleep(APART_S)
         (folder / "on").unlink()
         time.sleep(SWITCH_S)
         calls = {"reader": calls_of(folder, reader), "giver": calls_of(folder, giver)}

@@ -30,6 +30,8 @@ COPY_READ_BYTES = 512 * 1024
 """Reads this long are of a program that copies: a guest's kernel reads ahead 128 KiB."""
 COPY_READS = 4
 """With 1 MiB each, enough for a link of 10 Gbit/s and 3 ms, or of 100 Mbit/s and 300 ms."""
+COPIED_READS = 8
+"""So many reads in a row make a program that copies: a guest that boots stops before."""
 WORTH = 90
 SHARE = 15
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot
@@ -114,9 +116,11 @@ class ReadAhead:
         :param own_bytes: what was fetched ahead for it already
         :param length: of its last read
         """
-        free = FREE_WINDOW_BYTES if length < COPY_READ_BYTES else COPY_READS * length
+        read_bytes = stop - reader.began
+        is_copy = length >= COPY_READ_BYTES and read_bytes >= COPIED_READS * length
+        free = COPY_READS * length if is_copy else max(FREE_WINDOW_BYTES, length)
         doubled = max(FIRST_WINDOW_BYTES, length, reader.window_bytes * 2)
-        worth = max(free, (stop - reader.began) // WORTH)
+        worth = max(free, read_bytes // WORTH)
         others_bytes = max(0, len(self._unread) * BLOCK_BYTES - own_bytes)
         left = max(free, self._read_bytes // SHARE) - others_bytes
         window = min(self._limit_bytes, doubled, worth, left)

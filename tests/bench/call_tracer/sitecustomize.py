@@ -42,7 +42,8 @@ def _record() -> None:
                     (folder / f"{os.getpid()}.new").rename(folder / f"{os.getpid()}.calls")
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        return run(*arguments, **named, instruments=[*named.pop("instruments", ()), Switch()])
+        named["instruments"] = [*named.get("instruments", ()), Switch()]
+        return run(*arguments, **named)
 
     trio.run = traced
 

@@ -237,3 +237,41 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
     assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
     assert source.places()[0].health.missed_attempts == 1
     assert inner.cancelled == 1
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, order):
+    """As a qcow2 image has its faults told in the order of the file."""
+
+    class Mixed(Flaky):
+        asked = 0
+
+        async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
+            self.asked += 1
+            for at in order:
+                one = pieces[at]
+                error = errors.SourceUnreachable("a piece", self.where, "a reset")
+                data = DATA[one.offset : one.offset + one.length]
+                told([(at, error if self.asked == 1 else data)])
+
+    found = {}
+    pieces = [base.Piece(at * 100, 100, None) for at in range(3)]
+    await retried(Mixed()).read_pieces(BLOB, pieces, lambda some: found.update(some))
+    assert found == {at: DATA[at * 100 : at * 100 + 100] for at in range(3)}
+
+
+async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
+    def told(some):
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await retried(Flaky()).read_pieces(BLOB, [base.Piece(0, 3, None)], told)
+
+
+async def test_failure_that_a_source_raises_is_that_of_all_its_pieces():
+    class Raising(Flaky):
+        async def read_pieces(self, *what):
+            raise errors.ChunkMissing("a piece", self.where, "by order")
+
+    both = source_client.SourceClient([Raising(), Flaky()])
+    assert await both.read(BLOB, 2, 3) == b"234"

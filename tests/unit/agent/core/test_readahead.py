@@ -41,7 +41,9 @@ def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
     ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(100)]
     assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
     fetched = [(at, start, stop) for at, (start, stop) in enumerate(ranges) if stop]
-    assert {stop - start for _, start, stop in fetched[4:]} == {2 * MIB}
+    began = [stop for at, _, stop in fetched if at < readahead.COPIED_READS - 1]
+    assert began[-1] == readahead.COPIED_READS * MIB  # one ahead: it may be a guest that boots
+    assert {stop - start for _, start, stop in fetched[-40:]} == {2 * MIB}
     assert all(stop == start for (_, _, stop), (_, start, _) in itertools.pairwise(fetched))
     assert max(stop - (at + 1) * MIB for at, _, stop in fetched) == readahead.COPY_READS * MIB
 

@@ -25,14 +25,14 @@ class World:
 
     def __init__(self, seed):
         self.rng, self.now, self.lines = random.Random(seed), 0.0, []
-        states = [failover.SourceState(f"s{n}") for n in range(self.rng.randint(1, 3))]
+        states = [failover.SourceState(f"s{n}".format) for n in range(self.rng.randint(1, 3))]
         log = self.lines.append
         self.failover = failover.Failover(states, self.rng.random, lambda: self.now, log, log)
         self.has_copies = self.rng.random() < 0.5
 
-    def outcome(self, source):
+    def outcome(self, source, number):
         if self.rng.random() < 0.6:
-            return b"bytes"
+            return b"%d" % number
         return self.rng.choice(KINDS)("a piece", source.where, "by order")
 
     def request(self):
@@ -44,15 +44,17 @@ class World:
             *(rng.random() < 0.3, self.now, deadline_s),
         )
         told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
+        failures = {}
         while True:
             if (attempt := request.next(self.now)) is not None:
                 waiting[attempt] = self.now
+                failures.update(request.settled(attempt))
             assert request.next_s(self.now) > self.now
             if request.is_over:
                 break
             self.now += rng.choice([0.0, 0.1, 3.0])
-            self._step(request, rng.choice(list(waiting)), waiting, told, tries)
-        failures = dict(request.failures())
+            self._step(request, rng.choice(list(waiting)), waiting, told, tries, failures)
+        failures.update(request.failures())
         request.close()
         assert sorted([*told, *failures]) == list(range(count))
         assert all(n < failover.ATTEMPTS for n in tries.values())
@@ -62,7 +64,7 @@ class World:
             assert source.breaker._waiting == 0 and not source.is_hedged
         return told, failures
 
-    def _step(self, request, attempt, waiting, told, tries):
+    def _step(self, request, attempt, waiting, told, tries, failures):
         """Let one attempt go on: it begins, tells of some pieces, ends, or is cancelled."""
         if waiting[attempt] is not None:
             if waiting[attempt] > self.now:
@@ -71,13 +73,20 @@ class World:
             if not request.begin(attempt):
                 self._leave(request, attempt, waiting)
                 return
+            assert attempt.numbers == sorted(attempt.numbers)  # neighbours stay neighbours
             tries[attempt.source] = attempt.tries
         elif attempt.untold and self.rng.random() < 0.8:
             some = self.rng.sample(sorted(attempt.untold), self.rng.randint(1, len(attempt.untold)))
-            answers = [(at, self.outcome(attempt.source)) for at in some]
-            for number, data in request.took(attempt, answers, self.now):
-                assert data == b"bytes" and number not in told
-                told[number] = data
+            numbers = attempt.numbers
+            answers = [(at, self.outcome(attempt.source, numbers[at])) for at in some]
+            for number, outcome in request.took(attempt, answers, self.now):
+                assert number not in told and number not in failures
+                if isinstance(outcome, bytes):
+                    assert outcome == b"%d" % number
+                    told[number] = outcome
+                else:
+                    assert attempt.source is self.failover.copies
+                    failures[number] = outcome
         elif (pause_s := request.ended(attempt, self.now)) is None:
             self._leave(request, attempt, waiting)
         else:
@@ -107,7 +116,7 @@ def test_each_piece_is_told_of_once_whatever_sources_do(first):
 
 def sources(count=1):
     """Return the memory of some sources, and the lines that it logs."""
-    states, lines = [failover.SourceState(f"s{n}") for n in range(count)], []
+    states, lines = [failover.SourceState(f"s{n}".format) for n in range(count)], []
     return failover.Failover(states, lambda: 0.0, lambda: 0.0, lines.append, lines.append), lines
 
 
@@ -125,17 +134,20 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     request = failover.Request(
         known, key, IMAGE, len(outcomes), str, may_copy, ignores_refusals, 0.0, float("inf")
     )
+    failures = {}
     while (attempt := request.next(0.0)) is not None:
+        failures.update(request.settled(attempt))
         found = copies if attempt.source is known.copies else outcomes
         while request.begin(attempt):
             told = [(at, found[number]) for at, number in enumerate(attempt.numbers)]
             for one in told:
-                request.took(attempt, [one], 0.0)
+                final = request.took(attempt, [one], 0.0)
+                failures.update((n, why) for n, why in final if not isinstance(why, bytes))
             if request.ended(attempt, 0.0) is None:
                 break
         request.leave(attempt)
     request.close()
-    return dict(request.failures())
+    return failures | dict(request.failures())
 
 
 def test_copies_have_the_last_word_on_what_sources_refuse():
