@@ -8,11 +8,11 @@ but never left out (``core/sources/circuit_breaker``).
 
 When a source is silent for longer than usual, the request hedges: it asks the next source as well,
 and the first answer counts.  If the silent source has answered no request meanwhile it is down, and
-all requests that wait for it go on to the next one.  A hedge costs bytes, so only a small share of
-requests may hedge (``hedge``), and one more at a time, unless the source is known to be down.
+all requests that wait for it go on to the next one.  A hedge costs bytes, so hedges have a budget
+(``hedge``), and one more at a time, unless the source is known to be down.
 
-Pieces that every source refuses are read from copies of the whole, where there are any, and for
-REFUSED_S without asking the sources again.  Times are seconds of one clock, given by the caller.
+Pieces that every source refuses are read from local copies of the blob, where there are any, and
+for REFUSED_S without asking the sources again.  It logs and tells the wall clock by callbacks.  Times are seconds of one clock, given by the caller.
 """
 
 import collections

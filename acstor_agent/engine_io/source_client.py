@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the sources: performs what ``engine/failover`` decides, one task for each attempt."""
+"""Client of the sources: performs the attempts that ``engine/failover`` decides on."""
 
 import contextlib
 import functools
