@@ -12,7 +12,8 @@ all requests that wait for it go on to the next one.  A hedge costs bytes, so he
 (``hedge``), and one more at a time, unless the source is known to be down.
 
 Pieces that every source refuses are read from local copies of the blob, where there are any, and
-for REFUSED_S without asking the sources again.  It logs and tells the wall clock by callbacks.  Times are seconds of one clock, given by the caller.
+for REFUSED_S without asking the sources again.  Log lines and the wall clock are callbacks; other
+times are seconds of one clock, given by the caller.
 """
 
 import collections
