@@ -72,7 +72,7 @@ class Copies(Protocol):
 
         :param names: in ascending order
         :param sealed: returns one of them; is asked for those that a holder has not, by any thread
-        :param plain_bytes: what the chunks are of the disk
+        :param plain_bytes: that were read of the disk for them
         :raises errors.AcstorError: a holder did not
         """
 
@@ -187,7 +187,8 @@ class Taking:
                 (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
                 for chunk_no, plain in chunks
             ]
-            self._keep({entry.cid: plain for entry, plain in found})
+            size = sum(len(plain) for _, plain in found)
+            self._keep({entry.cid: plain for entry, plain in found}, size)
             yield from (entry for entry, _ in found)
             if self._is_late():
                 break
@@ -204,10 +205,9 @@ class Taking:
         self.read_bytes += len(plain)
         return bytes(plain)
 
-    def _keep(self, chunks: dict[ids.Cid, bytes]) -> None:
-        """Have chunks kept by all holders."""
+    def _keep(self, chunks: dict[ids.Cid, bytes], plain_bytes: int) -> None:
+        """Have chunks kept by all holders; ``plain_bytes`` were read of the disk for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
             sealed = functools.cache(lambda name: self._seal.close(name, chunks[name]))
-            size = sum(map(len, chunks.values()))
-            self.sent_bytes += self._copies.put(sorted(chunks), sealed, size)
+            self.sent_bytes += self._copies.put(sorted(chunks), sealed, plain_bytes)

@@ -22,15 +22,16 @@ from acstor_checkpoint import names as names_
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
-from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import supervised
 
 T = TypeVar("T")
 STEP_S: Final = 60.0
-"""Of one request, in which a slow disk makes a few MiB safe."""
+"""Beyond what rates allow: in it a slow disk makes a few MiB safe."""
 SLOWEST_BYTES_S: Final = 1 << 20
-"""Of the disk: a holder that takes it more slowly is replaced."""
+"""Of the disk, or of a manifest: a holder that takes it more slowly is replaced."""
+SLOWEST_NAMES_S: Final = 1 << 13
+"""Names that a holder looks up: an eighth of what its vault allows to all disks of a host."""
 MAX_LACKING: Final = 1 << 16
 """Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
 KEEP_S: Final = 300.0
@@ -84,12 +85,13 @@ class Everything(Container[ids.Cid]):
 class Copies:
     """The holders of one disk, asked at the same time; for one thread.
 
-    The holders have STEP_S for a request and, over a whole checkpoint, STEP_S more than they need
-    at SLOWEST_BYTES_S.  Each method raises :class:`HolderFailed` if one of them is slower, or does
-    not do it.
+    A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
+    what is left of STEP_S, which a quicker request fills up again.  Each method raises
+    :class:`HolderFailed` if one of them is slower, or does not do it.
 
     :param clients: one for each holder
     :param clock: monotonic
+    :ivar left_s: of STEP_S
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Copies:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
-        self._left_s = STEP_S
+        self.left_s = STEP_S
         self.holders = tuple(client.holder for client in clients)
 
     def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
@@ -111,7 +113,7 @@ class Copies:
         left = iter(names)
         while part := list(itertools.islice(left, names_.MAX_ASKED)):
             missing = functools.partial(_missing, self._disk, part)
-            found.update(*self._all(missing, len(part) * geometry.DEFAULT_CHUNK_BYTES))
+            found.update(*self._all(missing, len(part) / SLOWEST_NAMES_S))
             if len(found) > MAX_LACKING:
                 return Everything()
         return {ids.Cid(name) for name in found}
@@ -122,7 +124,7 @@ class Copies:
         """Have every holder keep chunks; return how many bytes were sent to all of them.
 
         :param sealed: returns the chunk of a name; is called by several threads
-        :param plain_bytes: what the chunks are of the disk
+        :param plain_bytes: that were read of the disk for them
         """
 
         def put(client: vault_client.VaultClient) -> int:
@@ -131,25 +133,27 @@ class Copies:
             client.put(self._disk, chunks)
             return sum(len(chunk.data) for chunk in chunks)
 
-        return sum(self._all(put, plain_bytes))
+        return sum(self._all(put, plain_bytes / SLOWEST_BYTES_S))
 
     def put_manifest(self, sealed: bytes) -> None:
         """Have every holder keep a sealed manifest."""
-        self._all(lambda client: client.put_manifest(self._disk, sealed), len(sealed))
+        size_s = len(sealed) / SLOWEST_BYTES_S
+        self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def keep(self, stay: Iterable[bytes]) -> None:
         """Have every holder drop all but chunks and manifests of these names."""
         names = frozenset(stay)
         call_all(self._clients, lambda client: client.keep(self._disk, names), KEEP_S)
 
-    def _all(self, work: Callable[[vault_client.VaultClient], T], size_bytes: int) -> list[T]:
-        """Do something with all holders that they may take time for by its size."""
-        self._left_s = min(STEP_S, self._left_s + size_bytes / SLOWEST_BYTES_S)
-        began_s = self._clock()
-        try:
-            return call_all(self._clients, work, self._left_s)
-        finally:
-            self._left_s -= self._clock() - began_s
+    def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
+        """Do something with all holders.
+
+        :param size_s: what its size takes at the slowest rate
+        """
+        allowed_s, began_s = self.left_s + size_s, self._clock()
+        answers = call_all(self._clients, work, allowed_s)
+        self.left_s = min(STEP_S, allowed_s - (self._clock() - began_s))
+        return answers
 
 
 def _missing(

@@ -6,8 +6,7 @@ It is that host, or nothing is sent: its certificate must have its name.
 A connection is kept between requests.  One that has ended meanwhile is replaced and the
 request sent again, once, for each request may be done twice.
 
-A vault may keep a client waiting for PATIENCE_S in all, beside one second for each
-BYTES_PER_S that it takes or gives.  So a slow vault holds a thread for a bounded time.
+A request has REQUEST_S, and one second for each BYTES_PER_S that it sends or gets.
 """
 
 import contextlib
@@ -41,10 +40,9 @@ BATCH_BYTES: Final = 8 << 20
 """Sent together: 128 chunks of 64 KiB, for which the vault's disk waits once."""
 SHORT_BYTES: Final = 4096
 """Of an answer that is a number or words."""
-PATIENCE_S: Final = 120.0
+REQUEST_S: Final = 120.0
 """A vault on a slow disk takes 20 s to drop vault.MAX_REMOVED files, or to sync a batch."""
 BYTES_PER_S: Final = 1 << 20
-"""A vault that takes or gives less uses up the patience."""
 
 _DISK_BYTES: Final = 37
 """Of a list: a UUID, and the end of its line."""
@@ -89,7 +87,6 @@ class VaultClient:
         self.holder = holder
         self._address, self._credentials = address, credentials
         self._channel: channel_.Channel | None = None
-        self._left_s = PATIENCE_S
         self._sock: socket.socket | None = None
         self._is_aborted = False
 
@@ -225,19 +222,12 @@ class VaultClient:
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 
     def _answer(self, request: _Request) -> _Answer:
-        began_s, moved_bytes = time.monotonic(), request.length
-        until_s = began_s + self._left_s + moved_bytes / BYTES_PER_S
+        until_s = time.monotonic() + REQUEST_S + request.length / BYTES_PER_S
         try:
-            answer = self._try_again(request, until_s)
+            return self._try_again(request, until_s)
         except (channel_.Broken, OSError) as e:
             why = str(e) or "no answer"
             raise errors.SourceUnreachable(request.path, self.holder, why) from e
-        else:
-            moved_bytes += len(answer.data)
-            return answer
-        finally:
-            took_s = time.monotonic() - began_s
-            self._left_s -= max(0.0, took_s - moved_bytes / BYTES_PER_S)
 
     def _try_again(self, request: _Request, until_s: float) -> _Answer:
         if self._channel is not None:

@@ -148,6 +148,6 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             began_s = time.monotonic()
             with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint: it is too slow"):
                 disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
-            assert time.monotonic() - began_s < 2.0 + 2.0
+            assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client(of(honest)) as client:  # it was asked at the same time
             assert client.missing(names.Disk(ids.HostId("owner"), DISK), chunks) == set()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from acstor_checkpoint import copies
 from acstor_checkpoint import names
 from acstor_checkpoint import vault
 from acstor_checkpoint import vault_client
@@ -19,7 +20,7 @@ from tests.fakes import hostile_vault
 from tests.lab import vaults
 
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
-PATIENCE_S = 2.0
+REQUEST_S = 2.0
 LATE_S = 1.0
 MEMORY_BYTES = 64 << 20
 CHUNK = names.Sealed(bytes([7]) * 32, bytes(60000))
@@ -51,10 +52,10 @@ def drip(tls: ssl.SSLSocket, data: bytes) -> None:
 
 
 def slow(answer: bytes) -> hostile_vault.Answer:
-    """Return what takes most of the patience for each answer."""
+    """Return what takes most of a request's time for each answer."""
 
     def answered(tls: ssl.SSLSocket, _head: bytes) -> None:
-        time.sleep(0.7 * PATIENCE_S)
+        time.sleep(0.7 * REQUEST_S)
         tls.sendall(answer)
 
     return answered
@@ -110,17 +111,21 @@ ATTACKS: dict[str, tuple[hostile_vault.Answer, Work]] = {
         lambda tls, _head: [tls.sendall(ok(bytes(300))[:-300]), drip(tls, bytes(300))],
         ask,
     ),
-    "slow each time": (slow(b"HTTP/1.1 204 No Content\r\n\r\n"), put),
-    "slow lists": (slow(ok(b"")), ask),
     "a body without end": (endless, ask),
     "a head without end": (ever_longer_head, ask),
     "hints without end": (hints, ask),
     "something always goes": (lambda tls, _head: tls.sendall(ok(b"5000")), drop),
     "a number of a million digits": (lambda tls, _head: tls.sendall(ok(b"9" * 1_000_000)), drop),
     "names that were not asked": (lambda tls, _head: tls.sendall(ok(OTHER)), ask),
-    "disks that go slowly": (many_disks, drop_all),
     "disks without end": (lambda tls, _head: tls.sendall(ok(b"\n" * 2_000_000)), drop_all),
     "a server of another kind": (lambda tls, _head: tls.sendall(b"220 hello\r\n"), put),
+}
+
+
+SLOW: dict[str, tuple[hostile_vault.Answer, Work]] = {
+    "slow each time": (slow(b"HTTP/1.1 204 No Content\r\n\r\n"), put),
+    "slow lists": (slow(ok(b"")), ask),
+    "disks that go slowly": (many_disks, drop_all),
 }
 
 
@@ -128,7 +133,7 @@ ATTACKS: dict[str, tuple[hostile_vault.Answer, Work]] = {
 def test_holder_takes_bounded_time_and_memory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
-    monkeypatch.setattr(vault_client, "PATIENCE_S", PATIENCE_S, raising=False)
+    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
     own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
     answer, work = ATTACKS[attack]
     with hostile_vault.HostileVault(holder, answer) as hostile:
@@ -141,15 +146,50 @@ def test_holder_takes_bounded_time_and_memory(
             assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
         finally:
             tracemalloc.stop()
-        assert time.monotonic() - began_s < PATIENCE_S + LATE_S
+        assert time.monotonic() - began_s < REQUEST_S + LATE_S
+
+
+@pytest.mark.parametrize("attack", SLOW)
+def test_holder_that_is_slow_in_each_request_is_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """Each request ends in time; all of them do not."""
+    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
+    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
+    answer, work = SLOW[attack]
+    with hostile_vault.HostileVault(holder, answer) as hostile:
+        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+        began_s = time.monotonic()
+        with client, pytest.raises(copies.HolderFailed) as failed:
+            copies.call_all([client], work, 2 * REQUEST_S)
+        assert failed.value.is_slow
+        assert time.monotonic() - began_s < 2 * REQUEST_S + LATE_S
+        assert len(hostile.requests) > 1
+
+
+def test_vault_far_away_is_asked_any_number_of_times(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round trips of all requests together take several times what one request may take."""
+    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
+    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
+
+    def answer(tls: ssl.SSLSocket, _head: bytes) -> None:
+        time.sleep(0.1 * REQUEST_S)
+        tls.sendall(ok(b""))
+
+    with hostile_vault.HostileVault(holder, answer) as far:
+        with vault_client.VaultClient(ids.HostId("h2"), far.address, own) as client:
+            for _ in range(25):
+                assert client.missing(DISK, [CHUNK.name]) == set()
 
 
 def test_vault_that_takes_bytes_slowly_is_left(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes some all the time, and less than it should."""
-    monkeypatch.setattr(vault_client, "PATIENCE_S", PATIENCE_S, raising=False)
-    monkeypatch.setattr(vault_client, "BYTES_PER_S", 8 << 20, raising=False)
+    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
+    monkeypatch.setattr(vault_client, "BYTES_PER_S", 8 << 20)
     own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
     with hostile_vault.HostileVault(holder, silent) as hostile, contextlib.ExitStack() as stack:
         hostile.take_bytes = 16384
@@ -159,4 +199,4 @@ def test_vault_that_takes_bytes_slowly_is_left(
         began_s = time.monotonic()
         with pytest.raises(errors.SourceUnreachable):
             client.put(DISK, [CHUNK] * 400)
-        assert time.monotonic() - began_s < PATIENCE_S + 24 / 8 + LATE_S
+        assert time.monotonic() - began_s < REQUEST_S + 24 / 8 + LATE_S

@@ -113,7 +113,7 @@ ANSWERS = {
 def test_damaged_answers_are_documented_errors(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(vault_client, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(vault_client, "REQUEST_S", 2.0)
     ask, sound = ANSWERS[what]
     others = [data for other, (_, data) in ANSWERS.items() if other != what]
     own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An honest holder has the time that it needs, and a slow one no more than rates allow."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import pytest
+
+from acstor_checkpoint import capture
+from acstor_checkpoint import copies
+from acstor_checkpoint import names
+from acstor_common import ids
+
+MIB = 1 << 20
+DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+NAMES = [ids.Cid(bytes([number]) * 32) for number in range(1, 4)]
+
+
+class Client:
+    """Asks a holder in this process.
+
+    :param wait: lasts as long as a request
+    """
+
+    def __init__(self, wait: Callable[[], object], name: str = "h2") -> None:
+        self.holder, self._wait = ids.HostId(name), wait
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def missing(self, _disk: names.Disk, asked: Iterable[bytes]) -> set[bytes]:
+        self._wait()
+        return set(asked)
+
+    def put(self, _disk: names.Disk, _chunks: object) -> None:
+        self._wait()
+
+    def put_manifest(self, _disk: names.Disk, _sealed: bytes) -> bytes:
+        self._wait()
+        return bytes(32)
+
+    def keep(self, _disk: names.Disk, _stay: object) -> int:
+        for _ in range(100):
+            self._wait()
+            if self.is_aborted:
+                break
+        return 0
+
+
+class Clock:
+    """A clock that requests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, took_s: float) -> None:
+        self.now_s += took_s
+
+
+def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
+    """10,000 batches of 4 MiB, 30 ms away: 40 GiB at 67 MiB/s."""
+    clock = Clock()
+    disk = copies.Copies(DISK, [Client(lambda: clock.wait(0.03))], clock)
+    for _ in range(10_000):
+        disk.put(NAMES, bytes, capture.BATCH_BYTES)
+    assert clock.now_s == pytest.approx(1000.0 + 10_000 * 0.06)
+
+
+def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_again() -> None:
+    clock, took_s = Clock(), [0.0]
+    disk = copies.Copies(DISK, [Client(lambda: clock.wait(took_s[0]))], clock)
+    took_s[0] = 8.0
+    disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == copies.STEP_S - 6.0
+    took_s[0] = 0.5
+    disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == copies.STEP_S - 4.5
+    for _ in range(10):
+        disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == copies.STEP_S
+
+
+def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "STEP_S", 0.5)
+    disk = copies.Copies(DISK, [Client(lambda: time.sleep(2.0))])
+    disk.put_manifest(bytes(2 * MIB))
+    with pytest.raises(copies.HolderFailed, match="too slow"):
+        disk.put_manifest(bytes(MIB))
+
+
+def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They stand for 4 GiB of the disk, and are 2 MiB."""
+    monkeypatch.setattr(copies, "STEP_S", 0.5)
+    monkeypatch.setattr(copies, "SLOWEST_NAMES_S", len(NAMES))
+    asked = copies.Copies(DISK, [Client(lambda: time.sleep(1.2))])
+    assert asked.lacking(NAMES) == set(NAMES)
+    with pytest.raises(copies.HolderFailed, match="too slow"):
+        copies.Copies(DISK, [Client(lambda: time.sleep(2.5))]).lacking(NAMES)
+
+
+def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "KEEP_S", 0.5)
+    client = Client(lambda: time.sleep(0.1))
+    with pytest.raises(copies.HolderFailed, match="too slow"):
+        copies.Copies(DISK, [client]).keep(NAMES)
+    assert client.is_aborted
