@@ -39,15 +39,6 @@ KEEP_S: Final = 300.0
 _ENDS_S: Final = 5.0
 """A request whose connection was ended."""
 
-FAULTS: Final = (
-    errors.SourceUnreachable,
-    errors.NotAuthentic,
-    errors.VaultRefused,
-    errors.VaultFull,
-    errors.RemoteProtocolError,
-)
-"""What a holder that does not do what it is asked for makes of it."""
-
 
 class HolderFailed(errors.AcstorError):
     """One of the holders does not keep what it was given: another one is to be chosen."""
@@ -209,5 +200,5 @@ def _begun(
 def _blamed(client: vault_client.VaultClient) -> Iterator[None]:
     try:
         yield
-    except FAULTS as e:
+    except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client
         raise HolderFailed(client.holder, str(e)) from e

@@ -34,9 +34,11 @@ class HostileHolder:
     ``asked`` are the first lines of requests.
 
     :param folder: for its identity
+    :param status: of all answers
     """
 
-    def __init__(self, folder: pathlib.Path, name: str, answer: Answer) -> None:
+    def __init__(self, folder: pathlib.Path, name: str, answer: Answer, status: int = 200) -> None:
+        self._status = status
         self._proof = vaults.credentials_of(folder, name)
         self._answer, self.asked, self.ended = answer, list[str](), threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -66,7 +68,8 @@ class HostileHolder:
                 body = self._answer(line, tls)
                 if body is None:
                     return
-                tls.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                head = b"HTTP/1.1 %d Said\r\ncontent-length: %d\r\n\r\n"
+                tls.sendall(head % (self._status, len(body)) + body)
 
     def _request(self, tls: ssl.SSLSocket) -> str:
         """Read a request; return its first line, "" at the end."""

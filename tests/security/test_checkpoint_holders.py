@@ -151,3 +151,28 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client(of(honest)) as client:  # it was asked at the same time
             assert client.missing(names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+
+
+@pytest.mark.parametrize("status", [301, 400, 403, 404, 409, 410, 411, 413, 500, 503, 507])
+def test_holder_that_answers_with_an_error_is_replaced(
+    tmp_path: pathlib.Path, proof: credentials.Credentials, status: int
+) -> None:
+    """It has no reason to: each request of a checkpoint can be done."""
+    with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: b"no", status) as hostile:
+        with Places(proof).client(hostile.holder) as client:
+            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), [client])
+            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
+                disk.put([SEAL.name(b"some")], bytes, 65536)
+            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
+                disk.put_manifest(SEAL.close_manifest(b"a manifest"))
+
+
+@pytest.mark.parametrize("answer", [b"x" * 33, b"", b"x" * 32, b"9" * 5000, b"-1"])
+def test_holder_whose_answer_makes_no_sense_is_replaced(
+    tmp_path: pathlib.Path, proof: credentials.Credentials, answer: bytes
+) -> None:
+    with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: answer) as hostile:
+        with Places(proof).client(hostile.holder) as client:
+            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), [client])
+            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
+                disk.keep([bytes(32)])
