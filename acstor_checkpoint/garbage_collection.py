@@ -99,7 +99,6 @@ class GarbageCollection:
         self._host, self._states, self._places = host, states, places
         self._kept, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[record.Holder] = []
-        self._present: Collection[ids.ImageId] = frozenset()
         self._all_s = clock()
         self._faults = log_once.LogOnce(LOG)
 
@@ -111,10 +110,8 @@ class GarbageCollection:
 
     def collect(self) -> bool:
         """Do one pass; return False if it is to be done again soon."""
-        present = self._servers.here()
-        if present is None:
+        if self._servers.here() is None:
             return False
-        self._present = present
         try:
             self._pass()
         except (errors.AcstorError, OSError) as e:
@@ -127,6 +124,7 @@ class GarbageCollection:
         """Ask the holders; those for which there is no time are asked in the next pass.
 
         :raises errors.AcstorError: the decision service does not say what stays
+        :raises OSError: the state of a disk cannot be read
         """
         until_s = self._clock() + PASS_S
         self._left = self._left or self._holders()
@@ -140,7 +138,7 @@ class GarbageCollection:
         """Return who is to be asked in this pass."""
         others = list(self._places.others())
         if self._clock() < self._all_s:
-            states = filter(None, map(self._states.load, self._states.known()))
+            states = filter(None, map(self._states.read, self._states.known()))
             holding = {host for state in states for host in state.holders}
             return [holder for holder in others if holder.host in holding]
         self._all_s = self._clock() + ALL_EVERY_S
@@ -150,6 +148,7 @@ class GarbageCollection:
         """Have one holder drop what does not stay; one that does not answer is asked later.
 
         :raises errors.AcstorError: the decision service does not say what stays
+        :raises OSError: the state of a disk cannot be read
         """
         with self._places.client(holder) as client:
             if not (disks := self._disks(client)):
@@ -169,11 +168,16 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Do something with a holder; what fails, or takes too long, is logged."""
+        """Do something with a holder; what fails, or takes too long, is logged.
+
+        :raises OSError: the state of a disk cannot be read
+        """
         try:
             copies.call_all([client], work, HOLDER_S)
         except copies.HolderFailed as e:
             LOG.info("%s", e)
+        except OSError:  # it is this host's: what the client meets is a HolderFailed
+            raise
         except Exception:
             supervised.count("garbage collection")
             LOG.exception("%s keeps what no checkpoint needs", client.holder)
@@ -186,9 +190,9 @@ class GarbageCollection:
         known: _Known,
     ) -> None:
         for disk in disks:
-            stay = kept.get(disk, set()) | self._begun(disk, known)
             with self._unchanged(disk, known) as is_unchanged:
                 if is_unchanged:
+                    stay = kept.get(disk, set()) | self._begun(disk, known)
                     self._tidy(client, disk, stay, known)
 
     @contextlib.contextmanager
@@ -199,11 +203,11 @@ class GarbageCollection:
             return
         instance, state = known[disk]
         with self._servers.held(instance) as is_held:
-            yield is_held and self._states.load(instance) == state
+            yield is_held and self._states.read(instance) == state
 
     def _known(self) -> _Known:
         """Return what there is of all disks now; each file is read once for a holder."""
-        loaded = ((instance, self._states.load(instance)) for instance in self._states.known())
+        loaded = ((instance, self._states.read(instance)) for instance in self._states.known())
         return {state.disk: (instance, state) for instance, state in loaded if state is not None}
 
     def _tidy(
@@ -234,19 +238,26 @@ class GarbageCollection:
         if disk not in known:
             return set()
         instance, state = known[disk]
-        return {state.manifest} if state.is_part and instance in self._present else set()
+        return {state.manifest} if state.is_part and not self._is_gone(instance) else set()
+
+    def _is_gone(self, instance: ids.ImageId) -> bool:
+        """Say whether a server is known not to be here; it may arrive during a pass."""
+        here = self._servers.here()
+        return here is not None and instance not in here
 
     def _forget(self) -> None:
         """Forget disks whose servers are gone from here, and of which nothing stays.
 
         :raises errors.AcstorError: the decision service does not say what stays
+        :raises OSError: the state of a disk cannot be read
         """
-        gone = [instance for instance in self._states.known() if instance not in self._present]
+        gone = [instance for instance in self._states.known() if self._is_gone(instance)]
         if not gone:
             return
         kept = self._kept()
         for instance in gone:
             with self._servers.held(instance) as is_held:
-                state = self._states.load(instance)
-                if is_held and (state is None or not kept.get(state.disk)):
+                state = self._states.read(instance)
+                is_needed = state is not None and kept.get(state.disk)
+                if is_held and not is_needed and self._is_gone(instance):
                     self._states.forget(instance)

@@ -104,7 +104,18 @@ class States:
         return sorted(found)
 
     def load(self, instance: ids.ImageId) -> State | None:
-        """Return the state of a disk; None if there is none that can be used."""
+        """Return the state of a disk; None if there is none that can be read and used."""
+        try:
+            return self.read(instance)
+        except OSError as e:
+            LOG.warning("%s: %s; its checkpoints begin anew", self._of(instance), e)
+            return None
+
+    def read(self, instance: ids.ImageId) -> State | None:
+        """Return the state of a disk; None if there is none that can be used.
+
+        :raises OSError: it cannot be read now
+        """
         path = self._of(instance) / _STATE
         try:
             with path.open("rb") as file:
@@ -112,7 +123,7 @@ class States:
             ids.parse_image_id(state.disk), ids.parse_image_id(state.base)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, msgspec.DecodeError) as e:
+        except (ValueError, msgspec.DecodeError) as e:
             LOG.warning("%s: %s; its checkpoints begin anew", path, e)
             return None
         return state if state.version == VERSION else None

@@ -2,6 +2,7 @@
 """What no checkpoint needs leaves the vaults, and nothing does that somebody may need."""
 
 import contextlib
+import errno
 import threading
 
 import pytest
@@ -58,7 +59,7 @@ class World:
         }
         self.states = states.States(folder / "state")
         self.stays, self.why, self.now_s, self.asked, self.away = {}, "", 1000.0, [], set()
-        self.busy = set()
+        self.busy, self.present = set(), {HERE}
         self.collector = self.started()
 
     def started(self):
@@ -109,11 +110,17 @@ class World:
                     batch.add(kind, thing, len(data), [data])
         return state.disk, manifest
 
+    def take_part(self, instance):
+        _, name = self.take(instance, 1, 2)
+        state = self.states.load(instance)
+        state.manifest, state.is_part = name, True
+        self.states.save(instance, state)
+
     def files(self):
         return [len(list(one.everything())) for one in self.vaults.values()]
 
     def here(self):
-        return {HERE}
+        return self.present
 
     @contextlib.contextmanager
     def held(self, instance):
@@ -147,10 +154,7 @@ def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
 
 def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
     for instance in (HERE, GONE):
-        _, name = world.take(instance, 1, 2)
-        state = world.states.load(instance)
-        state.manifest, state.is_part = name, True
-        world.states.save(instance, state)
+        world.take_part(instance)
     world.collect()
     assert world.files() == [3, 3] and world.states.known() == [HERE]
 
@@ -215,10 +219,10 @@ def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
         disk, manifest = world.take(ids.ImageId(f"{HERE[:-1]}{number}"), number)
         world.stays[disk] = {manifest}
     world.collect()
-    load, read = world.states.load, []
-    monkeypatch.setattr(world.states, "load", lambda one: read.append(one) or load(one))
+    read, seen = world.states.read, []
+    monkeypatch.setattr(world.states, "read", lambda one: seen.append(one) or read(one))
     world.collector._ask(world.others()[0])
-    assert len(read) == 6
+    assert len(seen) == 6
 
 
 def test_disk_whose_checkpoint_is_taken_is_left_alone(world):
@@ -258,7 +262,56 @@ def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
     assert world.files() == [0, 0] and world.states.known() == []
 
 
-def test_nothing_goes_while_it_is_not_known_which_servers_are_here(world, monkeypatch):
+def test_nothing_goes_while_it_is_not_known_which_servers_are_here(world):
     world.take(GONE, 1)
-    monkeypatch.setattr(world, "here", lambda: None)
+    world.present = None
     assert not world.collect() and world.files() == [2, 2]
+
+
+@pytest.mark.parametrize("present", [{HERE, GONE}, None])
+def test_part_of_a_server_that_arrives_during_a_pass_stays(world, present):
+    world.take_part(GONE)
+
+    def kept():
+        world.present = present
+        return {}
+
+    world.collector._kept = kept
+    assert world.collect()
+    assert world.files() == [3, 3] and world.states.known() == [GONE]
+
+
+@pytest.mark.parametrize("present", [{HERE, GONE}, None])
+def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, present):
+    world.take(GONE, 1)
+    answers = []
+
+    def kept():
+        answers.append({})
+        if len(answers) == 3:  # after both holders
+            world.present = present
+        return {}
+
+    world.collector._kept = kept
+    assert world.collect()
+    assert len(answers) == 3 and world.states.known() == [GONE]
+
+
+@pytest.mark.expect_log("stay for now")
+@pytest.mark.parametrize("reads", range(7))
+def test_pass_ends_where_a_state_cannot_be_read(world, monkeypatch, reads):
+    """Any read of a pass may fail; nothing that a part needs is dropped."""
+    world.take_part(HERE)
+    world.take_part(GONE)
+    read, left = world.states.read, [reads]
+
+    def reading(instance):
+        left[0] -= 1
+        if left[0] == -1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return read(instance)
+
+    monkeypatch.setattr(world.states, "read", reading)
+    assert not world.collect()
+    assert all(count >= 3 for count in world.files()) and HERE in world.states.known()
+    assert GONE in world.states.known()

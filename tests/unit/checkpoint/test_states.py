@@ -64,6 +64,14 @@ def test_damaged_state_counts_for_nothing(known, tmp_path, change):
     assert known.load(INSTANCE) is None
 
 
+@pytest.mark.expect_log("begin anew")
+def test_state_that_cannot_be_read_is_an_error_where_it_counts(known, tmp_path):
+    (tmp_path / "state" / INSTANCE / "state.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        known.read(INSTANCE)
+    assert known.load(INSTANCE) is None
+
+
 def test_state_of_another_version_counts_for_nothing(known):
     state = states.new(BASE, 65536)
     state.version += 1
