@@ -164,6 +164,7 @@ def call_all(
 
     :param allowed_s: a holder that takes longer fails, however it answers
     :raises HolderFailed: one of them failed
+    :raises RuntimeError: no thread can be started
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
@@ -192,7 +193,10 @@ def _begun(
         except BaseException as e:
             answer.set_exception(e)
 
-    supervised.start_once(f"holder {client.holder}", run)
+    try:
+        supervised.start_once(f"holder {client.holder}", run)
+    except RuntimeError as e:  # no thread can be started; requests that were begun are ended
+        answer.set_exception(e)
     return answer
 
 

@@ -41,6 +41,7 @@ class CallDeadline:
         """Return what ``work`` returns; it may raise, too.
 
         :raises Late: it takes longer, or the former call has not ended yet
+        :raises RuntimeError: no thread can be started
         """
         if not self._free.acquire(timeout=0 if self._is_late else self._timeout_s):
             raise Late(self._what, self._timeout_s)
@@ -55,7 +56,11 @@ class CallDeadline:
                 self._is_late = False
                 self._free.release()
 
-        supervised.start_once(self._what, run)
+        try:
+            supervised.start_once(self._what, run)
+        except RuntimeError:
+            self._free.release()
+            raise
         futures.wait((answer,), self._timeout_s)
         if not answer.done():
             self._is_late = True

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An honest holder has the time that it needs, and a slow one no more than rates allow."""
 
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -113,3 +114,25 @@ def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(copies.HolderFailed, match="too slow"):
         copies.Copies(DISK, [client]).keep(NAMES)
     assert client.is_aborted
+
+
+def test_holders_are_left_where_a_thread_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread of the second holder cannot; the first one's request ends."""
+    first, begun = Client(lambda: ended.wait(30.0)), list[threading.Thread]()
+    second, ended = Client(lambda: None, "h3"), threading.Event()
+    monkeypatch.setattr(first, "abort", ended.set)
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        copies.Copies(DISK, [first, second]).put_manifest(b"sealed")
+    begun[0].join(5.0)
+    assert ended.is_set() and not begun[0].is_alive()

@@ -34,3 +34,18 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
         with contextlib.suppress(call_deadline.Late):
             said = deadline.call(lambda: 7)
     assert said == 7
+
+
+def test_call_for_which_no_thread_can_be_started_keeps_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadline = call_deadline.CallDeadline("a test", 10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            deadline.call(lambda: 7)
+    assert deadline.call(lambda: 8) == 8
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
