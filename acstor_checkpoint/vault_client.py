@@ -252,6 +252,7 @@ class VaultClient:
         :raises OSError: there is no connection
         :raises errors.NotAuthentic: it is another one
         """
+        self._check_not_aborted()
         self._credentials.look()
         context = self._credentials.context(is_server=False)
         until_s = min(until_s, time.monotonic() + CONNECT_S)
@@ -263,10 +264,13 @@ class VaultClient:
             tls = stack.enter_context(context.wrap_socket(sock))
             self._check(tls)
             self._sock = tls
-            if self._is_aborted:
-                raise OSError("it was given up")
+            self._check_not_aborted()  # else abort() has seen the connection
             stack.pop_all()
         return channel_.Channel(tls, h11.CLIENT)
+
+    def _check_not_aborted(self) -> None:
+        if self._is_aborted:
+            raise OSError("it was given up")
 
     def _check(self, tls: ssl.SSLSocket) -> None:
         found = self._credentials.check(tls.getpeercert(binary_form=True))

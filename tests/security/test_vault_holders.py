@@ -3,6 +3,7 @@
 
 import contextlib
 import pathlib
+import socket
 import ssl
 import time
 import tracemalloc
@@ -182,6 +183,18 @@ def test_vault_far_away_is_asked_any_number_of_times(
         with vault_client.VaultClient(ids.HostId("h2"), far.address, own) as client:
             for _ in range(25):
                 assert client.missing(DISK, [CHUNK.name]) == set()
+
+
+def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.2)
+        own = vaults.credentials_of(tmp_path / "h1", "h1")
+        client = vault_client.VaultClient(ids.HostId("h2"), listening.getsockname(), own)
+        client.abort()
+        with client, pytest.raises(errors.SourceUnreachable, match="given up"):
+            put(client)
+        with pytest.raises(TimeoutError):
+            listening.accept()
 
 
 def test_vault_that_takes_bytes_slowly_is_left(
