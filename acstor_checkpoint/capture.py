@@ -16,6 +16,7 @@ import functools
 import heapq
 import itertools
 import operator
+import threading
 from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
@@ -209,5 +210,16 @@ class Taking:
         """Have chunks kept by all holders; ``plain_bytes`` were read of the disk for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
-            sealed = functools.cache(lambda name: self._seal.close(name, chunks[name]))
+            sealed = _once(lambda name: self._seal.close(name, chunks[name]))
             self.sent_bytes += self._copies.put(sorted(chunks), sealed, plain_bytes)
+
+
+def _once(seal: Callable[[ids.Cid], bytes]) -> Callable[[ids.Cid], bytes]:
+    """Return what seals each chunk once, for the threads of all holders."""
+    known, lock = functools.cache(seal), threading.Lock()
+
+    def sealed(name: ids.Cid) -> bytes:
+        with lock:  # a cache calls again on a miss while another thread does
+            return known(name)
+
+    return sealed

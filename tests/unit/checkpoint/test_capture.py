@@ -3,6 +3,7 @@
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -207,3 +208,60 @@ def test_what_has_no_manifest_is_refused_before_anything_is_sent(monkeypatch, ha
     with pytest.raises(capture.TooLarge, match="differs from its image by more than"):
         take(guest, holder, last if has_before else None)
     assert holder.chunks == kept
+
+
+class CountingSeal(checkpoint_sealing.Seal):
+    """Counts what it seals, and takes its time for it."""
+
+    def __init__(self):
+        super().__init__(bytes(range(1, 33)))
+        self.closed = []
+
+    def close(self, name, plain):
+        self.closed.append(name)
+        time.sleep(0.01)
+        return super().close(name, plain)
+
+
+class TwoHolders:
+    """Lack all, and ask for it at the same time."""
+
+    def __init__(self):
+        self.kept = [{}, {}]
+
+    def lacking(self, names):
+        return copies.Everything()
+
+    def put(self, names, sealed, plain_bytes):
+        def ask(kept):
+            kept.update((name, sealed(name)) for name in names)
+
+        asking = [threading.Thread(target=ask, args=(kept,)) for kept in self.kept]
+        for one in asking:
+            one.start()
+        for one in asking:
+            one.join()
+        return 0
+
+
+def test_each_chunk_is_sealed_once_for_all_holders():
+    guest, seal, holders = Guest(b"", 8 * CHUNK), CountingSeal(), TwoHolders()
+    for number in range(8):
+        guest.write(number * CHUNK, bytes([number + 1]) * CHUNK)
+    guest.flush()
+    taking = capture.Taking(guest, CHUNK, seal, holders, NO_PACE)
+    entries = list(taking.entries(capture.Seen(None, tuple, lambda: ranges(guest.said))))
+    assert len(entries) == 8 and sorted(seal.closed) == sorted(entry.cid for entry in entries)
+    assert holders.kept[0] == holders.kept[1]
+
+
+def test_zeros_of_a_batch_count_as_bytes_of_the_disk():
+    """A batch is a round trip, for which a holder has the time of what was read."""
+    guest, told = Guest(b"", 8 * CHUNK), []
+    guest.write(0, b"x" * CHUNK)
+    guest.held = guest.said = set(range(8 * CHUNK // 512))
+    holder = checkpoint_copies.Holder()
+    put = holder.put
+    holder.put = lambda names, sealed, size: told.append(size) or put(names, sealed, size)
+    take(guest, holder, None)
+    assert told == [8 * CHUNK] and len(holder.chunks) == 1
