@@ -86,3 +86,66 @@ def test_other_failures_are_what_they_are(
         with it.watched(tmp_path / "none", lambda: None):
             it.look()
             raise errors.Unusable("export", "it went away")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.parametrize("how", ["all files", "file system"])
+def test_one_capture_is_ended_while_its_space_comes_back(
+    tmp_path: pathlib.Path,
+    file_of: Callable[[str, int], pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """Its file counts as long as it is there; another one's is ended where it stays."""
+    if how == "file system":
+        monkeypatch.setattr(scratch, "SPARE_BYTES", 1 << 62)
+    clock = Clock()
+    it = scratch.Scratch(tmp_path, {"all files": 640, "file system": 1 << 20}[how] * KIB, clock)
+    with contextlib.ExitStack() as stack:
+        files = {name: file_of(name, size * KIB) for name, size in [("a", 304), ("b", 300)]}
+        files["c"] = file_of("c", 200 * KIB)
+        a, b, c = (stack.enter_context(it.watched(one, lambda: None)) for one in files.values())
+        for _ in range(10):
+            it.look()
+            clock.now_s += 0.9
+        assert a.why and a.is_late and not b.why and not c.why
+        clock.now_s += 1.1
+        it.look()
+        assert b.why and b.is_late and not c.why
+
+
+@pytest.mark.expect_log("the capture is ended")
+def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
+    tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
+) -> None:
+    clock, answers, asked = Clock(), threading.Event(), list[threading.Thread]()
+
+    def end() -> None:
+        asked.append(threading.current_thread())
+        answers.wait(30.0)
+
+    it = scratch.Scratch(tmp_path, 800 * KIB, clock)
+    with it.watched(file_of("a", 404 * KIB), end):
+        for _ in range(5):
+            it.look()
+            clock.now_s += scratch.AGAIN_S
+        runs.wait_for(lambda: asked, 10.0, "the end", str)
+        assert len(asked) == 1
+        answers.set()
+        asked[0].join(10.0)
+        it.look()
+        it.look()
+        runs.wait_for(lambda: len(asked) == 2, 10.0, "the second end", str)
+        asked[1].join(10.0)
+        it.look()
+    assert len(asked) == 2
