@@ -21,10 +21,15 @@ def note(
     session: orm.Session, host: str, failing: Sequence[messages.Failing], now_s: float
 ) -> None:
     """Note what a host says now instead of what it said before."""
-    session.execute(sa.delete(ROW).where((ROW.host == host) | (ROW.told_s < now_s - KEPT_S)))
+    session.execute(sa.delete(ROW).where(ROW.host == host))
     if failing:
         said = msgspec.json.encode(failing).decode()
         session.add(ROW(host=host, told_s=now_s, failing=said))
+
+
+def forget(session: orm.Session, before_s: float) -> None:
+    """Forget what was said before a time."""
+    session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
 
 
 def every(session: orm.Session, now_s: float) -> dict[str, tuple[messages.Failing, ...]]:

@@ -393,11 +393,12 @@ class Database:
     # Images and boots
 
     def forget_old(self, now_s: float) -> None:
-        """Forget what silent hosts told of their images, and boots that are long over."""
+        """Forget what silent hosts told of images and checkpoints, and boots that are long over."""
 
         def work(session: orm.Session) -> None:
             held_images.forget_silent(session, now_s - held_images.KEPT_S)
             boots_.forget(session, now_s - boots_.KEPT_S)
+            checkpoint_failures.forget(session, now_s - checkpoint_failures.KEPT_S)
 
         self._write(work)
 

@@ -16,10 +16,12 @@ from alembic.runtime import migration
 from oslo_config import cfg
 
 from acstor_common import boot_timeline
+from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import whole_image
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import boots
+from acstor_decision.db import checkpoint_failures
 from acstor_decision.db import connection as connection_
 from acstor_decision.db import database
 from acstor_decision.db import held_images
@@ -293,6 +295,17 @@ class Suite:
         store.forget_old(1500.0 + held_images.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
         assert [host.host for host in store.hosts()] == ["h1", "h2"]
+
+    def test_what_silent_hosts_told_of_checkpoints_is_forgotten(
+        self, store: database.Database
+    ) -> None:
+        failing = (checkpoint_messages.Failing("", "full"),)
+        kept_s = checkpoint_failures.KEPT_S
+        store.note_checkpoint_failures("h1", failing, 1000.0)
+        store.note_checkpoint_failures("h2", failing, 2000.0 + kept_s)
+        assert set(store.checkpoint_failures(1000.0)) == {"h1", "h2"}  # one host deletes its own
+        store.forget_old(1000.5 + kept_s)
+        assert set(store.checkpoint_failures(1000.0)) == {"h2"}
 
     def test_last_boot_of_a_server_is_kept_for_each_host_for_a_while(
         self, store: database.Database
