@@ -23,7 +23,6 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_common import ids
-from acstor_common import vault_paths
 
 UNAUTHENTICATED: Final = 64
 """Of all addresses at which no host stands."""
@@ -31,7 +30,8 @@ UNAUTHENTICATED_OF_HOST: Final = 8
 """Of each host of the table, at its address."""
 CONNECTIONS: Final = 256
 """Each is a thread, which holds a chunk at a time: 16 MiB for all, 1 GiB in chunks of 4 MiB."""
-
+CONNECTIONS_OF_HOST: Final = 16
+"""Its agent has 8, its checkpoint daemon one for each disk and one to collect garbage."""
 
 IDLE_S: Final = 5.0
 """A new connection has its first request within less."""
@@ -126,7 +126,7 @@ class Places:
     def _make_room(self, host: ids.HostId) -> bool:
         """Displace a connection if all places are taken; return whether there is a place."""
         counts = collections.Counter(held.host for held in self._held.values())
-        is_own = counts[host] >= vault_paths.CONNECTIONS_OF_HOST
+        is_own = counts[host] >= CONNECTIONS_OF_HOST
         if not is_own and len(self._held) < CONNECTIONS:
             return True
         long_s = self._clock() - IDLE_S

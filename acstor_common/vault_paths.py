@@ -10,8 +10,6 @@ from acstor_common import ids
 
 PROTOCOL: Final = "acstor-vault/1"
 """What both sides agree on inside TLS, by ALPN; another one when they would not be understood."""
-CONNECTIONS_OF_HOST: Final = 8
-"""That a vault has with one host at a time; later ones are closed."""
 
 
 def chunk(owner: ids.HostId, disk: ids.ImageId, name: bytes) -> str:

@@ -39,8 +39,8 @@ T = TypeVar("T")
 Ask = Callable[[recovery_.Holder], Awaitable[T]]
 Hedge = Callable[[Sequence[recovery_.Holder]], float]
 
-CONNECTIONS = vault_paths.CONNECTIONS_OF_HOST
-"""To each holder; what nobody waits for takes a quarter of them (``recovering``)."""
+CONNECTIONS = 8
+"""To each holder, of 16 that its vault gives a host; background reads use a quarter of them."""
 HOLDERS = 64
 """Holders to which connections are kept."""
 MANIFEST_S = 25.0

@@ -14,12 +14,12 @@ import pytest
 
 from acstor_checkpoint import belonging
 from acstor_checkpoint import names
+from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
 from acstor_common import certificates
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import vault_paths
 from tests.lab import runs
 from tests.lab import vaults
 
@@ -285,7 +285,7 @@ def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     begun = f"PUT /v1/h1/{DISK}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 99\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        for _ in range(vault_paths.CONNECTIONS_OF_HOST):
+        for _ in range(places.CONNECTIONS_OF_HOST):
             stack.enter_context(h1.dial(h2)).sendall(begun.encode())
         runs.pause(time.monotonic() - 0.5)
         with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):

@@ -25,14 +25,13 @@ from acstor_checkpoint import vault_client
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import vault_paths
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import vaults
 
 SEAL = checkpoint_sealing.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-CROWD = [f"c{n}" for n in range(places.CONNECTIONS // vault_paths.CONNECTIONS_OF_HOST)]
+CROWD = [f"c{n}" for n in range(places.CONNECTIONS // places.CONNECTIONS_OF_HOST)]
 UPLOAD_S = 5.0
 """For one chunk over a new connection, on a busy machine; alone it takes 0.03 s."""
 PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
@@ -73,12 +72,12 @@ def chunk(number: int) -> names.Sealed:
 def test_hosts_that_hold_all_connections_keep_no_other_host_out(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_busy: bool
 ) -> None:
-    """32 hosts hold 8 connections each: idle ones, or ones with a request that never ends."""
+    """16 hosts hold 16 connections each: idle ones, or ones with a request that never ends."""
     h2 = start()
     with contextlib.ExitStack() as stack:
         for name in CROWD:
             host = vaults.Vault(tmp_path / name, name)
-            for _ in range(vault_paths.CONNECTIONS_OF_HOST):
+            for _ in range(places.CONNECTIONS_OF_HOST):
                 tls = stack.enter_context(host.dial(h2))
                 if is_busy:
                     tls.sendall(PUT.format(host=name, disk=DISK).encode())
@@ -98,9 +97,7 @@ class Asking:
         self._host, self._vault, self._ask = host, vault, ask
         self._ended = threading.Event()
         self._asked = sorted(os.urandom(32) for _ in range(names.MAX_ASKED))
-        self._threads = [
-            threading.Thread(target=self._run) for _ in range(vault_paths.CONNECTIONS_OF_HOST)
-        ]
+        self._threads = [threading.Thread(target=self._run) for _ in range(8)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -11,11 +11,11 @@ import time
 import pytest
 
 from acstor_checkpoint import names
+from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import vault_paths
 from tests.fakes import hostile_vault
 from tests.lab import runs
 from tests.lab import vaults
@@ -88,7 +88,7 @@ def test_damaged_requests_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
                     say(tls, bytes(mutations.mutate(sound, others, rng)))
         runs.wait_for(lambda: held(h2) == before, 20, f"what was held: {before}", h2.log)
         assert "Traceback" not in h2.log() and "failed" not in h2.log()
-        for _ in range(vault_paths.CONNECTIONS_OF_HOST):
+        for _ in range(places.CONNECTIONS_OF_HOST):
             tls = stack.enter_context(h1.dial(h2))
             tls.sendall(REQUESTS["put chunks"])
             assert tls.recv(1000).startswith(b"HTTP/1.1 204")

@@ -9,7 +9,6 @@ import pytest
 
 from acstor_checkpoint import places
 from acstor_common import ids
-from acstor_common import vault_paths
 
 H1 = ids.HostId("h1")
 
@@ -136,7 +135,7 @@ def test_a_host_displaces_its_own_idle_connection_and_no_busy_one(
 ) -> None:
     hosts = Hosts(stack)
     other = hosts.add("h2")
-    busy = [hosts.add("h1", is_busy=True) for _ in range(vault_paths.CONNECTIONS_OF_HOST - 1)]
+    busy = [hosts.add("h1", is_busy=True) for _ in range(places.CONNECTIONS_OF_HOST - 1)]
     idle = hosts.add("h1")
     late = hosts.add("h1", is_busy=True)
     assert hosts.ended(idle, late, other, *busy) == [True] + [False] * (2 + len(busy))
@@ -149,7 +148,7 @@ def test_hosts_that_have_all_places_give_each_newcomer_one(
     stack: contextlib.ExitStack, is_busy: bool
 ) -> None:
     hosts = Hosts(stack)
-    crowd = places.CONNECTIONS // vault_paths.CONNECTIONS_OF_HOST
+    crowd = places.CONNECTIONS // places.CONNECTIONS_OF_HOST
     held = [hosts.add(f"c{n % crowd}", is_busy=is_busy) for n in range(places.CONNECTIONS)]
     late = [hosts.add(f"h{n}") for n in range(crowd)]
     assert not any(hosts.ended(*late))
@@ -180,7 +179,7 @@ def test_where_each_host_has_one_busy_connection_there_is_no_place(
 def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
     with contextlib.ExitStack() as first:
         hosts = Hosts(first)
-        for _ in range(vault_paths.CONNECTIONS_OF_HOST):
+        for _ in range(places.CONNECTIONS_OF_HOST):
             hosts.add("h1", is_busy=True)
     assert hosts.places.hosts == 0
     with hosts.places.host(hosts.connections.pair(), H1) as has_place:
