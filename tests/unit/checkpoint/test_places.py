@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from acstor_agent.disks import holders
+from acstor_checkpoint import daemon
 from acstor_checkpoint import places
 from acstor_common import ids
 
@@ -141,6 +143,14 @@ def test_a_host_displaces_its_own_idle_connection_and_no_busy_one(
     assert hosts.ended(idle, late, other, *busy) == [True] + [False] * (2 + len(busy))
     assert hosts.add("h1") is None
     assert hosts.ended(late, other, *busy) == [False] * (2 + len(busy))
+
+
+def test_checkpoints_of_a_host_have_places_beside_its_recoveries(
+    stack: contextlib.ExitStack,
+) -> None:
+    hosts = Hosts(stack)
+    count = holders.CONNECTIONS + daemon.WORKERS + 1  # one collects garbage
+    assert None not in [hosts.add("h1", is_busy=True) for _ in range(count)]
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
