@@ -61,7 +61,7 @@ class Watched:
         """End the job; again after AGAIN_S, unless libvirt has not answered yet."""
         if now_s < self._again_s or (self._ending is not None and self._ending.is_alive()):
             return
-        self.why, self.is_late, self._again_s = why, True, now_s + AGAIN_S
+        self.why, self._again_s = why, now_s + AGAIN_S  # whoever reads it fails, and says why
         LOG.warning("%s: the capture is ended: %s", self.path, why)
         self._ending = supervised.start_once("end of a capture", self.end)
 

@@ -224,7 +224,7 @@ def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
 
 
 @pytest.mark.expect_log("the capture is ended: less than")
-def test_file_system_that_gets_full_ends_the_capture_before_guests_notice(
+def test_full_disk(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
