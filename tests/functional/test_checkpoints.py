@@ -255,13 +255,16 @@ def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
 
 
 def start_first(guest, client):
+    lock = threading.Lock()  # holders are asked at the same time
+
     def made(holder):
         made_client = client(holder)
         put = made_client.put
 
         def begin(*words):
-            if not guest.domain.isActive():
-                guest.domain.create()
+            with lock:
+                if not guest.domain.isActive():
+                    guest.domain.create()
             return put(*words)
 
         made_client.put = begin
