@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All holders of one disk's checkpoints, as one.
 
-The one rule: what one of them has not acknowledged is not kept.
+A chunk counts as kept only when each holder has acknowledged it.
 """
 
 import contextlib

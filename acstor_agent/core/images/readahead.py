@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads in order, and how far ahead of them to fetch.
+"""Read-ahead: which readers are sequential, and how far ahead of each to fetch.
 
 A reader that goes on where it stopped, twice in a row, is sequential: from then on its window
 doubles with each read. Anyone else gets nothing, so random readers cost no byte, not even where two

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfers under way at a host, and how they split where the fates of their chunks part."""
+"""Transfers of a host: the chunks on their way to it, and how a transfer splits."""
 
 from collections.abc import Sequence
 
