@@ -5,8 +5,9 @@ Checkpoints are deleted, and servers leave, so what registers nothing more would
 A pass asks the holders of this host's disks one after the other; the first one, and one each hour,
 asks all hosts, for others may have what this host knows nothing of any more.
 
-A pass, and each holder in it, has a deadline and a number of disks it may name, so a hostile
-holder delays no checkpoint, and the next holder by HOLDER_S at most.
+A pass, and each holder in it, has a deadline and a number of disks it may name.  So a hostile
+holder delays the next holder by HOLDER_S at most, and checkpoints of the disk that it is asked
+for alone.
 
 The decision service alone says which checkpoints there are, and what it does not
 say clearly is no reason to drop anything.  A disk whose checkpoint is being taken is left out.

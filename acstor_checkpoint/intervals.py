@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
 AGAIN_S: Final = 120.0
-"""After it has not answered: nobody has his turn while it is waited for, up to a minute."""
+"""After the decision service has not answered; a question waits for up to a minute."""
 
 
 class Told(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Final
 LOG = logging.getLogger(__name__)
 
 LONGEST_S: Final = 100.0
-"""A client of a vault waits a little longer."""
+"""Of one sync; a client waits for 60 to 120 s and then takes the vault for too slow."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -19,14 +19,14 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
 
     def __init__(
         self,
-        attempts: requests_out.RequestsOut,
+        out: requests_out.RequestsOut,
         reads: source_reads.SourceReads,
         limits: prefetch_limits.PrefetchLimits,
     ) -> None:
         super().__init__()
         self.unwanted: dict[transfer_.Transfer, None] = {}
-        self._attempts, self._reads, self._limits = attempts, reads, limits
-        attempts.split, reads.divide = self.split_attempt, self.split_read
+        self._out, self._reads, self._limits = out, reads, limits
+        out.split, reads.divide = self.split_attempt, self.split_read
 
     def of(self, refs: transfer_.Refs, priority: priority_.Priority) -> transfer_.Transfer:
         """Return a transfer of these chunks alone; where there is none it begins to be.
@@ -65,9 +65,9 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         part = transfer.split(some)
         self.update(dict.fromkeys(part.keys, part))
         for attempt, half in zip(transfer.attempts, part.attempts, strict=True):
-            self._attempts.divide(attempt, half)
+            self._out.divide(attempt, half)
         if transfer.relay is not None and part.relay is not None:
-            self._attempts.divide(transfer.relay, part.relay)
+            self._out.divide(transfer.relay, part.relay)
         if transfer.read is not None:
             part.read = self._reads.split(transfer.read, some)
         self._limits.divide(transfer, part)
@@ -86,7 +86,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             at = transfer.attempts.index(attempt)
             return self.split(transfer, some).attempts[at]
         part = requests_out.divide_alone(attempt, some)
-        self._attempts.divide(attempt, part)
+        self._out.divide(attempt, part)
         return part
 
     def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
