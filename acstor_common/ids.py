@@ -123,6 +123,16 @@ def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) ->
     return Cid(digest[:-1] + _KEYED_ENDS[digest[-1]])
 
 
+def cids_of(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Cid]:
+    """Return what :func:`cid_of` returns for each chunk, without a key.
+
+    >>> cids_of([b"one", b"two"]) == [cid_of(b"one"), cid_of(b"two")]
+    True
+    """
+    digests = [blake3.blake3(piece).digest() for piece in pieces]
+    return [Cid(digest[:-1] + _PLAIN_ENDS[digest[-1]]) for digest in digests]
+
+
 def is_keyed(cid: Cid) -> bool:
     """Say whether a CID means something only in a scope.
 

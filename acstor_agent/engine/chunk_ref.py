@@ -51,11 +51,6 @@ class ChunkRef(NamedTuple):
         """What the bytes must be."""
         return ids.Content(self.cid, self.keys)
 
-    def matches(self, data: bytes | bytearray | memoryview) -> bool:
-        """Say whether bytes are this chunk."""
-        cid = self[0]
-        return ids.cid_of(data) == cid if not ids.is_keyed(cid) else self.content.matches(data)
-
 
 def keys_of(refs: Iterable[ChunkRef]) -> tuple[Key, ...]:
     """Return the key of each chunk."""
@@ -69,13 +64,16 @@ def matching(
 
     :param data: as many bytes as the chunks have
     """
-    view, begin, found = memoryview(data), 0, list[memoryview | None]()
+    view, begin, pieces = memoryview(data), 0, list[memoryview]()
     for ref in refs:
         end = begin + ref.length
-        piece = view[begin:end]
-        found.append(piece if ref.matches(piece) else None)
+        pieces.append(view[begin:end])
         begin = end
-    return found
+    if any([ids.is_keyed(ref.cid) for ref in refs]):
+        are_right = [ref.content.matches(piece) for ref, piece in zip(refs, pieces, strict=True)]
+    else:
+        are_right = [ref.cid == cid for ref, cid in zip(refs, ids.cids_of(pieces), strict=True)]
+    return [piece if is_right else None for piece, is_right in zip(pieces, are_right, strict=True)]
 
 
 class Run(NamedTuple):

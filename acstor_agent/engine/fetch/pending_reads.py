@@ -134,12 +134,11 @@ class PendingReads:
             return (first,)
         context = self._context
         transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
-        holders = context.locations.keys
         refs = tuple(batch[index:limit])
         keys = chunk_ref.keys_of(refs)
         under_way = [*map(transfers.get, keys)]
         transfer, segment, image_id = under_way[0], first.segment, first.image_id
-        owned_by, held_by = owners(first.place), holders(first)
+        owned_by, held_by = owners(first.place), context.locations.all_keys(refs)
         seen = {keys[0]}
         for at in range(1, len(refs)):
             ref, key = refs[at], keys[at]
@@ -147,7 +146,7 @@ class PendingReads:
             if not is_new or ref.image_id != image_id or under_way[at] is not transfer:
                 return refs[:at]
             is_alike = (segment and ref.segment == segment) or owners(ref.place) == owned_by
-            if transfer is None and not (is_alike and holders(ref) == held_by):
+            if transfer is None and not (is_alike and held_by[at] == held_by[0]):
                 return refs[:at]
             seen.add(key)
         return refs

@@ -203,25 +203,27 @@ class Announcements:
         """
         if self._topology is None:
             return
-        told, keys_of, bits = self._told, self._holders.keys, 1 << self._segment_chunks
+        told, bits = self._told, 1 << self._segment_chunks
+        # Those of a former length are not told.
+        new = [ref for ref in refs if ref.oid not in told and ref.bit < bits]
+        if self._gone:
+            new = [ref for ref in new if not self._is_back(ref.oid)]
         before: bytes | None = None
-        alone = _Told(None, 1, ())
-        for ref in refs:
-            oid = ref.oid
-            if oid in told or ref.bit >= bits:  # it was asked for by a former length
-                continue
-            if self._gone and (former := self._gone.pop(oid, None)) is not None:
-                told.put(oid, former)  # they have not heard yet that it was gone
-                continue
-            keys = keys_of(ref)
+        untold: _Untold = ()
+        for ref, keys in zip(new, self._holders.all_keys(new), strict=True):
             if keys != before:  # the same for most of them
-                before, alone = keys, _Told(None, 1, self._neighbours_among(giver, keys))
-            news = (
-                alone if ref.segment is None else alone._replace(segment=ref.segment, bit=ref.bit)
-            )
+                before, untold = keys, self._neighbours_among(giver, keys)
+            news = _Told(ref.segment, ref.bit if ref.segment is not None else 1, untold)
             if self._neighbours:
-                self._put(self._here, oid, news, now)
-            told.add(oid, news)
+                self._put(self._here, ref.oid, news, now)
+            told.put(ref.oid, news)
+
+    def _is_back(self, oid: ids.Oid) -> bool:
+        """Say whether others have not heard yet that a chunk was gone; then it is here again."""
+        former = self._gone.pop(oid, None)
+        if former is not None:
+            self._told.put(oid, former)
+        return former is not None
 
     def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
         hosts = (giver, *self._holders.named(keys))

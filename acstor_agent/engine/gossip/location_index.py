@@ -104,7 +104,7 @@ class LocationIndex:
 
     def of(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk, in the order in which they did."""
-        keys = self.keys(ref)
+        keys = self.all_keys((ref,))[0]
         return self.named(keys) if keys else []
 
     def holders(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
@@ -115,14 +115,18 @@ class LocationIndex:
                 found.append((host, _bits(entry)))
         return found
 
-    def keys(self, ref: chunk_ref.ChunkRef) -> bytes:
-        """Return the keys of the hosts that announced a chunk: equal ones, equal hosts."""
-        known = self._told.get(ref.place)
-        if known is None:
-            return b""
-        if len(known) == _ENTRY:  # nearly always
-            return known[:_KEY] if _bits(known) & ref.bit else b""
-        return b"".join([entry[:_KEY] for entry in _split(known) if _bits(entry) & ref.bit])
+    def all_keys(self, refs: Iterable[chunk_ref.ChunkRef]) -> list[bytes]:
+        """Return the keys of the hosts that announced each chunk: equal ones, equal hosts."""
+        found: list[bytes] = []
+        segment: ids.Oid | None = None
+        entries: list[bytes] = []
+        for ref in refs:
+            if ref.segment is None or ref.segment != segment:
+                segment = ref.segment
+                entries = _split(self._told.get(ref.place) or b"")
+            its = [entry[:_KEY] for entry in entries if _bits(entry) & ref.bit] if entries else ()
+            found.append(b"".join(its))
+        return found
 
     def named(self, keys: bytes) -> list[ids.HostId]:
         """Return whose keys these are, without those who are forgotten."""
