@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The house keeps its own rules: licences, docstrings, options, entry points, the watched log."""
 
-import ast
-import collections
 import importlib
 import importlib.metadata
 import itertools
@@ -87,14 +85,6 @@ def test_every_script_and_module_begins_with_its_licence() -> None:
 def test_no_tracked_link_leads_out_of_the_tree() -> None:
     links = [path for path in tracked_files() if path.is_symlink()]
     assert [link for link in links if not link.resolve().is_relative_to(ROOT)] == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_says_what_it_is(path: pathlib.Path) -> None:
-    text = path.read_text()
-    if path.name == "__init__.py" and "class " not in text and len(text.splitlines()) <= 1:
-        return  # the licence alone: a folder that holds nothing itself
-    assert ast.get_docstring(ast.parse(text))
 
 
 def test_clean_up_takes_results_and_keeps_every_tracked_file(tmp_path: pathlib.Path) -> None:
@@ -261,47 +251,6 @@ def test_services_that_share_a_controller_have_endpoints_of_their_own() -> None:
     every = [*agent_conf.list_opts(), *decision_conf.list_opts(), *glance_conf.list_opts()]
     places = [opt.default for _, opts in every for opt in opts if opt.dest == "metrics_listen"]
     assert len(places) == 3 == len(set(places))
-
-
-def test_the_architecture_shows_every_module_of_the_agent_in_its_layer() -> None:
-    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
-    layers = {
-        one["containers"][0].partition(".")[2]: one["layers"]
-        for one in contracts
-        if one.get("containers", [""])[0].startswith("acstor_agent")
-    }
-    text = (ROOT / "doc/source/contributor/architecture.rst").read_text()
-    picture = text[text.index("\n    cmd  ") :].partition("\nA module")[0]
-    package, shown = "", collections.defaultdict(list)
-    for indent, words in re.findall(r"^( {4}| {6})((?:[a-z_.]+(?:  ?|$))+)", picture, re.M):
-        if len(indent) == 4:
-            package = words.strip()
-        if "." in words:
-            continue  # a folder of one that is shown already
-        shown["" if len(indent) == 4 else package].extend(words.split())
-    for name, members in layers.items():
-        for layer in members:
-            wanted = set(layer.split(" | "))
-            assert set(shown[name][: len(wanted)]) == wanted, f"{name}: {layer}: {shown[name]}"
-            del shown[name][: len(wanted)]
-        assert not shown[name]
-    assert {*shown} - {*layers} == {"process", "cloud", "core"}
-    for name in ("process", "cloud", "core"):
-        files = (ROOT / "acstor_agent" / name).glob("[a-z]*.py")
-        folders = (ROOT / "acstor_agent" / name).glob("[a-z]*/__init__.py")
-        there = [file.stem for file in files] + [file.parent.name for file in folders]
-        assert sorted(shown[name]) == sorted(there)
-
-
-FOLDERS_OF_CORES = sorted((ROOT / "acstor_agent/core").rglob("__init__.py"))
-
-
-@pytest.mark.parametrize("path", FOLDERS_OF_CORES, ids=lambda path: path.parent.name)
-def test_a_folder_of_cores_says_in_which_order_to_read_all_it_holds(path: pathlib.Path) -> None:
-    named = re.findall(r"``(\w+)``", ast.get_docstring(ast.parse(path.read_text())) or "")
-    files = [file.stem for file in path.parent.glob("[a-z]*.py")]
-    folders = [folder.parent.name for folder in path.parent.glob("[a-z]*/__init__.py")]
-    assert set(files + folders) <= set(named), path.parent.name
 
 
 def test_every_test_that_a_promise_names_is_there():
