@@ -8,6 +8,7 @@ page and section, with words that stand in the test's own text: so it is seen wh
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -104,6 +105,7 @@ def commands(path: pathlib.Path, page: str = "") -> Iterator[Command]:
                 yield Command(page, _title(node), line, is_inline=True)
 
 
+@functools.cache
 def _document(path: pathlib.Path) -> docutils.nodes.document:
     """Read a page; what only Sphinx knows is passed over."""
     silent = docutils.utils.Reporter.SEVERE_LEVEL + 1

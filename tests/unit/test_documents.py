@@ -178,33 +178,27 @@ def filled(line: str, *, with_options: bool) -> str:
     return re.sub(r"(?<![\w/.=-])([A-Z][A-Z_]*)(?![\w=])", word, line)
 
 
-def lines() -> list[Any]:
-    made: dict[str, documents.Command] = {}
-    for one in all_commands():
-        if is_ours(one):
-            made.setdefault(one.line, one)
-    return [pytest.param(one, id=f"{one.page}:{line}") for line, one in made.items()]
-
-
-@pytest.mark.parametrize("one", lines())
-def test_parser_takes_the_line(
-    one: documents.Command,
+@pytest.mark.parametrize("path", documents.PAGES, ids=documents.name_of)
+def test_parsers_take_the_lines_of_a_page(
+    path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for with_options in (False, True):
-        argv = shlex.split(filled(one.line, with_options=with_options))
-        while pathlib.PurePath(argv[0]).name != one.program:
-            del argv[0]  # sudo, and what is set for the command
-        try:
-            if one.program == "openstack":
-                parse_openstack(argv[1:])
-            else:
-                parse_script(one.program, argv[1:], monkeypatch, tmp_path)
-        except SystemExit:  # running text may name a command without what it must have
-            assert one.is_inline
-            assert "the following arguments are required" in capsys.readouterr().err
+    for one in filter(is_ours, documents.commands(path)):
+        for with_options in (False, True):
+            argv = shlex.split(filled(one.line, with_options=with_options))
+            while pathlib.PurePath(argv[0]).name != one.program:
+                del argv[0]  # sudo, and what is set for the command
+            try:
+                if one.program == "openstack":
+                    parse_openstack(argv[1:])
+                else:
+                    parse_script(one.program, argv[1:], monkeypatch, tmp_path)
+            except SystemExit:  # running text may name a command without what it must have
+                said = capsys.readouterr().err
+                assert one.is_inline, f"{one.line}: {said}"
+                assert "the following arguments are required" in said
 
 
 def parse_script(
