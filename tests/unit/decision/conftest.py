@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decision service on SQLite, without a broker: time passes when a test says so."""
 
+import functools
 import pathlib
+import shutil
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -13,25 +15,39 @@ from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 
 
+def configuration(folder: pathlib.Path, connection: str = "", **own: Any) -> cfg.ConfigOpts:
+    """Return one with a database in a folder, or another, and with options of [acstor_decision]."""
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("connection", connection or f"sqlite:///{folder}/decision.sqlite", "database")
+    conf.set_override("sqlite_synchronous", False, "database")  # no test cuts the power
+    for name, value in own.items():
+        conf.set_override(name, value, "acstor_decision")
+    return conf
+
+
 @pytest.fixture
 def configure(tmp_path: pathlib.Path) -> Callable[..., cfg.ConfigOpts]:
-    """Return what makes a configuration: options of [acstor_decision], or a group's with a dot."""
+    """Return :func:`configuration` for the folder of the test."""
+    return functools.partial(configuration, tmp_path)
 
-    def make(connection: str = f"sqlite:///{tmp_path}/decision.sqlite", **own: Any) -> Any:
-        conf = cfg.ConfigOpts()
-        decision_conf.register_opts(conf)
-        conf([], project="acstor", default_config_files=[], default_config_dirs=[])
-        conf.set_override("connection", connection, "database")
-        for name, value in own.items():
-            conf.set_override(name, value, "acstor_decision")
-        return conf
 
-    return make
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An empty database with the tables of this version, to be copied."""
+    folder = tmp_path_factory.mktemp("tables")
+    made = database.Database(configuration(folder))
+    made.upgrade()
+    made.close()
+    return folder / "decision.sqlite"
 
 
 @pytest.fixture
-def store(configure: Callable[..., cfg.ConfigOpts]) -> Iterator[database.Database]:
+def store(
+    configure: Callable[..., cfg.ConfigOpts], tables: pathlib.Path, tmp_path: pathlib.Path
+) -> Iterator[database.Database]:
+    shutil.copy(tables, tmp_path)
     made = database.Database(configure())
-    made.upgrade()
     yield made
     made.close()

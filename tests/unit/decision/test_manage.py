@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """acstor-decision-manage authority …, as an operator calls it on the service's host."""
 
+import functools
+import os
 import pathlib
 import re
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
 from acstor_common import certificates
 from acstor_common import signing
+from acstor_decision.cmd import manage as command
+from tests.fakes import forked_command
 
 
 @pytest.fixture
 def manage(tmp_path):
     config = tmp_path / "decision.conf"
     config.write_text(f"[database]\nconnection = sqlite:///{tmp_path}/decision.sqlite\n")
-
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config]
-        return subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
-
+    run = functools.partial(forked_command.run, command.main, "--config-file", config)
     assert run("db-sync").returncode == 0
     return run
 
@@ -32,8 +30,11 @@ def test_database_with_the_private_keys_is_its_owners_alone(tmp_path, before):
     config.write_text(f"[database]\nconnection = sqlite:///{file}\n")
     if before is not None:
         file.touch(before)
-    argv = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config, "db-sync"]
-    subprocess.run(["sh", "-c", 'umask 022; exec "$@"', "sh", *argv], check=True)
+    former = os.umask(0o022)
+    try:
+        assert forked_command.run(command.main, "--config-file", config, "db-sync").returncode == 0
+    finally:
+        os.umask(former)
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -46,8 +47,8 @@ def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: 
     ca, signers = ((out / name).read_bytes() for name in ("ca.pem", "signers.pem"))
     issued = certificates.read_host_certificate((out / "cert.pem").read_bytes(), ca)
     assert issued.host == "h1" and len(signing.read_public_keys(signers)) == 1
-    for command, kind in (("renew-ca", "ca"), ("renew-signer", "signer")):
-        assert f"{kind} 2 signs from" in manage("authority", command).stdout
+    for renewal, kind in (("renew-ca", "ca"), ("renew-signer", "signer")):
+        assert f"{kind} 2 signs from" in manage("authority", renewal).stdout
     shown = manage("authority", "show").stdout
     assert re.search(r"ca 1: signs from .* on, until 20\d\d-", shown)
     assert re.search(r"signer 2: signs from .* on, until trusted", shown)
@@ -95,12 +96,11 @@ def test_what_cannot_be_is_said(manage, tmp_path):
         ("secret", "no URL of a database"),
     ],
 )
-@pytest.mark.parametrize("command", [("db-sync",), ("history",), ("authority", "show")])
-def test_database_that_cannot_be_used_is_told_in_one_line(tmp_path, connection, words, command):
+@pytest.mark.parametrize("asked", [("db-sync",), ("history",), ("authority", "show")])
+def test_database_that_cannot_be_used_is_told_in_one_line(tmp_path, connection, words, asked):
     config = tmp_path / "decision.conf"
     config.write_text(f"[database]\nconnection = {connection}\n")
-    argv = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config, *command]
-    done = subprocess.run(argv, capture_output=True, text=True)
+    done = forked_command.run(command.main, "--config-file", config, *asked)
     [line] = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert line.startswith("acstor-decision-manage: [database] connection: ") and words in line

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command in a process of its own, which is forked: it imports nothing again."""
+
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import IO
+
+LONGEST_S = 60.0
+_FORK = multiprocessing.get_context("fork")
+
+
+def run(main: Callable[[], int], *words: object) -> subprocess.CompletedProcess[str]:
+    """Run ``main`` with these arguments, and return its status and what it printed.
+
+    :raises TimeoutError: it does not end
+    """
+    argv = ["command", *map(str, words)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _FORK.Process(target=_become, args=(main, argv, out, err))
+        process.start()
+        process.join(LONGEST_S)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"{main.__module__} does not end: {argv}")
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(argv, process.exitcode, out.read(), err.read())
+
+
+def _become(main: Callable[[], int], argv: list[str], out: IO[str], err: IO[str]) -> None:
+    for file, number in ((out, 1), (err, 2)):
+        os.dup2(file.fileno(), number)
+    sys.argv, sys.stdout, sys.stderr = argv, out, err
+    logging.root.handlers.clear()  # pytest's: a command begins with none
+    sys.exit(main())
