@@ -7,9 +7,22 @@ import pytest
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
+from acstor_simulator import traces
 from acstor_simulator.cmd import simulate
 
-TINY = ["compare", "--pods", "1", "--racks", "2", "--rack-hosts", "4", "--chunks", "20"]
+TINY = [
+    "compare",
+    "--pods",
+    "1",
+    "--racks",
+    "2",
+    "--rack-hosts",
+    "4",
+    "--chunks",
+    "20",
+    "--images",
+    "1",
+]
 
 
 def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +53,8 @@ def test_wrong_numbers_are_refused_by_name(
 def test_figure_leaves_a_picture_and_its_numbers(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = run.Scenario(topology.Shape(1, 1, 4), guests=4, chunks=10)
+    sizes = traces.Sizes(stored=10_000_000, data=20_000_000)
+    small = run.Scenario(topology.Shape(1, 1, 4), guests=4, chunks=10, sizes=sizes)
     cases = [figures.Case("CV 0.8", x, small, p) for x in (1.0, 2.0) for p in run.POLICIES]
     monkeypatch.setitem(figures.EXPERIMENTS, "6", figures.Experiment("Small", "x", lambda: cases))
     assert simulate.main(["figure", "6", "--output", str(tmp_path)]) == 0
