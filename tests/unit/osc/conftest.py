@@ -6,5 +6,6 @@ from tests.unit.decision.api.conftest import bus
 from tests.unit.decision.api.conftest import glance
 from tests.unit.decision.conftest import configure
 from tests.unit.decision.conftest import store
+from tests.unit.decision.conftest import tables
 
-__all__ = ["api_configuration", "bus", "configure", "glance", "store"]
+__all__ = ["api_configuration", "bus", "configure", "glance", "store", "tables"]
