@@ -179,7 +179,10 @@ class Disk:
         with self._deadline():
             self._request(_Command.READ, at, len(view))
             for kind, length in self._replies():
-                filled += self._fill(view, at, kind, length)
+                part_bytes = self._fill(view, at, kind, length)
+                filled += part_bytes
+                if not part_bytes or filled > len(view):  # which could go on until the deadline
+                    raise self._fault("an answer of no bytes, or of more than were asked for")
         if filled != len(view):
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
@@ -260,6 +263,8 @@ class Disk:
                 raise self._refused(length)
             if kind != _Kind.NONE:
                 yield kind, length
+            elif length or not is_last:
+                raise self._fault("an answer that says nothing, and is not the last")
 
     def _refused(self, length: int) -> errors.Unusable:
         if not _ERROR.size <= length <= _MAX_OPTION_BYTES:

@@ -46,33 +46,78 @@ def telling(
     tmp_path: pathlib.Path, size_bytes: int, status: Callable[[int, int, int], bytes]
 ) -> Iterator[nbd.Export]:
     """Be a server whose answers to questions for the status are ``status(cookie, at, length)``."""
-    path = tmp_path / "told.sock"
     said = AGREED.replace(struct.pack(">HQH", 0, MIB, 3), struct.pack(">HQH", 0, size_bytes, 3))
+
+    def serve(client: socket.socket) -> None:
+        client.sendall(said)
+        while raw := client.recv(28):
+            at = raw.find(REQUEST)
+            while at < 0 or len(raw) < at + 28:  # behind what was negotiated
+                raw += client.recv(28)
+                at = raw.find(REQUEST)
+            _, _, kind, cookie, start, length = struct.unpack(">IHHQQI", raw[at : at + 28])
+            if kind == 7:
+                client.sendall(status(cookie, start, length))
+
+    with _serving(tmp_path / "told.sock", serve) as path:
+        yield own(path, size_bytes)
+
+
+@contextlib.contextmanager
+def saying(folder: pathlib.Path, said: bytes) -> Iterator[nbd.Export]:
+    """Be a server that says ``said`` whatever it is asked, and then nothing."""
+
+    def serve(client: socket.socket) -> None:
+        client.sendall(said)
+        while client.recv(4096):
+            pass
+
+    with _serving(folder / "said.sock", serve) as path:
+        yield own(path)
+
+
+@contextlib.contextmanager
+def _serving(path: pathlib.Path, serve: Callable[[socket.socket], None]) -> Iterator[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))
         server.listen(1)
 
-        def serve() -> None:
+        def accept() -> None:
             with contextlib.suppress(OSError), server.accept()[0] as client:
-                client.sendall(said)
-                while raw := client.recv(28):
-                    at = raw.find(REQUEST)
-                    while at < 0 or len(raw) < at + 28:  # behind what was negotiated
-                        raw += client.recv(28)
-                        at = raw.find(REQUEST)
-                    _, _, kind, cookie, start, length = struct.unpack(">IHHQQI", raw[at : at + 28])
-                    if kind == 7:
-                        client.sendall(status(cookie, start, length))
+                serve(client)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=accept)
         thread.start()
         try:
-            yield own(str(path), size_bytes)
+            yield str(path)
         finally:
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             thread.join(20.0)
             assert not thread.is_alive()
+
+
+class Repeater:
+    """A server for one client after the other, as long as the process lives.
+
+    It says ``said`` whatever it is asked, and then ends.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.said = b""
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind("")  # an abstract address
+        self._server.listen()
+        self.export = own(self._server.getsockname().decode(), size_bytes)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._server.accept()[0] as client, contextlib.suppress(OSError):
+                client.sendall(self.said)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4096):
+                    pass
 
 
 REQUEST = struct.pack(">I", 0x25609513)

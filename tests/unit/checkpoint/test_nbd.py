@@ -6,10 +6,8 @@ import os
 import pathlib
 import random
 import shutil
-import socket
 import struct
 import subprocess
-import threading
 import time
 
 import pytest
@@ -116,31 +114,6 @@ def test_what_is_not_there_is_said(tmp_path):
         nbd.Disk(nbd.Export(str(tmp_path / "none"), "vda", 1, MIB), nbd.ALLOCATION, 20.0)
 
 
-@contextlib.contextmanager
-def saying(tmp_path, said):
-    """Be a server that says ``said`` whatever it is asked; yield the path of its socket."""
-    path = tmp_path / "liar.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(str(path))
-        server.listen(1)
-
-        def serve():
-            with contextlib.suppress(OSError), server.accept()[0] as client:
-                client.sendall(said)
-                while client.recv(4096):
-                    pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield str(path)
-        finally:
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            thread.join(20.0)
-            assert not thread.is_alive()
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -167,8 +140,8 @@ def saying(tmp_path, said):
     ],
 )
 def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
-    with saying(tmp_path, said) as path, pytest.raises(errors.Unusable, match=why):
-        nbd.Disk(fake.own(path), nbd.ALLOCATION, 1.0)
+    with fake.saying(tmp_path, said) as export, pytest.raises(errors.Unusable, match=why):
+        nbd.Disk(export, nbd.ALLOCATION, 1.0)
 
 
 DATA = struct.pack(">Q", 0) + bytes(512)
@@ -186,6 +159,10 @@ DATA = struct.pack(">Q", 0) + bytes(512)
         (fake.reply(1, DATA[:-1]), "511 bytes came of 512"),
         (fake.reply(0), "0 bytes came of 512"),
         (fake.reply(5, bytes(12)), "kind 5"),
+        (fake.reply(0, flags=0) * 2000, "an answer that says nothing"),
+        (fake.reply(0, b"+"), "an answer that says nothing"),
+        (fake.reply(2, struct.pack(">QI", 0, 0), flags=0) * 2000, "of no bytes"),
+        (fake.reply(1, DATA, flags=0) * 2000, "or of more than were asked for"),
         (fake.reply(0x8001, struct.pack(">IH", 5, 3) + b"bad"), "error 5 bad"),
         (fake.reply(0x8001, b""), "an error of 0 bytes"),
         (b"", "no answer in 0.5 s"),
@@ -193,8 +170,8 @@ DATA = struct.pack(">Q", 0) + bytes(512)
 )
 def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
     with (
-        saying(tmp_path, fake.AGREED + said) as path,
-        nbd.Disk(fake.own(path), nbd.ALLOCATION, 0.5) as disk,
+        fake.saying(tmp_path, fake.AGREED + said) as export,
+        nbd.Disk(export, nbd.ALLOCATION, 0.5) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         read(disk, 0, 512)
@@ -212,8 +189,8 @@ def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
 )
 def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
     with (
-        saying(tmp_path, fake.AGREED + said) as path,
-        nbd.Disk(fake.own(path), nbd.ALLOCATION, 1.0) as disk,
+        fake.saying(tmp_path, fake.AGREED + said) as export,
+        nbd.Disk(export, nbd.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         list(disk.extents())
@@ -221,19 +198,19 @@ def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
 
 def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
     with (
-        saying(tmp_path, fake.AGREED) as path,
+        fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match=f"process {os.getpid()} listens there, .* process 1$"),
     ):
-        nbd.Disk(fake.own(path)._replace(pid=1), nbd.ALLOCATION, 1.0)
+        nbd.Disk(export._replace(pid=1), nbd.ALLOCATION, 1.0)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 57, MIB - 1])
 def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
     with (
-        saying(tmp_path, fake.AGREED) as path,
+        fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match="it shows 1048576"),
     ):
-        nbd.Disk(fake.own(path, size_bytes), nbd.ALLOCATION, 1.0)
+        nbd.Disk(export._replace(size_bytes=size_bytes), nbd.ALLOCATION, 1.0)
 
 
 def test_extents_of_a_byte_come_to_an_end(tmp_path):
