@@ -10,7 +10,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["acstor_common", "acstor_agent", "acstor_glance"]):
+OURS = ["acstor_agent", "acstor_checkpoint", "acstor_common", "acstor_glance"]
+
+with atheris.instrument_imports(include=OURS):
     from tests.security.fuzz import corpus
     from tests.security.fuzz import mutations
     from tests.security.fuzz import targets

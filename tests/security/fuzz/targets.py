@@ -4,10 +4,11 @@
 from tests.security.fuzz import changed
 from tests.security.fuzz import compressed
 from tests.security.fuzz import kept
+from tests.security.fuzz import nbd_answers
 from tests.security.fuzz import said
 from tests.security.fuzz import signed
 from tests.security.fuzz import stored
 from tests.security.fuzz import trusted
 
-_ALL = (*stored.ALL, *changed.ALL, *compressed.ALL, *said.ALL, *trusted.ALL, *signed.ALL, *kept.ALL)
-BY_NAME = {target.name: target for target in _ALL}
+_FAMILIES = (stored, changed, compressed, said, trusted, signed, kept, nbd_answers)
+BY_NAME = {target.name: target for family in _FAMILIES for target in family.ALL}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Target: all that a QEMU says over NBD while a checkpoint is read, over a real socket.
+
+The disk ends in a short chunk, and is so large that its status takes three requests.
+"""
+
+import functools
+import struct
+import threading
+
+from acstor_checkpoint import capture
+from acstor_checkpoint import nbd
+from acstor_checkpoint import pace
+from acstor_common import checkpoint_manifest
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import checkpoint_copies
+from tests.fakes import nbd_server as fake
+from tests.security.fuzz import kept
+from tests.security.fuzz.target import Target
+
+GIB = 1 << 30
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DISK_BYTES = 2 * GIB + CHUNK + 512
+CONTEXT = "qemu:dirty-bitmap:since"
+CUT = geometry.Geometry(DISK_BYTES, CHUNK)
+SUBJECT = kept.SUBJECT._replace(cut=CUT)
+TIMEOUT_S = 1.0
+
+Taken = tuple[list[checkpoint_manifest.Entry], checkpoint_copies.Holder, capture.Taking]
+
+
+@functools.cache
+def _qemu() -> fake.Repeater:
+    return fake.Repeater(DISK_BYTES)
+
+
+def _capture(data: bytes) -> Taken:
+    """Take what was written since an empty checkpoint from a server that says ``data``."""
+    before = checkpoint_manifest.build(SUBJECT, ())
+    manifest = checkpoint_manifest.Manifest.parse(before, "before")
+    _qemu().said = data
+    with nbd.Disk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
+        holder, free = checkpoint_copies.Holder(), pace.Pace(0, threading.Event())
+        taking = capture.Taking(disk, CHUNK, kept.SEAL, holder, free)
+        seen = capture.Seen(
+            manifest,
+            lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd.DIRTY),
+            lambda: (),
+        )
+        return list(taking.entries(seen)), holder, taking
+
+
+def _check(taken: Taken, _data: bytes) -> None:
+    """See that a manifest can be made of it, and that the holder has each chunk that is named."""
+    entries, holder, taking = taken
+    manifest = checkpoint_manifest.build(SUBJECT, entries)
+    names = checkpoint_manifest.Manifest.parse(manifest, "it").names()
+    assert not holder.lacking(sorted(set(names)))
+    assert taking.read_bytes == taking.changed_bytes <= DISK_BYTES
+
+
+def export_info(size_bytes: int) -> bytes:
+    return struct.pack(">HQH", 0, size_bytes, 3)
+
+
+def status(cookie: int, *extents: tuple[int, int]) -> bytes:
+    body = b"".join(struct.pack(">II", *extent) for extent in extents)
+    return fake.reply(5, struct.pack(">I", 7) + body, cookie)
+
+
+AGREED = fake.AGREED.replace(export_info(fake.MIB), export_info(DISK_BYTES)).replace(
+    fake.option(4, struct.pack(">I", 7) + nbd.ALLOCATION.encode(), 10),
+    fake.option(4, struct.pack(">I", 7) + CONTEXT.encode(), 10),
+)
+
+
+def _data(cookie: int, at: int, data: bytes, flags: int = 1) -> bytes:
+    return fake.reply(1, struct.pack(">Q", at) + data, cookie, flags)
+
+
+def _hole(cookie: int, at: int, length: int, flags: int = 1) -> bytes:
+    return fake.reply(2, struct.pack(">QI", at, length), cookie, flags)
+
+
+def _seeds() -> list[bytes]:
+    first, last = status(1, (CHUNK, 1), (GIB - CHUNK, 0)), status(3, (CHUNK + 512, 1))
+    return [
+        AGREED
+        + (first + status(2, (GIB, 0)) + last)
+        + (_data(4, 512, b"a" * 512, 0) + _hole(4, 0, 512, 0) + _hole(4, 1024, CHUNK - 1024, 0))
+        + (fake.reply(0, b"", 4) + _hole(5, 2 * GIB, CHUNK))
+        + _data(6, 2 * GIB + CHUNK, b"b" * 512),
+        AGREED + status(1, (GIB, 0)) + status(2, (GIB, 2)) + status(3, (1 << 31, 0)),
+        AGREED + first + fake.reply(0x8001, struct.pack(">IH", 5, 3) + b"bad", 2),
+        fake.GREETING + fake.option(1 << 31 | 6, b"no such export", 8),
+    ]
+
+
+NBD_ANSWERS = Target(
+    "nbd_answers", _capture, (errors.Unusable,), _seeds, _check, max_bytes=40_000, time_limit_s=4.0
+)
+
+ALL = (NBD_ANSWERS,)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a QEMU that are damaged, dropped, repeated and out of order: 20,000 conversations.
+
+``ACSTOR_FUZZ_CASES`` is another number of them, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
+"""
+
+import collections
+import os
+import pathlib
+import random
+import struct
+import threading
+
+from tests.security.fuzz import corpus
+from tests.security.fuzz import mutations
+from tests.security.fuzz import nbd_answers
+
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "20000"))
+SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
+MEASURED = 200
+"""Of so many conversations one is measured for memory, which makes it several times slower."""
+GROWTH_BYTES = 48 << 20
+GREETING_BYTES = 18
+OPTION_MAGIC = struct.pack(">Q", 0x3E889045565A9)
+HEADER_BYTES, LENGTH_AT = 20, 16
+"""Of answers to options and of those to requests: the last four say how long the body is."""
+FIELDS = {True: ((8, 4), (12, 4), (16, 4)), False: ((4, 2), (6, 2), (8, 8), (16, 4))}
+"""Offset and size of what a header says: of an answer to an option, and to a request."""
+LENGTHS = (0, 1, 511, 512, 4096, 65536, 1 << 20, 1 << 30, 1 << 31, (1 << 32) - 512, (1 << 32) - 1)
+
+
+def parts(said: bytes) -> list[bytes]:
+    """Return the greeting and each answer."""
+    found, at = [said[:GREETING_BYTES]], GREETING_BYTES
+    while at < len(said):
+        stop = at + HEADER_BYTES + int.from_bytes(said[at + LENGTH_AT : at + HEADER_BYTES])
+        found.append(said[at:stop])
+        at = stop
+    return found
+
+
+def damaged(part: bytes, rng: random.Random) -> bytes:
+    """Return an answer with a wrong header, or another body of the length that its header says."""
+    header, body = bytearray(part[:HEADER_BYTES]), part[HEADER_BYTES:]
+    if len(header) < HEADER_BYTES or rng.randrange(4) == 0:
+        return bytes(mutations.mutate(part, (), rng))
+    if rng.randrange(2):
+        at, size = rng.choice(FIELDS[header.startswith(OPTION_MAGIC)])
+        was = int.from_bytes(header[at : at + size])
+        near = (was + 1, was - 1, was ^ 0x8000)
+        value = rng.choice((*mutations.EDGES, *mutations.WIDE_EDGES, *near))
+        header[at : at + size] = (value % (1 << 8 * size)).to_bytes(size)
+        return bytes(header) + body
+    body = extents(rng) if rng.randrange(2) else bytes(mutations.mutate(body, (), rng))
+    header[LENGTH_AT:] = len(body).to_bytes(4)
+    return bytes(header) + body
+
+
+def extents(rng: random.Random) -> bytes:
+    """Return the body of a status: a few extents or many, of every kind."""
+    pool = [
+        struct.pack(">II", rng.choice(LENGTHS), rng.choice((0, 1, 2, 3, 1 << 31)))
+        for _ in range(rng.randrange(1, 6))
+    ]
+    return struct.pack(">I", rng.choice((7, 7, 7, 8))) + b"".join(
+        rng.choice(pool) for _ in range(rng.choice((1, 3, 30, 2000)))
+    )
+
+
+def changed(conversations: list[list[bytes]], rng: random.Random) -> bytes:
+    """Return one of the conversations, damaged in one to five places."""
+    said = list(rng.choice(conversations))
+    for _ in range(rng.choice((1, 1, 2, 3, 5))):
+        at = max(rng.randrange(len(said)), rng.randrange(len(said)))  # refused late, not early
+        match rng.randrange(8):
+            case 0:
+                said[at : at + 1] = []
+            case 1:
+                said[at:at] = said[at : at + rng.choice((1, 2))] * rng.choice((1, 2, 30))
+            case 2:
+                other = rng.randrange(len(said))
+                said[at], said[other] = said[other], said[at]
+            case 3:
+                said[at] = said[at][: rng.randrange(len(said[at]) + 1)]
+            case 4:
+                said[at:at] = [rng.choice(rng.choice(conversations))]
+            case _:
+                said[at] = damaged(said[at], rng)
+        said = said or [b""]
+    return b"".join(said)[: nbd_answers.NBD_ANSWERS.max_bytes]
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def held() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_whatever_a_qemu_says_ends_its_own_checkpoint_at_most() -> None:
+    target, rng, found = nbd_answers.NBD_ANSWERS, random.Random(SEED), collections.Counter[bool]()
+    conversations = [
+        parts(said) for said in corpus.inputs(target) for _ in range(1 + 9 * target.try_one(said))
+    ]
+    before, used_bytes = held(), 0
+    for number in range(CASES):
+        said = changed(conversations, rng)
+        try:
+            is_measured = number % MEASURED == 0
+            found[(target.try_measured if is_measured else target.try_one)(said)] += 1
+        except BaseException as e:
+            e.add_note(f"conversation {number} of seed {SEED}")
+            raise
+        used_bytes = used_bytes or resident_bytes()
+    assert held() == before
+    assert resident_bytes() < used_bytes + GROWTH_BYTES
+    print(f"{CASES} conversations: {found[True]} taken, {found[False]} refused")
+    assert min(found[True], found[False]) > CASES // 50
