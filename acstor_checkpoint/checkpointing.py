@@ -211,15 +211,17 @@ class Checkpointing:
         if not chosen:
             raise errors.Unusable("checkpoints", "no other host can keep them")
         clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
-        stack.enter_context(self._failures())
-        return copies_.Copies(names.Disk(self._settings.host, disk), clients), chosen
+        acknowledged = [] if state.is_dropped else current
+        copies = copies_.Copies(names.Disk(self._settings.host, disk), clients, acknowledged)
+        stack.enter_context(self._failures(copies))
+        return copies, chosen
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self, copies: copies_.Copies) -> Iterator[None]:
         try:
             yield
         except copies_.HolderFailed as e:
-            self._places.failed(e.holder)
+            self._places.failed(e.holder, is_costly=e.holder in copies.filled)
             raise
 
     @contextlib.contextmanager
@@ -359,7 +361,7 @@ class Checkpointing:
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.begun = [*(name for name in state.begun if name != bitmap), *former]
         state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
-        state.was_frozen = False
+        state.was_frozen = state.is_dropped = False
         self._states.save(instance, state)
 
     def _tidy(

@@ -2,16 +2,23 @@
 """All holders of one disk's checkpoints, as one.
 
 A chunk counts as kept only when each holder has acknowledged it.
+
+A holder that lacks more than MAX_LOST chunks that it acknowledged is replaced, whether its disk was
+replaced or it lies: to fill it again costs a read of the whole disk, as another holder does.  When
+it may be chosen again it is filled as a new one (``Places.failed`` says how often).
 """
 
+import collections
 import contextlib
 import functools
 import itertools
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Final
@@ -34,6 +41,9 @@ SLOWEST_NAMES_S: Final = 1 << 13
 """Names that a holder looks up: an eighth of what its vault allows to all disks of a host."""
 MAX_LACKING: Final = 1 << 16
 """Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
+MAX_LOST: Final = 128
+"""Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
+of scrubbing removes up to 100 that cannot be read."""
 KEEP_S: Final = 300.0
 """To go through a million files."""
 _ENDS_S: Final = 5.0
@@ -43,12 +53,20 @@ _ENDS_S: Final = 5.0
 class HolderFailed(errors.AcstorError):
     """One of the holders does not keep what it was given: another one is to be chosen."""
 
-    def __init__(self, holder: ids.HostId, why: str, *, is_slow: bool = False) -> None:
+    def __init__(self, holder: ids.HostId, why: str) -> None:
         super().__init__(holder, why)
-        self.holder, self.why, self.is_slow = holder, why, is_slow
+        self.holder, self.why = holder, why
 
     def __str__(self) -> str:
         return f"{self.holder} keeps no checkpoint: {self.why}"
+
+
+class HolderSlow(HolderFailed):
+    """A holder used up its time."""
+
+
+class HolderLost(HolderFailed):
+    """A holder lacks chunks that it acknowledged."""
 
 
 class Places(Protocol):
@@ -62,8 +80,11 @@ class Places(Protocol):
     def client(self, holder: record_.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
 
-    def failed(self, holder: ids.HostId) -> None:
-        """Choose this one no more for a while."""
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        """Choose this one no more for a while.
+
+        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        """
 
 
 class Everything(Container[ids.Cid]):
@@ -81,17 +102,21 @@ class Copies:
     :class:`HolderFailed` if one of them is slower, or does not do it.
 
     :param clients: one for each holder
+    :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
     :ivar left_s: of STEP_S
+    :ivar filled: holders that acknowledged chunks of the disk, now or before
     """
 
     def __init__(
         self,
         disk: names_.Disk,
         clients: Sequence[vault_client.VaultClient],
+        acknowledged: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
+        self._acknowledged, self.filled = acknowledged, set(acknowledged)
         self.left_s = STEP_S
         self.holders = tuple(client.holder for client in clients)
 
@@ -99,15 +124,26 @@ class Copies:
         """Return those of ``names``, in ascending order, that any holder has not.
 
         All of them, where a holder lacks more than MAX_LACKING.
+
+        :raises HolderLost: a holder lacks more than MAX_LOST that it acknowledged
         """
         found: set[bytes] = set()
+        lost = collections.Counter[ids.HostId]()
         left = iter(names)
         while part := list(itertools.islice(left, names_.MAX_ASKED)):
-            missing = functools.partial(_missing, self._disk, part)
-            found.update(*self._all(missing, len(part) / SLOWEST_NAMES_S))
+            work = functools.partial(_missing, self._disk, part)
+            missing = self._all(work, len(part) / SLOWEST_NAMES_S)
+            lost.update(dict(zip(self.holders, map(len, missing), strict=True)))
+            self._check_lost(lost)
+            found.update(*missing)
             if len(found) > MAX_LACKING:
                 return Everything()
         return {ids.Cid(name) for name in found}
+
+    def _check_lost(self, lost: Mapping[ids.HostId, int]) -> None:
+        for holder in self._acknowledged:
+            if lost.get(holder, 0) > MAX_LOST:
+                raise HolderLost(holder, f"it lacks {lost[holder]} chunks that it acknowledged")
 
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
@@ -124,7 +160,9 @@ class Copies:
             client.put(self._disk, chunks)
             return sum(len(chunk.data) for chunk in chunks)
 
-        return sum(self._all(put, plain_bytes / SLOWEST_BYTES_S))
+        sent = self._all(put, plain_bytes / SLOWEST_BYTES_S)
+        self.filled.update(self.holders)
+        return sum(sent)
 
     def put_manifest(self, sealed: bytes) -> None:
         """Have every holder keep a sealed manifest."""
@@ -178,7 +216,7 @@ def call_all(
             with _blamed(client):
                 answer.result()
         elif not has_failed:
-            raise HolderFailed(client.holder, "it is too slow", is_slow=True)
+            raise HolderSlow(client.holder, "it is too slow")
     return [answer.result() for answer in answers]
 
 

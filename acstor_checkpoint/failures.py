@@ -18,7 +18,9 @@ from acstor_common import ids
 class Reason(enum.StrEnum):
     """Why there is no checkpoint."""
 
-    HOLDER = "holder"  # another one is chosen
+    HOLDER = "holder"  # another one is chosen, as for the next two
+    HOLDER_SLOW = "holder_slow"
+    HOLDER_LOST = "holder_lost"  # it lacks what it acknowledged
     TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
     SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
     REFUSED = "refused"  # by the decision service
@@ -27,6 +29,8 @@ class Reason(enum.StrEnum):
 
 
 _REASONS = (
+    (copies.HolderSlow, Reason.HOLDER_SLOW),
+    (copies.HolderLost, Reason.HOLDER_LOST),
     (copies.HolderFailed, Reason.HOLDER),
     (capture.TooLarge, Reason.TOO_LARGE),
     (scratch.Full, Reason.SCRATCH_FULL),
@@ -44,7 +48,7 @@ class Failures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
-        self._holders = collections.Counter[tuple[ids.HostId, bool]]()
+        self._holders = collections.Counter[tuple[ids.HostId, Reason]]()
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
     def note(self, instance: ids.ImageId, e: Exception) -> None:
@@ -55,7 +59,7 @@ class Failures:
             holder = ""
             if isinstance(e, copies.HolderFailed):
                 holder = e.holder
-                self._holders[e.holder, e.is_slow] += 1
+                self._holders[e.holder, reason] += 1
             self._failing[instance] = messages.Failing(instance, reason, holder)
 
     def note_success(self, instance: ids.ImageId) -> None:
@@ -78,7 +82,7 @@ class Failures:
         with self._lock:
             return dict(self._reasons)
 
-    def by_holder(self) -> Mapping[tuple[ids.HostId, bool], int]:
-        """Return how many failed by a holder, for each one and whether it was too slow."""
+    def by_holder(self) -> Mapping[tuple[ids.HostId, Reason], int]:
+        """Return how many failed by a holder, for each one and reason."""
         with self._lock:
             return dict(self._holders)

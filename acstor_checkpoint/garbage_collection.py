@@ -194,7 +194,16 @@ class GarbageCollection:
             with self._unchanged(disk, known) as is_unchanged:
                 if is_unchanged:
                     stay = kept.get(disk, set()) | self._begun(disk, known)
+                    self._note_drop(disk, stay, known)
                     self._tidy(client, disk, stay, known)
+
+    def _note_drop(self, disk: ids.ImageId, stay: set[str], known: _Known) -> None:
+        """Note that holders will rightly lack chunks of the last manifest, unless it stays."""
+        if disk in known:
+            instance, state = known[disk]
+            if state.manifest not in stay and not state.is_dropped:
+                state.is_dropped = True
+                self._states.save(instance, state)
 
     @contextlib.contextmanager
     def _unchanged(self, disk: ids.ImageId, known: _Known) -> Iterator[bool]:

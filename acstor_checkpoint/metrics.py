@@ -132,11 +132,11 @@ class TakingCollector(registry.Collector):
         yield family
         family = core.CounterMetricFamily(
             "acstor_checkpoint_holder_failures",
-            "Checkpoints that failed by a holder, and whether it was too slow",
-            labels=["holder", "slow"],
+            "Checkpoints that failed by a holder, and why",
+            labels=["holder", "reason"],
         )
-        for (holder, is_slow), count in self._daemon.failures.by_holder().items():
-            family.add_metric([holder, str(is_slow).lower()], count)
+        for labels, count in self._daemon.failures.by_holder().items():
+            family.add_metric(labels, count)
         yield family
 
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holders as the v-node table gives them.
 
-A host that failed is left alone for a while, and then as good as any.
+A host that failed is left alone for AVOIDED_S, and then as good as any.  After a failure that costs
+a read of a whole disk it is left alone for twice as long each time, up to LONGEST_S: so a hostile
+host costs one such read of a disk a day, also where no other host can keep checkpoints.
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
 from typing import Final
+from typing import NamedTuple
 
 from acstor_checkpoint import holders
 from acstor_checkpoint import record
@@ -18,7 +22,16 @@ from acstor_common import credentials as credentials_
 from acstor_common import ids
 from acstor_common import ring as ring_
 
-_AVOIDED_S: Final = 600.0
+AVOIDED_S: Final = 600.0
+LONGEST_S: Final = 86400.0
+"""When a host has been usable again for as long, its failures are forgotten."""
+
+
+class _Avoided(NamedTuple):
+    """A host that is left alone until then; its last costly failure took ``costly_s``."""
+
+    until_s: float = -math.inf
+    costly_s: float = 0.0
 
 
 class RingPlaces:
@@ -42,7 +55,7 @@ class RingPlaces:
         self._host, self._ring, self._proof = host, ring, proof
         self._vault_port, self._clock = vault_port, clock
         self._only = frozenset(only)
-        self._avoided: dict[ids.HostId, float] = {}
+        self._avoided: dict[ids.HostId, _Avoided] = {}
 
     def choose(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
@@ -68,13 +81,23 @@ class RingPlaces:
         """Return who asks the vault of a holder."""
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 
-    def failed(self, holder: ids.HostId) -> None:
-        """Choose this one no more for a while."""
-        self._avoided[holder] = self._clock() + _AVOIDED_S
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        """Choose this one no more for a while.
+
+        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        """
+        now_s, last = self._clock(), self._avoided.get(holder, _Avoided())
+        if now_s < last.until_s:  # disks of other workers, at the same time
+            return
+        costly_s = last.costly_s if now_s < last.until_s + LONGEST_S else 0.0
+        if is_costly:
+            costly_s = min(max(AVOIDED_S, 2 * costly_s), LONGEST_S)
+        pause_s = costly_s if is_costly else AVOIDED_S
+        self._avoided[holder] = _Avoided(now_s + pause_s, costly_s)
 
     def _is_usable(self, host: ids.HostId) -> bool:
         is_allowed = not self._only or host in self._only
-        return is_allowed and self._clock() >= self._avoided.get(host, 0.0)
+        return is_allowed and self._clock() >= self._avoided.get(host, _Avoided()).until_s
 
     def _address(self, ring: ring_.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]

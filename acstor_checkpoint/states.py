@@ -52,6 +52,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     :param is_part: ``manifest`` is what the next one is made from, and no checkpoint
     :param left_bytes: that the last part left
     :param stuck: parts since the last checkpoint that left as much as the one before
+    :param is_dropped: this host had holders drop chunks of ``manifest``
     :param whole_because: while the first part of a checkpoint is all there is: see the record's
     """
 
@@ -70,6 +71,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     is_part: bool = False
     left_bytes: int = 0
     stuck: int = 0
+    is_dropped: bool = False
     whole_because: str = ""
 
 

@@ -35,6 +35,9 @@ ENDS_SHARE: Final = 0.2
 """Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
 FAILURE_REMEDIES: Final = {
     "holder": "look at the vault of the host that is named last",
+    "holder_slow": "look at the disk and the network of the host that is named last",
+    "holder_lost": "look at the disk of the host that is named last: its vault lost chunks; or "
+    "revoke it, if it is in wrong hands",
     "too_large": "rebuild the server from an image that has its data",
     "scratch_full": "raise scratch_limit_bytes",
     "full": "raise vault_limit_bytes or vault_limit_inodes, give the vault a larger disk, or more "

@@ -14,6 +14,7 @@ pytest.importorskip("libvirt")
 
 from acstor_checkpoint import checkpointing
 from acstor_checkpoint import copies
+from acstor_checkpoint import nbd
 from acstor_checkpoint import patience
 from acstor_checkpoint import powered_off
 from acstor_common import checkpoint_manifest
@@ -141,6 +142,34 @@ def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
     record = owner.taker.take(server_of(owner, guest))
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
     assert record.read_bytes <= 3 * CHUNK
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_read(
+    owner, guest, lab, tmp_path, monkeypatch, is_dropped
+):
+    """Unless this host had it dropped: then it gets all of it again."""
+    monkeypatch.setattr(copies, "MAX_LOST", 4)
+    start(guest)
+    for number in range(8):
+        guest.write(number * CHUNK, CHUNK, number + 1)
+    owner.taker.take(server_of(owner, guest))
+    state = owner.states.load(guest.instance)
+    state.is_dropped = is_dropped
+    owner.states.save(guest.instance, state)
+    for path in lab.vaults["h1"].folder.rglob("[0-9a-f]" * 64):
+        path.unlink()
+    read, seen = nbd.Disk.read_into, []
+    monkeypatch.setattr(nbd.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
+    if not is_dropped:
+        with pytest.raises(copies.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
+            owner.taker.take(server_of(owner, guest))
+        assert seen == [] and owner.places.avoided == ["h1"] and owner.places.costly == ["h1"]
+    record = owner.taker.take(server_of(owner, guest))
+    chosen = ["h1", "h2"] if is_dropped else ["h2", "h3"]
+    assert [holder.host for holder in record.holders] == chosen
+    assert record.read_bytes == 8 * CHUNK and not owner.states.load(guest.instance).is_dropped
+    assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
 def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, tmp_path):

@@ -119,7 +119,7 @@ class NoCheckpoints:
 
     def __init__(self) -> None:
         self.failures = failures.Failures()
-        slow = copies.HolderFailed(ids.HostId("h2"), "it is slow", is_slow=True)
+        slow = copies.HolderSlow(ids.HostId("h2"), "it is slow")
         self.failures.note(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), slow)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:

@@ -68,6 +68,7 @@ class Places:
         self._vaults = options.vaults
         self._proof = vaults.credentials_of(pathlib.Path(options.folder, "identity"), OWNER)
         self.avoided: list[str] = []
+        self.costly: list[str] = []
 
     def choose(self, disk: ids.ImageId, copies: int, current: Any) -> list[record.Holder]:
         order = sorted(self._vaults, key=lambda name: (name in self.avoided, name))
@@ -80,8 +81,9 @@ class Places:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
-    def failed(self, holder: ids.HostId) -> None:
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
         self.avoided.append(holder)
+        self.costly += [holder] * is_costly
 
 
 class Host:

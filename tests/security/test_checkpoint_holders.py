@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,9 +15,12 @@ from acstor_checkpoint import copies
 from acstor_checkpoint import garbage_collection
 from acstor_checkpoint import names
 from acstor_checkpoint import record
+from acstor_checkpoint import room
 from acstor_checkpoint import states
 from acstor_checkpoint import vault
+from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_client
+from acstor_checkpoint import vault_server
 from acstor_common import addresses
 from acstor_common import checkpoint_sealing
 from acstor_common import credentials
@@ -151,6 +155,47 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client(of(honest)) as client:  # it was asked at the same time
             assert client.missing(names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+
+
+class Denying(vault.Vault):
+    """Keeps what it gets, and says of each chunk that it is not there."""
+
+    def missing(self, disk: names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+        return list(asked)
+
+
+@contextlib.contextmanager
+def denying(folder: pathlib.Path, name: str) -> Iterator[record.Holder]:
+    proof = vaults.credentials_of(folder / "identity", name)
+    (folder / "vault").mkdir()
+    kept = Denying(folder / "vault", room.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
+    sock = vault_server.listen("127.0.0.1", 0)
+    server = vault_server.VaultServer(sock, vault_api.Api(kept), proof)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield record.Holder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")
+    server.close()
+    thread.join(10.0)
+    kept.close()
+
+
+def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
+    tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
+) -> None:
+    """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
+    chunks = {chunk.name: chunk.data for chunk in sealed(copies.MAX_LOST + 1)}
+    cids = sorted(map(ids.Cid, chunks))
+    with denying(tmp_path / "h2", "h2") as hostile, contextlib.ExitStack() as stack:
+        places, disk = Places(proof), names.Disk(ids.HostId("owner"), DISK)
+        holders = (hostile, of(honest))
+        clients = [stack.enter_context(places.client(holder)) for holder in holders]
+        first = copies.Copies(disk, clients)
+        assert first.lacking(cids) == set(cids)  # a new one lacks all, whoever it is
+        assert first.put(cids, chunks.__getitem__, 1) == 2 * sum(map(len, chunks.values()))
+        acknowledged = [holder.host for holder in holders]
+        with pytest.raises(copies.HolderLost, match="h2 keeps no checkpoint: it lacks 129 chunks"):
+            copies.Copies(disk, clients, acknowledged).lacking(cids)
+        assert copies.Copies(disk, clients[1:], acknowledged).lacking(cids) == set()
 
 
 @pytest.mark.parametrize("status", [301, 400, 403, 404, 409, 410, 411, 413, 500, 503, 507])

@@ -108,7 +108,8 @@ class Taking:
     def __init__(self) -> None:
         self.failures = failures.Failures()
         for e in (
-            copies.HolderFailed(ids.HostId("h2"), "it is too slow", is_slow=True),
+            copies.HolderSlow(ids.HostId("h2"), "it is too slow"),
+            copies.HolderLost(ids.HostId("h2"), "it lacks 200 chunks"),
             copies.HolderFailed(ids.HostId("h2"), "it is full"),
             capture.TooLarge(1 << 16),
             scratch.Full("file", "it is full"),
@@ -154,12 +155,15 @@ def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
         if "failures" in sample.name
     }
     assert found == {
-        ("holder",): 2,
+        ("holder",): 1,
+        ("holder_slow",): 1,
+        ("holder_lost",): 1,
         ("too_large",): 1,
         ("scratch_full",): 1,
         ("refused",): 1,
         ("decision",): 1,
         ("other",): 2,
-        ("h2", "true"): 1,
-        ("h2", "false"): 1,
+        ("h2", "holder"): 1,
+        ("h2", "holder_slow"): 1,
+        ("h2", "holder_lost"): 1,
     }

@@ -66,7 +66,7 @@ class Clock:
 def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
     """10,000 batches of 4 MiB, 30 ms away: 40 GiB at 67 MiB/s."""
     clock = Clock()
-    disk = copies.Copies(DISK, [Client(lambda: clock.wait(0.03))], clock)
+    disk = copies.Copies(DISK, [Client(lambda: clock.wait(0.03))], clock=clock)
     for _ in range(10_000):
         disk.put(NAMES, bytes, capture.BATCH_BYTES)
     assert clock.now_s == pytest.approx(1000.0 + 10_000 * 0.06)
@@ -74,7 +74,7 @@ def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
 
 def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_again() -> None:
     clock, took_s = Clock(), [0.0]
-    disk = copies.Copies(DISK, [Client(lambda: clock.wait(took_s[0]))], clock)
+    disk = copies.Copies(DISK, [Client(lambda: clock.wait(took_s[0]))], clock=clock)
     took_s[0] = 8.0
     disk.put_manifest(bytes(2 * MIB))
     assert disk.left_s == copies.STEP_S - 6.0
@@ -106,6 +106,37 @@ def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
     assert asked.lacking(NAMES) == set(NAMES)
     with pytest.raises(copies.HolderFailed, match="too slow"):
         copies.Copies(DISK, [Client(lambda: time.sleep(2.5))]).lacking(NAMES)
+
+
+MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, copies.MAX_LOST + 2)]
+
+
+@pytest.mark.parametrize("lost", [copies.MAX_LOST, copies.MAX_LOST + 1])
+def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> None:
+    """It may lack a few: scrubbing removed them."""
+    disk = copies.Copies(DISK, [Client(lambda: None)], [ids.HostId("h2")])
+    if lost <= copies.MAX_LOST:
+        assert disk.lacking(MANY[:lost]) == set(MANY[:lost])
+    else:
+        with pytest.raises(copies.HolderLost, match="lacks 129 chunks that it acknowledged"):
+            disk.lacking(MANY)
+    assert disk.filled == {"h2"}
+
+
+def test_chunks_that_are_lost_are_counted_over_all_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(names, "MAX_ASKED", 2)
+    disk = copies.Copies(DISK, [Client(lambda: None)], [ids.HostId("h2")])
+    with pytest.raises(copies.HolderLost):
+        disk.lacking(MANY)
+
+
+def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
+    disk = copies.Copies(DISK, [Client(lambda: None)])
+    assert disk.lacking(MANY) == set(MANY) and disk.filled == set()
+    disk.put(NAMES, bytes, MIB)
+    assert disk.filled == {"h2"}
 
 
 def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:

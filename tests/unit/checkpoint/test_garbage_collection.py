@@ -159,6 +159,20 @@ def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
     assert world.files() == [3, 3] and world.states.known() == [HERE]
 
 
+def test_holders_are_known_to_lack_what_this_host_had_them_drop(world):
+    """Where it stays they are to have it all."""
+    disk, name = world.take(HERE, 1, 2)
+    state = world.states.load(HERE)
+    state.manifest = name
+    world.states.save(HERE, state)
+    world.stays = {disk: {name}}
+    world.collect()
+    assert not world.states.load(HERE).is_dropped
+    world.stays = {}
+    world.collect()
+    assert world.states.load(HERE).is_dropped and world.files() == [0, 0]
+
+
 def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world):
     disk, name = world.take(GONE, 1)
     world.stays = {disk: {name}}

@@ -156,10 +156,36 @@ def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     )
     both = {"h2": "[2001:db8::2]:7202", "h3": "192.0.2.3:7202"}
     assert dict(places.choose(IMAGE, 2, [])) == dict(places.others()) == both
-    places.failed(ids.HostId("h2"))
+    places.failed(ids.HostId("h2"), is_costly=False)
     assert dict(places.choose(IMAGE, 2, [ids.HostId("h2")])) == {"h3": both["h3"]}
     now_s[0] += 601.0
     assert places.choose(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
+
+
+def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer(tmp_path):
+    """As it acknowledges chunks and fails as soon as it may be chosen: one read a day remains."""
+    (tmp_path / "ring").write_bytes(TABLE)
+    files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
+    places = ring_places.RingPlaces(
+        ids.HostId("h1"), files.ring, None, 7202, [h2], clock=lambda: now_s[0]
+    )
+    pauses_s = []
+    for failures in range(12):
+        places.failed(h2, is_costly=True)
+        places.failed(h2, is_costly=True)  # another disk, at the same time
+        failed_s = now_s[0]
+        while not places.choose(IMAGE, 2, []):
+            now_s[0] += 300.0
+        pauses_s.append(now_s[0] - failed_s)
+        if failures % 2:
+            places.failed(h2, is_costly=False)  # that is no way to begin anew
+            now_s[0] += ring_places.AVOIDED_S
+            assert places.choose(IMAGE, 2, [])
+    assert pauses_s == [min(600.0 * 2**n, 86400.0) for n in range(12)]
+    now_s[0] += ring_places.LONGEST_S
+    places.failed(h2, is_costly=True)
+    now_s[0] += ring_places.AVOIDED_S
+    assert places.choose(IMAGE, 2, [])
 
 
 def test_holders_may_be_named(tmp_path):
