@@ -11,6 +11,7 @@ that is searched in the message::
 Only this process is watched; an agent in a process of its own has its own log.
 """
 
+import gc
 import logging
 import pathlib
 import re
@@ -50,6 +51,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_configure(config: pytest.Config) -> None:
     for line in (*MARKERS.values(), *LANES):
         config.addinivalue_line("markers", line)
+
+
+def pytest_sessionstart() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end, so the garbage collector need not look at it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

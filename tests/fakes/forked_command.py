@@ -14,19 +14,21 @@ LONGEST_S = 60.0
 _FORK = multiprocessing.get_context("fork")
 
 
-def run(main: Callable[[], int], *words: object) -> subprocess.CompletedProcess[str]:
+def run(
+    main: Callable[[], int], *words: object, name: str = "command"
+) -> subprocess.CompletedProcess[str]:
     """Run ``main`` with these arguments, and return its status and what it printed.
 
     :raises TimeoutError: it does not end
     """
-    argv = ["command", *map(str, words)]
+    argv = [name, *map(str, words)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = _FORK.Process(target=_become, args=(main, argv, out, err))
         process.start()
         process.join(LONGEST_S)
         if process.exitcode is None:
             process.kill()
-            raise TimeoutError(f"{main.__module__} does not end: {argv}")
+            raise TimeoutError(f"it does not end: {argv}")
         for file in (out, err):
             file.seek(0)
         return subprocess.CompletedProcess(argv, process.exitcode, out.read(), err.read())

@@ -5,7 +5,6 @@ import argparse
 import importlib
 import pathlib
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.test_commands import SCRIPTS
-from tests.unit.test_commands import command
+from tests.unit.test_commands import forked
 
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
 OF_OPENSTACK = PROJECT["project"]["entry-points"]["openstack.acstor.v1"]
@@ -86,7 +85,7 @@ def test_every_argument_of_a_command_is_described(name, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(SERVICES - {"acstor-status"}))  # oslo.upgradecheck's own
 def test_every_service_says_what_it_is(name):
-    done = subprocess.run([*command(name), "--help"], capture_output=True, text=True, timeout=120)
+    done = forked(name, "--help")
     said = done.stdout.partition("\n\n")[2].partition("\n\n")[0]
     assert said.endswith(".") and not MARKUP.search(said), done.stdout
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that the package installs starts, and says nothing but what it was asked."""
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from acstor_common import script
 from acstor_common import version
 from acstor_simulator.cmd import simulate
+from tests.fakes import forked_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -29,6 +31,12 @@ def command(name: str, before: str = "pass") -> list[str]:
     module, _, function = SCRIPTS[name].partition(":")
     code = f"import sys; sys.argv[0] = {name!r}; {before}; from {module} import {function}; "
     return [sys.executable, "-c", f"{code}sys.exit({function}())"]
+
+
+def forked(name: str, words: str) -> subprocess.CompletedProcess[str]:
+    module, _, function = SCRIPTS[name].partition(":")
+    start = getattr(importlib.import_module(module), function)
+    return forked_command.run(start, *words.split(), name=name)
 
 
 def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
@@ -104,8 +112,7 @@ def test_version_is_that_of_the_whole(name: str) -> None:
     ],
 )
 def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str, said: str) -> None:
-    argv = [*command(name), *words.split()]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = forked(name, words)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
@@ -131,8 +138,7 @@ def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str,
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(name: str, words: str, said: str) -> None:
-    argv = [*command(name), *words.split()]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = forked(name, words)
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"{name}: {said}"), done.stderr
     assert "Traceback" not in done.stderr and "Errno" not in done.stderr

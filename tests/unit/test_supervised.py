@@ -2,6 +2,7 @@
 """Every long-lived loop is supervised: what supervision does, and that no loop goes without it."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -140,17 +141,22 @@ def test_process_ends_when_a_vital_loop_keeps_failing() -> None:
     assert "rounds keeps failing" in ended.stderr and "ZeroDivisionError" in ended.stderr
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Return the modules of the product, by their paths."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).glob("**/*.py"))]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+
+
 def started() -> set[tuple[str, str]]:
     """Return which modules of the product start threads or tasks, and by what."""
-    found = set()
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).glob("**/*.py")):
-            for call in ast.walk(ast.parse(path.read_text())):
-                if isinstance(call, ast.Call):
-                    name = ast.unparse(call.func).rpartition(".")[2]
-                    if name in STARTS:
-                        found.add((str(path.relative_to(ROOT)), name))
-    return found
+    return {
+        (path, name)
+        for path, tree in trees().items()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and (name := ast.unparse(call.func).rpartition(".")[2]) in STARTS
+    }
 
 
 def test_only_the_helper_starts_threads() -> None:
@@ -165,10 +171,9 @@ def takes_all_silently(handler: ast.ExceptHandler) -> bool:
 def test_no_error_is_taken_silently() -> None:
     """So an error of a trio task ends its nursery: the part is begun again, or the worker ends."""
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for package in PACKAGES
-        for path in sorted((ROOT / package).glob("**/*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{path}:{node.lineno}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler) and takes_all_silently(node)
     ]
     assert not found

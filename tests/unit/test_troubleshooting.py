@@ -7,6 +7,7 @@ constant is ``…``.  A text of few letters is only a frame around another one.
 """
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ def said_in(tree: ast.AST) -> Iterator[str]:
         yield from (" ".join(text.split()) for text in texts if letters(text) >= FEW_LETTERS)
 
 
+@functools.cache
 def said_by_the_code() -> dict[str, str]:
     """Return all texts, each with a module that says it."""
     modules = sorted(ROOT.glob("acstor_*/**/*.py"))
