@@ -260,7 +260,7 @@ class Agent:
             self._images,
             self._recording,
             self._requests.pre_seed,
-            self._requests.hydrate,
+            self._requests.flatten,
             self._requests.wish,
             self._chunks.counters.fetched.get,
             functools.partial(whole_telling.told, self._telling, self._uses),

@@ -22,9 +22,9 @@ from acstor_common import errors
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
 MAX_HASH_TEXT = 128
-MAX_WITHIN_S = 366 * 86400.0
-"""Of a deadline: a year."""
-Within = Annotated[float, msgspec.Meta(ge=0, le=MAX_WITHIN_S)]
+MAX_DEADLINE_S = 366 * 86400.0
+"""The latest deadline: a year from now."""
+Deadline = Annotated[float, msgspec.Meta(ge=0, le=MAX_DEADLINE_S)]
 
 
 class Fallback(enum.StrEnum):
@@ -49,12 +49,12 @@ class Fallback(enum.StrEnum):
     GUEST_SUSPENDED = "guest-suspended"
 
 
-class Pace(enum.StrEnum):
-    """How fast an image becomes whole, as the operator wishes."""
+class FillMode(enum.StrEnum):
+    """How fast the agent fills the cache with an image, as the operator wishes."""
 
-    USUAL = "usual"  # as the link can spare
-    HURRY = "hurry"  # before other images, as fast as it comes or is needed
-    PAUSED = "paused"  # not at all for the time being
+    NORMAL = "normal"  # at the rate that the link can spare
+    URGENT = "urgent"  # before other images, by a deadline or as fast as possible
+    PAUSED = "paused"
 
 
 class Request(
@@ -109,19 +109,19 @@ class Unpin(Request, frozen=True, tag="unpin"):
     image_id: str
 
 
-class SetPace(Request, frozen=True, tag="set-pace"):
-    """Let an image become whole before others, not for the time being, or as it comes.
+class SetFillMode(Request, frozen=True, tag="set-fill-mode"):
+    """Set how fast the agent caches an image completely.
 
-    :param within_s: in so long, for one in a hurry; 0: as fast as it comes
+    :param deadline_s: of an urgent image, in seconds from now; 0: as fast as possible
     """
 
     image_id: str
-    pace: Pace
-    within_s: Within = 0.0
+    mode: FillMode
+    deadline_s: Deadline = 0.0
 
     def __post_init__(self) -> None:
-        if self.within_s and self.pace is not Pace.HURRY:
-            raise ValueError(f"an image whose pace is {self.pace} is to be whole at no time")
+        if self.deadline_s and self.mode is not FillMode.URGENT:
+            raise ValueError(f"fill mode {self.mode} takes no deadline")
 
 
 class SwitchedOff(Request, frozen=True, tag="switched-off"):
@@ -140,8 +140,8 @@ class Zeros(Request, frozen=True, tag="zeros"):
     image_id: str
 
 
-class Hydrate(Request, frozen=True, tag="hydrate"):
-    """Copy what a disk still has of its image into its own file, so that it depends on nobody."""
+class Flatten(Request, frozen=True, tag="flatten"):
+    """Copy all data that a disk still reads from its image into the disk's own file."""
 
     disk_id: str
 
@@ -256,10 +256,10 @@ AnyRequest = (
     | Drop
     | PreSeed
     | Unpin
-    | SetPace
+    | SetFillMode
     | SwitchedOff
     | Zeros
-    | Hydrate
+    | Flatten
     | MakeDisk
     | DropDisk
     | AttachCheckpoint

@@ -52,7 +52,7 @@ IMAGE_WANTED = "image_wanted"
 MAX_PEERS = 4096
 MAX_IMAGES = 1024
 MAX_BOOTS = 32
-MAX_FORMERS = 16
+MAX_PREVIOUS_IMAGES = 16
 MAX_WHY = 255
 MAX_REASONS = 64
 MAX_TROUBLES = 16
@@ -75,7 +75,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 """A wall clock in s; infinity is none."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
-Formers = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FORMERS)]
+PreviousImages = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PREVIOUS_IMAGES)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
 Signature = Annotated[str, patterns.whole("[A-Za-z0-9+/]{86}==")]
 """Of 64 bytes, in base64."""
@@ -92,7 +92,7 @@ class Traffic(msgspec.Struct, frozen=True):
     sent: Bytes = 0
 
 
-class Timed(msgspec.Struct, frozen=True):
+class TimedTraffic(msgspec.Struct, frozen=True):
     """Chunks that came, and how long that took: of each the time from the question to its bytes.
 
     :param received: bytes
@@ -103,26 +103,26 @@ class Timed(msgspec.Struct, frozen=True):
     took_s: Seconds = 0.0
 
 
-class Exchanged(Traffic, frozen=True):
+class PeerTraffic(Traffic, frozen=True):
     """Chunk bytes that went to and from one peer.
 
     :param timed: of those received, the ones that a guest waited for
     """
 
-    timed: Timed = Timed()
+    timed: TimedTraffic = TimedTraffic()
 
 
 class TaskKind(enum.StrEnum):
     """What an agent can be asked to do about an image."""
 
-    PRE_SEED = "pre_seed"  # bring all of it to the host
-    HYDRATE = "hydrate"  # let the host's disks that began as it depend on it no more
+    PRE_SEED = "pre_seed"  # fetch all of it and pin it
+    FLATTEN = "flatten"  # copy the image into the host's disks that are based on it
     RECORD_BOOTS = "record_boots"  # record the next boots, whatever was recorded before
-    HURRY = "hurry"  # let it become whole before others
-    PAUSE = "pause"  # do not fill it for the time being
-    RESUME = "resume"  # end what those two began
-    UNPIN = "unpin"  # keep it only as long as it is used
-    BOOT_AHEAD = "boot_ahead"  # have its boot image there before a guest asks, where that is wanted
+    HYDRATE = "hydrate"  # cache it completely before other images
+    PAUSE = "pause"  # stop filling the cache with it
+    RESUME = "resume"  # end a hydrate or a pause
+    UNPIN = "unpin"  # keep it only as long as servers use it
+    PREFETCH_BOOT_IMAGE = "prefetch_boot_image"  # if the host expects boots from the image
 
 
 class TaskState(enum.StrEnum):
@@ -137,26 +137,26 @@ class TaskState(enum.StrEnum):
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     """Something that an agent is asked to do about an image.
 
-    :param request: chosen by who asks, so that he knows what is told about it again
+    :param request: number of the request; progress reports repeat it
     :param boots: how many boots to record
-    :param within_s: to be whole within this time from when it was asked; 0: as fast as it comes
-    :param by_s: when that time is over, wall clock: it may be long until an agent hears of it; 0:
-        ``within_s`` is from then
-    :param after: images of its family that came before it
-    :param is_open: every project may read it
+    :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
+    :param due_at_s: the same deadline by the wall clock, since the task may reach an agent late;
+        0: ``deadline_s`` counts from its arrival
+    :param previous_images: earlier images of its family
+    :param is_public: all projects may read it
     """
 
     request: Word
     kind: TaskKind
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
-    within_s: control_wire.Within = 0.0
-    by_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
-    after: Formers = ()
-    is_open: bool = False
+    deadline_s: control_wire.Deadline = 0.0
+    due_at_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
+    previous_images: PreviousImages = ()
+    is_public: bool = False
 
     def __post_init__(self) -> None:
-        for image_id in (self.image_id, *self.after):
+        for image_id in (self.image_id, *self.previous_images):
             ids.parse_image_id(image_id)
 
 
@@ -219,7 +219,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     :param missing_bytes: what of it is neither there nor zeros; None as well
     :param boot_image: what has become of its boot image there
     :param boot_revision: revision of the boot image; 0 if there is none
-    :param whole: how far it is from being whole there; None: the host says nothing of that
+    :param fill: fill status there; None: the host does not report it
     :param task: what was asked last, if anything
     """
 
@@ -230,7 +230,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     boot_revision: Bytes = 0
     read: ReadBytes = ReadBytes()
     fetched: FetchedBytes = FetchedBytes()
-    whole: whole_image.Whole | None = None
+    fill: whole_image.FillStatus | None = None
     task: TaskProgress | None = None
 
     def __post_init__(self) -> None:
@@ -311,8 +311,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     cache_limit_bytes: Bytes = 0
     ring_epoch: Epoch = 0
     sketch: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_SKETCH)] = ()
-    peers: Annotated[dict[str, Exchanged], msgspec.Meta(max_length=MAX_PEERS)] = {}
-    source: Timed = Timed()
+    peers: Annotated[dict[str, PeerTraffic], msgspec.Meta(max_length=MAX_PEERS)] = {}
+    source: TimedTraffic = TimedTraffic()
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
     boots: Annotated[tuple[boot_timeline.Timeline, ...], msgspec.Meta(max_length=MAX_BOOTS)] = ()
     health: HostHealth | None = None

@@ -26,7 +26,7 @@ FROM_SOURCE = 0
 """An outer threshold nearer than which nobody is: the source is read at once."""
 
 
-class Outward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LocationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a table says of one place; what it says of no place is the default.
 
     :param share: percent of the v-nodes of each host there that count beyond it
@@ -37,14 +37,14 @@ class Outward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     outer_threshold: Annotated[int, msgspec.Meta(ge=0, le=MAX_THRESHOLD)] | None = None
 
 
-Places = Mapping[str, Outward]
+Places = Mapping[str, LocationPolicy]
 """By location, or the beginning of one."""
 
 
 def share_of(places: Places, levels: location.Levels, within: location.Levels) -> float:
     """Return which part of a host's v-nodes counts on the ring of a place.
 
-    >>> places = {"pod1": Outward(50), "pod1/rack1": Outward(20)}
+    >>> places = {"pod1": LocationPolicy(50), "pod1/rack1": LocationPolicy(20)}
     >>> [share_of(places, ("pod1", "rack1"), at) for at in ((), ("pod1",), ("pod1", "rack1"))]
     [0.1, 0.2, 1.0]
 

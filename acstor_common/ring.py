@@ -116,7 +116,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
     threshold: _Threshold = None
     outer_threshold: _Threshold = None
-    places: Annotated[dict[str, outward_.Outward], msgspec.Meta(max_length=MAX_HOSTS)] = {}
+    places: Annotated[dict[str, outward_.LocationPolicy], msgspec.Meta(max_length=MAX_HOSTS)] = {}
     revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
     segment_chunks: Annotated[int, msgspec.Meta(ge=1, le=segments.MOST_CHUNKS)] = 1
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an image is from being whole on a host: all of it there, and there to stay.
+"""The fill status of an image on a host: how much of it the host's cache holds and keeps.
 
-The one rule: an image counts as used when that cannot be told, so whoever asks whether somebody
-still depends on the image store never hears no too early.
+An image is fully cached when every chunk is in the local cache and pinned there.  An image whose
+use is not known counts as used, so no service takes it for unneeded too early.
 """
 
 import enum
@@ -17,71 +17,71 @@ MAX_BYTES = (1 << 63) - 1
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_BYTES)]
-DueIn = Annotated[float, msgspec.Meta(ge=-MAX_BYTES, le=control_wire.MAX_WITHIN_S)]
+DueIn = Annotated[float, msgspec.Meta(ge=-MAX_BYTES, le=control_wire.MAX_DEADLINE_S)]
 
 
-class State(enum.StrEnum):
-    """How far an image is."""
+class FillState(enum.StrEnum):
+    """What the agent does to cache an image completely."""
 
-    BOOTING = "booting"  # a guest boots from it; what it reads comes first
-    QUEUED = "queued"  # others come first
+    BOOTING = "booting"  # a guest boots from it; the fill begins after the boot
+    QUEUED = "queued"  # the agent fills other images first
     FILLING = "filling"
-    WHOLE = "whole"
-    NO_ROOM = "no room"  # the cache lacks room for what is promised and this one
-    PAUSED = "paused"  # by the operator
+    FULLY_CACHED = "fully_cached"
+    NO_SPACE = "no_space"  # the cache has no space for it beside the images pinned before it
+    PAUSED = "paused"  # by an operator
     FAILING = "failing"
-    NOT_KEPT = "not kept"  # nobody uses it, nothing has shown yet that it is used, or by option
+    EVICTABLE = "evictable"  # not pinned: no server uses it, or keep_images is none
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one image is on one host.
+class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Fill status of one image on one host.
 
-    :param is_used: instances of the host use it, or may use it; also where it is not kept or has
-        no room
-    :param why: it does not become whole, if so
-    :param total_bytes: what of it is to be here: each content once, without zeros; 0: not known
-    :param left_bytes: what of that is not here yet; None: not counted yet
-    :param lacking_bytes: what the cache lacks for it
-    :param bytes_s: how fast it comes
-    :param left_s: how long the rest takes at that speed; None: it does not come, or nobody can tell
-    :param due_in_s: until it is to be whole, as an operator asked; below 0: since when it is late
-    :param is_late: it was not whole then, or will not be at that speed
-    :param is_shared: hosts keep it together, each its share: whole means all of them have theirs
-    :param is_asked: an operator wants it kept, whether it is used or not
+    :param is_used: servers of the host use the image, or may use it
+    :param why: reason why it is not fully cached and does not progress
+    :param total_bytes: data to cache: each distinct chunk once, without zeros; 0: not known
+    :param remaining_bytes: data that is not cached yet; None: not counted yet
+    :param shortfall_bytes: space that the cache lacks for the image
+    :param rate_bytes_s: fill rate
+    :param remaining_s: time to the end at this rate; None: not known
+    :param due_in_s: time to the operator's deadline; below 0: the deadline has passed
+    :param is_late: it missed the deadline, or will miss it at this rate
+    :param is_shared: the hosts that use it keep one copy together, each a part of it
+    :param is_pinned: an operator pinned it: the cache keeps it when no server uses it
+    :param mode: fill mode that an operator chose
     """
 
-    state: State
+    state: FillState
     is_used: bool
     why: Annotated[str, msgspec.Meta(max_length=MAX_WHY)] = ""
     total_bytes: Bytes = 0
-    left_bytes: Bytes | None = None
-    lacking_bytes: Bytes = 0
-    bytes_s: Bytes = 0
-    left_s: Seconds | None = None
+    remaining_bytes: Bytes | None = None
+    shortfall_bytes: Bytes = 0
+    rate_bytes_s: Bytes = 0
+    remaining_s: Seconds | None = None
     due_in_s: DueIn | None = None
     is_late: bool | None = None
     is_shared: bool = False
-    is_asked: bool = False
-    pace: control_wire.Pace = control_wire.Pace.USUAL
+    is_pinned: bool = False
+    mode: control_wire.FillMode = control_wire.FillMode.NORMAL
 
     def __post_init__(self) -> None:
-        if self.left_bytes is not None and self.left_bytes > self.total_bytes:
-            raise ValueError("more of the image is left than it has")
-        if self.is_whole and self.left_bytes != 0:
-            raise ValueError("an image that is whole has nothing left")
+        if self.remaining_bytes is not None and self.remaining_bytes > self.total_bytes:
+            raise ValueError("more data remains than the image has")
+        if self.is_fully_cached and self.remaining_bytes != 0:
+            raise ValueError("a fully cached image has no data that remains")
 
     @property
-    def is_whole(self) -> bool:
-        """Say whether all of it is here to stay."""
-        return self.state is State.WHOLE
+    def is_fully_cached(self) -> bool:
+        """Say whether the cache holds and keeps all of the image."""
+        return self.state is FillState.FULLY_CACHED
 
 
-def share(total_bytes: int, left_bytes: int | None) -> float | None:
-    """Return how much of an image is here, from 0 to 1; None if that is not known.
+def cached_share(total_bytes: int, remaining_bytes: int | None) -> float | None:
+    """Return the part of an image that is cached, from 0 to 1; None if it is not known.
 
-    >>> share(8, 6)
+    >>> cached_share(8, 6)
     0.25
     """
-    if left_bytes is None:
+    if remaining_bytes is None:
         return None
-    return 1 - left_bytes / total_bytes if total_bytes else 1.0
+    return 1 - remaining_bytes / total_bytes if total_bytes else 1.0

@@ -225,7 +225,7 @@ class Keeper:
         def work(row: models.Enrolment | None) -> models.Enrolment:
             row = row or enrolments.unknown(host)
             enrolments.forget(row, now_s)
-            row.state = enrolment.State.REVOKED
+            row.state = enrolment.EnrolmentState.REVOKED
             return row
 
         return self._store.change_enrolment(host, work)

@@ -47,7 +47,7 @@ SWEPT = 200
 BETWEEN_S = 0.02
 NOTE_EVERY_S = 60.0
 """What one host says of checkpoints that fail is written down that often at most."""
-_GONE = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
+_GONE = (enrolment.EnrolmentState.REVOKED, enrolment.EnrolmentState.FORGOTTEN)
 
 
 class Checkpoints:

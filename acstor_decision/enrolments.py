@@ -41,7 +41,7 @@ def fingerprint(row: models.Enrolment) -> str:
 
 def is_free(row: models.Enrolment | None) -> bool:
     """Say whether a name belongs to nobody."""
-    return row is None or row.state == enrolment.State.FORGOTTEN
+    return row is None or row.state == enrolment.EnrolmentState.FORGOTTEN
 
 
 def unknown(host: ids.HostId) -> models.Enrolment:
@@ -56,13 +56,13 @@ def let_in(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s: flo
 
     Who waits keeps the name for himself, unless it is another key or user that is let in.
     """
-    is_waiting = row.state == enrolment.State.WAITING
+    is_waiting = row.state == enrolment.EnrolmentState.WAITING
     is_who_waits = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
     if not is_waiting or not is_who_waits:
         if row.state is not None:
             forget(row, now_s)
         row.user_id, row.allowed_fingerprint = user_id, key_fingerprint
-    row.state = enrolment.State.ALLOWED
+    row.state = enrolment.EnrolmentState.ALLOWED
 
 
 def free(row: models.Enrolment, now_s: float) -> bool:
@@ -70,7 +70,7 @@ def free(row: models.Enrolment, now_s: float) -> bool:
     if not row.revoked_before_s and row.issued_s is None:
         return False
     forget(row, now_s)
-    row.state, row.address, row.asked_s = enrolment.State.FORGOTTEN, "", None
+    row.state, row.address, row.asked_s = enrolment.EnrolmentState.FORGOTTEN, "", None
     return True
 
 
@@ -87,7 +87,10 @@ def known(row: models.Enrolment | None) -> enrolment.Known | None:
     if row is None:
         return None
     return enrolment.Known(
-        enrolment.State(row.state), row.user_id, trust.keys_of(row), row.allowed_fingerprint
+        enrolment.EnrolmentState(row.state),
+        row.user_id,
+        trust.keys_of(row),
+        row.allowed_fingerprint,
     )
 
 
@@ -110,7 +113,7 @@ def waiting(
     if row is not None and not is_free(row):
         return row
     row = row or unknown(host)
-    row.state, row.asked_s = enrolment.State.WAITING, now_s
+    row.state, row.asked_s = enrolment.EnrolmentState.WAITING, now_s
     row.user_id, row.public_key, row.address = asked.user_id, asked.key, address
     return row
 
@@ -135,7 +138,7 @@ def bind(
         row.public_key = asked.key
     else:
         row.former_key = ""
-    row.state = enrolment.State.ENROLLED
+    row.state = enrolment.EnrolmentState.ENROLLED
     row.user_id, row.address, row.allowed_fingerprint = asked.user_id, address, ""
     row.issued_s, row.not_after_s = issued_s, not_after_s
 
@@ -158,7 +161,7 @@ def refusal(
     It never lets in who asked first where another one asks, nor names the key of who asks as one
     to let in: an operator reads it in the log, where anybody may have asked.
     """
-    if row is not None and row.state == enrolment.State.WAITING and verdict in _OTHERS:
+    if row is not None and row.state == enrolment.EnrolmentState.WAITING and verdict in _OTHERS:
         return enrolment.Refused(host, verdict, _FIRST.format(host=host))
     return enrolment.Refused(host, verdict, _WHY[verdict].format(host=host))
 

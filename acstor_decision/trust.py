@@ -37,9 +37,9 @@ class Trust(NamedTuple):
     def fault(self, certificate: certificates.HostCertificate, now_s: float) -> str:
         """Return why a host is not believed that has this certificate; "" if it is."""
         row = self.hosts.get(certificate.host)
-        if row is not None and row.state == enrolment.State.REVOKED:
+        if row is not None and row.state == enrolment.EnrolmentState.REVOKED:
             return "it is revoked"
-        if row is None or row.state != enrolment.State.ENROLLED:
+        if row is None or row.state != enrolment.EnrolmentState.ENROLLED:
             return "it has not enrolled here"
         if certificate.not_before_s < row.revoked_before_s:
             return "its certificate is revoked"
@@ -51,7 +51,7 @@ class Trust(NamedTuple):
     def is_enrolled(self, host: str) -> bool:
         """Say whether a host has enrolled, and was not revoked since."""
         row = self.hosts.get(host)
-        return row is not None and row.state == enrolment.State.ENROLLED
+        return row is not None and row.state == enrolment.EnrolmentState.ENROLLED
 
     def revoked(self, now_s: float) -> dict[str, int]:
         """Return what a v-node table says of revoked hosts.
@@ -68,11 +68,11 @@ class Trust(NamedTuple):
 
 
 def _rank(row: models.Enrolment) -> tuple[bool, int, str]:
-    return row.state != enrolment.State.FORGOTTEN, row.revoked_before_s, row.host
+    return row.state != enrolment.EnrolmentState.FORGOTTEN, row.revoked_before_s, row.host
 
 
 def _is_named(row: models.Enrolment, now_s: float) -> bool:
-    if row.state == enrolment.State.REVOKED:
+    if row.state == enrolment.EnrolmentState.REVOKED:
         return row.revoked_before_s > 0
     return row.revoked_before_s > max(0.0, now_s - REVOCATION_KEPT_S)
 

@@ -154,9 +154,13 @@ class Checks(upgradecheck.UpgradeCommands):
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
         states = {row.host: row.state for row in self._store.enrolments()}
-        waiting = {host for host, state in states.items() if state == enrolment.State.WAITING}
+        waiting = {
+            host for host, state in states.items() if state == enrolment.EnrolmentState.WAITING
+        }
         seen = {row.host for row in self._store.hosts()}
-        known = {host for host, state in states.items() if state != enrolment.State.FORGOTTEN}
+        known = {
+            host for host, state in states.items() if state != enrolment.EnrolmentState.FORGOTTEN
+        }
         return _named(
             "they have no certificate",
             sorted(waiting | (seen - known)),

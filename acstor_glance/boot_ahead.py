@@ -77,10 +77,10 @@ class BootAhead:
         image = self._images.read_or_none(image_id)
         if image is None or image_record.why_not_served(image):
             return
-        after = [str(one["id"]) for one in families.predecessors(self._images, image)]
-        is_open = image_record.text_of(image, "visibility") == PUBLIC
-        if not after and not is_open:
+        previous = [str(one["id"]) for one in families.predecessors(self._images, image)]
+        is_public = image_record.text_of(image, "visibility") == PUBLIC
+        if not previous and not is_public:
             return  # no host may want it
-        body: dict[str, Any] = {"after": after, "is_open": is_open}
-        self._service.post(f"/v1/images/{image_id}/boot-ahead", body, _Told, MOST_BYTES)
+        body: dict[str, Any] = {"previous_images": previous, "is_public": is_public}
+        self._service.post(f"/v1/images/{image_id}/prefetch-boot-image", body, _Told, MOST_BYTES)
         LOG.info("image %s: hosts are told of its boot image", image_id)

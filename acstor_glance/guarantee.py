@@ -68,7 +68,7 @@ def check(conf: cfg.ConfigOpts, images: glance_images.Images) -> Iterator[Findin
 
 def _hosts(needed: protection.Needed) -> Finding:
     why = ""
-    if needed.heard_s is None or needed.now_s - needed.heard_s > protection.HEARD_S:
+    if needed.last_sample_s is None or needed.now_s - needed.last_sample_s > protection.HEARD_S:
         why = (
             "no host tells which images it needs: new ones are not protected, and nothing is given "
             "back"

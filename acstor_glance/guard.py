@@ -94,7 +94,7 @@ def ask(conf: cfg.ConfigOpts) -> protection.Needed:
 
 
 def _ask(service: decision_client.DecisionClient) -> protection.Needed:
-    return service.get("/v1/needed", protection.Needed, MOST_BYTES)
+    return service.get("/v1/needed-images", protection.Needed, MOST_BYTES)
 
 
 class Guard:

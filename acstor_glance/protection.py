@@ -46,20 +46,20 @@ _GONE = frozenset({"deleted", "pending_delete", "killed"})
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """What the decision service tells (``GET /v1/needed``); times by its clock.
+    """What the decision service tells (``GET /v1/needed-images``); times by its clock.
 
     :param images: ids of the images that are needed
     :param is_complete: no others are needed
-    :param heard_s: when a host was heard last; None: there is none
-    :param known_since_s: since when the service knows of hosts; None: it knows none
+    :param last_sample_s: when a host was heard last; None: there is none
+    :param first_sample_s: since when the service knows of hosts; None: it knows none
     :param silent_hosts: those that were not heard lately
     :param now_s: when it told this
     """
 
     images: list[str]
     is_complete: bool
-    heard_s: float | None
-    known_since_s: float | None
+    last_sample_s: float | None
+    first_sample_s: float | None
     silent_hosts: int
     now_s: float
 
@@ -278,12 +278,12 @@ class Protections:
         told = self._told
         if not told.is_complete:
             return False
-        if told.heard_s is None or told.now_s - told.heard_s > HEARD_S:
+        if told.last_sample_s is None or told.now_s - told.last_sample_s > HEARD_S:
             return False
-        if told.known_since_s is None:
+        if told.first_sample_s is None:
             return False
-        is_of_this_database = self._marked_s.get(image_id, 0.0) >= told.known_since_s
-        return is_of_this_database or told.now_s - told.known_since_s > SILENT_S
+        is_of_this_database = self._marked_s.get(image_id, 0.0) >= told.first_sample_s
+        return is_of_this_database or told.now_s - told.first_sample_s > SILENT_S
 
     def _settle(self, now_s: float) -> None:
         """Forget what is neither needed nor acstor's, and note since when nobody needs the rest.

@@ -135,9 +135,9 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
     coming_bytes = sum(_size_bytes(images.get(image_id)) or 0 for image_id in coming)
     unknown = sum(_size_bytes(images.get(image_id)) is None for image_id in coming)
     lacking = {
-        image_id: image["whole"]["lacking_bytes"]
+        image_id: image["fill"]["shortfall_bytes"]
         for image_id, image in images.items()
-        if image["whole"] and image["whole"]["lacking_bytes"]
+        if image["fill"] and image["fill"]["shortfall_bytes"]
     }
     said = [f"{_mib(promised)} are promised, of the {_mib(room)} that images may have"]
     if coming:
@@ -165,9 +165,9 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
 def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
     """Say which images of instances are not whole yet, and which do not become so."""
     used = instances.used
-    known = {image_id: (images.get(image_id) or {}).get("whole") for image_id in used}
+    known = {image_id: (images.get(image_id) or {}).get("fill") for image_id in used}
     failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
-    partial = [image_id for image_id, whole in known.items() if not _is(whole, "whole")]
+    partial = [image_id for image_id, whole in known.items() if not _is(whole, "fully_cached")]
     if failing:
         named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
         remedy = "See to what is said to be wrong; it is tried again by itself."
@@ -195,17 +195,17 @@ def _is(whole: Mapping[str, Any] | None, state: str) -> bool:
 def _how_far(whole: Mapping[str, Any] | None) -> str:
     if whole is None:
         return "not promised yet"
-    share = "" if whole["share"] is None else f" {100 * whole['share']:.0f} %"
-    left = "" if whole["left_s"] is None else f", {whole['left_s']:.0f} s left"
+    share = "" if whole["cached_share"] is None else f" {100 * whole['cached_share']:.0f} %"
+    left = "" if whole["remaining_s"] is None else f", {whole['remaining_s']:.0f} s left"
     return f"{whole['state']}{share}{left}"
 
 
 def _is_promised(image: Mapping[str, Any] | None) -> bool:
     """Say whether what an image needs is counted as promised: that takes its chunk map."""
-    whole = image["whole"] if image else None
-    if not whole or whole["lacking_bytes"]:
+    whole = image["fill"] if image else None
+    if not whole or whole["shortfall_bytes"]:
         return False
-    return bool(whole["total_bytes"]) or whole["left_bytes"] is not None
+    return bool(whole["total_bytes"]) or whole["remaining_bytes"] is not None
 
 
 def _size_bytes(image: Mapping[str, Any] | None) -> int | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that commands about several nouns take, so that they look alike everywhere."""
+"""Arguments that commands share."""
 
 import argparse
 import datetime
@@ -13,24 +13,26 @@ from acstor_common import arguments as common_arguments
 def with_page(
     parser: argparse.ArgumentParser, noun: str, most: int = 1000
 ) -> argparse.ArgumentParser:
-    """Add which part of a list is wanted to a command line.
+    """Add the page of a list to a command line.
 
-    :param most: that one answer of the API may have
+    :param most: largest page of the API
     """
     parser.add_argument(
         "--limit",
         type=common_arguments.number(1, most),
         metavar="<n>",
-        help=f"show so many {noun}s at most, {most} at the most",
+        help=f"show at most this many {noun}s, at most {most}",
     )
     parser.add_argument(
-        "--marker", metavar=f"<{noun}>", help=f"begin behind this {noun}, the last one of a page"
+        "--marker",
+        metavar=f"<{noun}>",
+        help=f"begin after this {noun}, the last one of the previous page",
     )
     return parser
 
 
 def page(parsed_args: argparse.Namespace) -> dict[str, Any]:
-    """Return which part of a list is wanted, as the API is asked for it."""
+    """Return the page of a list, as fields of a request."""
     return {"limit": parsed_args.limit, "marker": parsed_args.marker}
 
 
@@ -47,11 +49,11 @@ def part(
 
 
 def with_long(parser: argparse.ArgumentParser, more: str) -> argparse.ArgumentParser:
-    """Add that more columns are wanted to a command line.
+    """Add the option for more columns to a command line.
 
     :param more: what they show
     """
-    parser.add_argument("--long", action="store_true", help=f"show {more}, too")
+    parser.add_argument("--long", action="store_true", help=f"also show {more}")
     return parser
 
 
@@ -64,7 +66,7 @@ def with_image(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def with_hosts(parser: Any, default: str = "all that are up") -> None:
     """Add hosts to a command line, or to a group of arguments that exclude each other.
 
-    :param default: who is asked if none is named
+    :param default: hosts if none is named
     """
     parser.add_argument(
         "--host",
@@ -72,18 +74,20 @@ def with_hosts(parser: Any, default: str = "all that are up") -> None:
         default=[],
         dest="hosts",
         metavar="<host>",
-        help=f"this host; may be given more than once (default: {default})",
+        help=f"this host; repeat the option for more hosts (default: {default})",
     )
 
 
 def with_wait(
-    parser: argparse.ArgumentParser, longest_s: float, until: str = "it is done, with its progress"
+    parser: argparse.ArgumentParser,
+    longest_s: float,
+    until: str = "it is done, and show the progress",
 ) -> argparse.ArgumentParser:
     """Add the options about waiting to a command line.
 
-    :param longest_s: how long is waited if nothing else is said
+    :param longest_s: default of the timeout
     """
-    parser.add_argument("--wait", action="store_true", help=f"until {until}")
+    parser.add_argument("--wait", action="store_true", help=f"wait until {until}")
     parser.add_argument(
         "--timeout",
         type=float,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the API: which this client knows, which was asked for, which a command needs.
+"""Versions of the API: those that this client knows, and the one that it asks for.
 
-Versions only add, so a command works with every version from the one that it needs on.  The one
-rule: an earlier one that is asked for is refused here, by name, before anything is sent.
+Minor versions only add to the API, so a command works with every version from the one that it needs
+on.
 """
 
 from osc_lib import exceptions
 
 MAJOR = "1"
-KNOWN = tuple(f"{MAJOR}.{minor}" for minor in range(13))
-"""What this client knows, the oldest first."""
+KNOWN = (f"{MAJOR}.0",)
+"""Versions that this client knows, the oldest first."""
 NEWEST = "latest"
 OPTION = "--os-acstor-api-version"
 
@@ -19,8 +19,8 @@ def parse(text: str) -> str:
 
     :raises exceptions.CommandError: this client knows none that is called so
 
-    >>> [parse(text) for text in ("latest", "1", "1.4")]
-    ['1', '1', '1.4']
+    >>> [parse(text) for text in ("latest", "1", "1.0")]
+    ['1', '1', '1.0']
     """
     wanted = MAJOR if text == NEWEST else text
     if wanted not in (MAJOR, *KNOWN):

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far images are from being whole, in words for people and in numbers for machines.
-
-A service that is older than this client says less: what it does not tell is "not told".
-"""
+"""Fill status of images, in words for people and in numbers for machines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,112 +8,107 @@ from cliff import columns
 
 from acstor_osc import printable
 
-Whole = Mapping[str, Any]
-"""How far an image is on a host, as the API tells it."""
+Fill = Mapping[str, Any]
+"""Fill status of an image on a host, as the API returns it."""
 
-NOT_TOLD = "not told"
+UNKNOWN = "unknown"
 BEHIND = {
-    "booting": "the rest comes when its boot is over",
+    "booting": "the fill goes on after the boot",
     "queued": "the host fills other images first",
-    "paused": "an operator paused it, so that it stays so (openstack acstor image resume)",
-    "no room": "that stays so, {why}: raise cache_limit_bytes there, let the cache grow "
+    "paused": "an operator paused the fill (openstack acstor image resume)",
+    "no_space": "{why}: raise cache_limit_bytes there, let the cache grow "
     "(cache_may_grow_for_pins), or unpin another image",
-    "failing": "{why}; it is tried again",
-    "not kept": "that stays so: {why}",
+    "failing": "{why}; the agent tries again",
+    "evictable": "the agent does not fill it: {why}",
 }
-"""Why a server depends on others still, by the state of its image."""
+"""Reason why an image is not fully cached, by its state."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-class WholeColumn(columns.FormattableColumn[Whole | None]):
-    """How far an image is on a host."""
+class FillColumn(columns.FormattableColumn[Fill | None]):
+    """Fill status of an image on a host."""
 
     def human_readable(self) -> str:
         """Return it in words."""
         return words(self._value)
 
     def machine_readable(self) -> Any:
-        """Return it as the API told it."""
+        """Return it as the API returned it."""
         return self._value
 
 
-class ByHostColumn(columns.FormattableColumn[Mapping[str, Whole | None]]):
-    """How far an image is on each host."""
+class FillByHostColumn(columns.FormattableColumn[Mapping[str, Fill | None]]):
+    """Fill status of an image on each host."""
 
     def human_readable(self) -> str:
-        """Return a line for each host that is to have all of it."""
+        """Return a line for each host that uses the image or has it pinned."""
         return "\n".join(
-            f"{printable.text(host)}: {words(whole)}"
-            for host, whole in self._value.items()
-            if whole is not None and (whole["is_used"] or whole["is_asked"])
+            f"{printable.text(host)}: {words(fill)}"
+            for host, fill in self._value.items()
+            if fill is not None and (fill["is_used"] or fill["is_pinned"])
         )
 
     def machine_readable(self) -> Any:
-        """Return it as the API told it, for all hosts."""
+        """Return it as the API returned it, for all hosts."""
         return dict(self._value)
 
 
 def of_image(image: Mapping[str, Any]) -> str:
-    """Return on how many of the hosts that use an image it is whole."""
-    if image.get("using_hosts") is None:
-        return NOT_TOLD
+    """Return on how many of the hosts that use an image it is fully cached."""
     if not image["using_hosts"]:
         return "no host uses it"
-    return f"on {image['whole_hosts']} of {image['using_hosts']} hosts that use it"
+    return f"on {image['fully_cached_hosts']} of {image['using_hosts']} hosts that use it"
 
 
-def words(whole: Whole | None) -> str:
-    """Return how far an image is on a host.
+def words(fill: Fill | None) -> str:
+    """Return the fill status of an image on a host.
 
-    >>> words({"state": "filling", "why": "", "share": 0.4, "bytes_s": 3_000_000, "left_s": 95.0,
-    ...        "is_used": True, "is_asked": True, "due_in_s": None, "pace": "hurry"})
-    'filling, 40 %, 2.9 MiB/s, 1 min 35 s left, in a hurry, pinned'
+    >>> words({"state": "filling", "why": "", "cached_share": 0.4, "rate_bytes_s": 3_000_000,
+    ...        "remaining_s": 95.0, "is_pinned": True, "due_in_s": None, "mode": "urgent"})
+    'filling, 40 %, 2.9 MiB/s, 1 min 35 s left, urgent, pinned'
     """
-    if whole is None:
-        return NOT_TOLD
-    told = [printable.text(whole["state"])]
-    if whole["share"] is not None and whole["state"] != "whole":
-        told.append(f"{int(100 * whole['share'])} %")
-    if whole["bytes_s"]:
-        told.append(f"{_size(whole['bytes_s'])}/s")
-    if whole["left_s"] is not None:
-        told.append(f"{duration(whole['left_s'])} left")
-    if whole.get("due_in_s") is not None:
-        told.append(_due(whole["due_in_s"], is_late=bool(whole.get("is_late"))))
-    elif whole["pace"] == "hurry" and whole["state"] != "whole":
-        told.append("in a hurry")
-    if whole["is_asked"]:
-        told.append("pinned")
-    said = ", ".join(told)
-    return f"{said}: {printable.text(whole['why'])}" if whole["why"] else said
+    if fill is None:
+        return UNKNOWN
+    parts = [printable.text(fill["state"]).replace("_", " ")]
+    if fill["cached_share"] is not None and fill["state"] != "fully_cached":
+        parts.append(f"{int(100 * fill['cached_share'])} %")
+    if fill["rate_bytes_s"]:
+        parts.append(f"{_size(fill['rate_bytes_s'])}/s")
+    if fill["remaining_s"] is not None:
+        parts.append(f"{duration(fill['remaining_s'])} left")
+    if fill["due_in_s"] is not None:
+        parts.append(_due(fill["due_in_s"], is_late=bool(fill["is_late"])))
+    elif fill["mode"] == "urgent" and fill["state"] != "fully_cached":
+        parts.append("urgent")
+    if fill["is_pinned"]:
+        parts.append("pinned")
+    found = ", ".join(parts)
+    return f"{found}: {printable.text(fill['why'])}" if fill["why"] else found
 
 
-ON_DEAD_MOUNT = (
-    "a mount that has ended: its reads of the image fail until it is stopped and started again "
-    "(openstack server reboot --hard)"
-)
+ON_DEAD_MOUNT = "a dead mount: its reads fail until you restart it (openstack server reboot --hard)"
 
 
-def depends_on(whole: Whole | None) -> str:
-    """Return whom a server needs, beside its own host, for the image that it runs from."""
-    if whole is None:
-        return "nobody can tell: its host does not say how far its image is"
-    if whole["state"] == "whole" and whole.get("is_shared"):
+def depends_on(fill: Fill | None) -> str:
+    """Return the services that a server needs, beside its own host, to read its image."""
+    if fill is None:
+        return "unknown: its host does not report the fill status of its image"
+    if fill["state"] == "fully_cached" and fill["is_shared"]:
         return (
-            "other hosts, of which any one may be lost: they keep its image together; no image "
-            "store and no entry in Glance is needed for it any more"
+            "other hosts, any one of which may fail: they keep its image together; it no longer "
+            "needs the image store or Glance"
         )
-    if whole["state"] == "whole":
+    if fill["state"] == "fully_cached":
         return (
-            "nobody: all of its image is on its host, and stays there as long as it is used; "
-            "no other host, no image store and no entry in Glance is needed for it any more"
+            "nothing: its host has the image fully cached and pinned; it no longer needs other "
+            "hosts, the image store or Glance"
         )
-    left = "what of its image is not on its host"
-    if whole["left_bytes"] is not None:
-        left = f"{_size(whole['left_bytes'])} of the {_size(whole['total_bytes'])} of its image"
-    why = BEHIND.get(whole["state"], "").format(why=printable.text(whole["why"]))
-    if whole["left_s"] is not None:
-        why = f"for about {duration(whole['left_s'])} more"
+    left = "the part of its image that is not cached"
+    if fill["remaining_bytes"] is not None:
+        left = f"{_size(fill['remaining_bytes'])} of the {_size(fill['total_bytes'])} of its image"
+    why = BEHIND.get(fill["state"], "").format(why=printable.text(fill["why"]))
+    if fill["remaining_s"] is not None:
+        why = f"for about {duration(fill['remaining_s'])} more"
     return f"other hosts and the image store, for {left}" + (f"; {why}" if why else "")
 
 

@@ -139,11 +139,11 @@ class Host(hosts.Host):
         count, before_s = self.waited.get(giver, (0, 0.0))
         self.waited[giver] = count + chunks, before_s + took_s
 
-    def take_waited(self) -> dict[ids.HostId | None, decision_api.Timed]:
+    def take_waited(self) -> dict[ids.HostId | None, decision_api.TimedTraffic]:
         """Return what came since the last call, by the peer that gave it; None is the storage."""
         taken, self.waited = self.waited, {}
         return {
-            giver: decision_api.Timed(count * CHUNK_BYTES, took_s)
+            giver: decision_api.TimedTraffic(count * CHUNK_BYTES, took_s)
             for giver, (count, took_s) in taken.items()
         }
 

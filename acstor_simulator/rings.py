@@ -34,8 +34,8 @@ class Figures(NamedTuple):
     """
 
     others: decision_api.Traffic
-    peers: dict[ids.HostId, decision_api.Timed]
-    source: decision_api.Timed
+    peers: dict[ids.HostId, decision_api.TimedTraffic]
+    source: decision_api.TimedTraffic
 
 
 class Holding(Protocol):
@@ -129,7 +129,7 @@ class TrafficTable(Table):
             total=told.others,
             sketch=sketch.make(self._held[host].cache),
             peers={
-                peer: decision_api.Exchanged(timed.received, 0, timed)
+                peer: decision_api.PeerTraffic(timed.received, 0, timed)
                 for peer, timed in told.peers.items()
             },
             source=told.source,

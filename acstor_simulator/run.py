@@ -308,7 +308,7 @@ class _Run:
 
     def _figures(self, host: int) -> rings.Figures:
         waited = self._hosts[host].take_waited()
-        source = waited.pop(None, decision_api.Timed())
+        source = waited.pop(None, decision_api.TimedTraffic())
         peers = {name: timed for name, timed in waited.items() if name is not None}
         return rings.Figures(self._others[host], peers, source)
 

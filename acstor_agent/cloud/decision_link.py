@@ -62,7 +62,7 @@ class Held(NamedTuple):
     chunks: links.Carried
     cache_bytes: int
     cache_limit_bytes: int
-    source: decision_api.Timed = decision_api.Timed()
+    source: decision_api.TimedTraffic = decision_api.TimedTraffic()
 
 
 def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
@@ -71,7 +71,7 @@ def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
     given = (counters.Origin.PEER, counters.Origin.HOME)
     came = counted.given_by(given) + counted.source_bytes
     moved = links.Carried(came, counted.served_bytes)
-    source = decision_api.Timed(counted.source_timed_bytes, counted.source_s)
+    source = decision_api.TimedTraffic(counted.source_timed_bytes, counted.source_s)
     return Held(moved, statistics.stored_bytes, statistics.limit_bytes, source)
 
 
@@ -92,16 +92,16 @@ class Bus(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """What went to and from one peer since the last sample; see :class:`decision_api.Exchanged`."""
+    """Traffic with one peer since the last sample; see :class:`decision_api.PeerTraffic`."""
 
     received: int = 0
     sent: int = 0
     timed: int = 0
     took_s: float = 0.0
 
-    def told(self) -> decision_api.Exchanged:
-        timed = decision_api.Timed(self.timed, self.took_s)
-        return decision_api.Exchanged(self.received, self.sent, timed)
+    def told(self) -> decision_api.PeerTraffic:
+        timed = decision_api.TimedTraffic(self.timed, self.took_s)
+        return decision_api.PeerTraffic(self.received, self.sent, timed)
 
 
 class DecisionLink:
@@ -225,7 +225,7 @@ class DecisionLink:
             self._sketch = await trio.to_thread.run_sync(lambda: sketch.make(self._cids()))
             self._sketched_s = now_s
 
-    def _take_peers(self) -> dict[str, decision_api.Exchanged]:
+    def _take_peers(self) -> dict[str, decision_api.PeerTraffic]:
         """Return the bytes by peer since the last sample, of the busiest peers."""
         counted, self._peers = self._peers, collections.defaultdict(_Peer)
         busiest = heapq.nlargest(
@@ -247,7 +247,7 @@ class DecisionLink:
         newer: traffic_meter.Look,
         before: Held,
         held: Held,
-        peers: dict[str, decision_api.Exchanged],
+        peers: dict[str, decision_api.PeerTraffic],
         images: Images,
     ) -> decision_api.Sample:
         total = links.carried(look.links, newer.links)
@@ -274,7 +274,7 @@ class DecisionLink:
             ring_epoch=self._rings.told_epoch(),
             sketch=self._sketch,
             peers=peers,
-            source=decision_api.Timed(
+            source=decision_api.TimedTraffic(
                 held.source.received - before.source.received,
                 held.source.took_s - before.source.took_s,
             ),

@@ -36,7 +36,7 @@ WIDTH = 72
 """Of what is said in words, which may be long."""
 MAX_BYTES = (1 << 63) - 1
 
-_Pace = control_wire.Pace
+_FillMode = control_wire.FillMode
 
 
 def main() -> int:
@@ -100,24 +100,25 @@ def _parser() -> argparse.ArgumentParser:
         ("drop", "forget an image that no guest uses", control_wire.Drop),
         ("pre-seed", "bring all of an image to this host and keep it", control_wire.PreSeed),
         ("unpin", "keep a pre-seeded image only while it is used", control_wire.Unpin),
-        ("pause", "let an image not become whole for the time being", _pace(_Pace.PAUSED)),
-        ("resume", "end what hurry or pause began", _pace(_Pace.USUAL)),
+        ("pause", "stop filling the cache with an image", _fill_mode(_FillMode.PAUSED)),
+        ("resume", "end a hydrate or a pause", _fill_mode(_FillMode.NORMAL)),
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         _with_image(added)
     added = command(
-        "hurry",
-        "let an image become whole now, before others",
-        lambda o: control_wire.SetPace(o.image_id, _Pace.HURRY, o.within),
+        "hydrate",
+        "cache an image completely, before other images",
+        lambda o: control_wire.SetFillMode(o.image_id, _FillMode.URGENT, o.deadline),
         _fields,
     )
     _with_image(added)
     added.add_argument(
-        "--within",
-        type=arguments.duration(control_wire.MAX_WITHIN_S),
+        "--deadline",
+        type=arguments.duration(control_wire.MAX_DEADLINE_S),
         default=0.0,
         metavar="DURATION",
-        help="fast enough to be whole after so long, as 90s, 15m or 2h (as fast as it comes)",
+        help="time until the image must be fully cached, as 90s, 15m or 2h (default: as soon as "
+        "possible)",
     )
     added = command(
         "make-disk",
@@ -133,9 +134,9 @@ def _parser() -> argparse.ArgumentParser:
         help="in bytes, at least the image's (the image's)",
     )
     added = command(
-        "hydrate",
-        "copy what a disk still has of its image into the disk's own file",
-        lambda o: control_wire.Hydrate(o.disk_id),
+        "flatten",
+        "copy all data that a disk still reads from its image into the disk's own file",
+        lambda o: control_wire.Flatten(o.disk_id),
         _fields,
     )
     _with_disk(added)
@@ -173,8 +174,8 @@ def _with_disk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("disk_id", type=parse, help="id of the disk, a UUID")
 
 
-def _pace(pace: control_wire.Pace) -> Callable[[str], control_wire.SetPace]:
-    return lambda image_id: control_wire.SetPace(image_id, pace)
+def _fill_mode(mode: control_wire.FillMode) -> Callable[[str], control_wire.SetFillMode]:
+    return lambda image_id: control_wire.SetFillMode(image_id, mode)
 
 
 def _table_in(file: pathlib.Path) -> msgspec.Raw:
@@ -326,12 +327,12 @@ def _whole(whole: dict[str, Any] | None) -> str:
     """Return how far an image is, and how long the rest will take."""
     if whole is None:
         return "not used"
-    share = f" {100 * whole['share']:.0f} %" if whole["share"] is not None else ""
-    left = f", {whole['left_s']:.0f} s left" if whole["left_s"] is not None else ""
+    share = f" {100 * whole['cached_share']:.0f} %" if whole["cached_share"] is not None else ""
+    left = f", {whole['remaining_s']:.0f} s left" if whole["remaining_s"] is not None else ""
     why = f": {whole['why']}" if whole["why"] else ""
-    asked = ", pinned" if whole["is_asked"] else ""
+    asked = ", pinned" if whole["is_pinned"] else ""
     due = _due(whole.get("due_in_s"), whole.get("is_late"))  # an older worker says neither
-    is_whole = whole["state"] == "whole"
+    is_whole = whole["state"] == "fully_cached"
     return textwrap.fill(
         f"{whole['state']}{'' if is_whole else share}{left}{due}{asked}{why}", WIDTH // 2
     )
@@ -407,7 +408,7 @@ def _status(status: dict[str, Any]) -> str:
             image["reads_in_flight"],
             f"{image['latency']['p99_s'] * 1000:.2f}",
             image["failed_reads"],
-            _whole(image["whole"]),
+            _whole(image["fill"]),
         ]
         for image_id, image in status["images"].items()
     ]

@@ -45,13 +45,13 @@ from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
-PACES = {
-    decision_api.TaskKind.HURRY: promise.Pace.HURRY,
-    decision_api.TaskKind.PAUSE: promise.Pace.PAUSED,
-    decision_api.TaskKind.RESUME: promise.Pace.USUAL,
+FILL_MODES = {
+    decision_api.TaskKind.HYDRATE: promise.FillMode.URGENT,
+    decision_api.TaskKind.PAUSE: promise.FillMode.PAUSED,
+    decision_api.TaskKind.RESUME: promise.FillMode.NORMAL,
     decision_api.TaskKind.UNPIN: None,
 }
-"""What is wished of an image that is to be whole; None: to keep it only while it is used."""
+"""How a task changes the filling of an image; None: the agent no longer pins it."""
 
 
 class ControlRequests:
@@ -127,15 +127,15 @@ class ControlRequests:
                 return await self.pre_seed(image_id, report)
             case control_wire.Unpin(image_id):
                 return await self._wish(image_id, None)
-            case control_wire.SetPace(image_id, pace, within_s):
-                return await self._wish(image_id, pace, within_s)
+            case control_wire.SetFillMode(image_id, mode, deadline_s):
+                return await self._wish(image_id, mode, deadline_s)
             case control_wire.SwitchedOff(instance_id, is_taken_back):
                 instance_id = ids.parse_image_id(instance_id)
                 return {"processes": await self._switched_off(instance_id, is_taken_back)}
             case control_wire.Zeros(image_id):
                 return await self._zeros(image_id)
-            case control_wire.Hydrate(disk_id):
-                return await self._hydrate_disk(disk_header.parse_disk_id(disk_id), report)
+            case control_wire.Flatten(disk_id):
+                return await self._flatten_disk(disk_header.parse_disk_id(disk_id), report)
             case control_wire.MakeDisk():
                 return await self._make_disk(request)
             case control_wire.DropDisk(disk_id):
@@ -188,16 +188,16 @@ class ControlRequests:
         raise errors.DeadlineExceeded(what, self._patience_s)
 
     async def _wish(
-        self, image_id: str, pace: promise.Pace | None, within_s: float = 0.0
+        self, image_id: str, mode: promise.FillMode | None, deadline_s: float = 0.0
     ) -> dict[str, Any]:
-        """Change how fast an image becomes whole; without a pace, keep it only while it is used."""
+        """Set how fast an image is filled; without a mode, keep it only while servers use it."""
         parsed = ids.parse_image_id(image_id)
         if self._whole is None:
             raise errors.Unusable(f"image {parsed}", "is not kept whole: keep_images is none")
-        if pace is None:
+        if mode is None:
             await self._whole.unask(parsed)
         else:
-            await self._whole.set_pace(parsed, pace, within_s)
+            await self._whole.set_fill_mode(parsed, mode, deadline_s)
         return {"image_id": parsed, **(self._whole.telling.of(parsed) or {})}
 
     async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:
@@ -205,13 +205,13 @@ class ControlRequests:
 
         :raises errors.Unusable: it is not kept whole here, or this agent knows no such wish
         """
-        if task.kind not in PACES:
+        if task.kind not in FILL_MODES:
             what = f"image {ids.parse_image_id(task.image_id)}"
             raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
-        within_s = task.within_s
-        if task.by_s:  # what is over since, or by a wrong clock, comes as fast as it can
-            within_s = whole_pace.time_left_s(task.by_s, within_s, time.time())
-        return await self._wish(task.image_id, PACES[task.kind], within_s)
+        deadline_s = task.deadline_s
+        if task.due_at_s:  # what is over since, or by a wrong clock, comes as fast as it can
+            deadline_s = whole_pace.time_left_s(task.due_at_s, deadline_s, time.time())
+        return await self._wish(task.image_id, FILL_MODES[task.kind], deadline_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map
@@ -277,7 +277,7 @@ class ControlRequests:
         if pids:
             raise errors.Unusable(what, f"is open in processes {pids}")
 
-    async def _hydrate_disk(
+    async def _flatten_disk(
         self, disk_id: disk_header.DiskId, report: control_socket.Report
     ) -> dict[str, int]:
         try:
@@ -285,16 +285,16 @@ class ControlRequests:
         except FileNotFoundError as e:
             raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
         image = await self._attach(made.header.image_id)
-        return await hydration.hydrate([made], image, self._chunks, report)
+        return await hydration.flatten([made], image, self._chunks, report)
 
-    async def hydrate(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
-        """Let all disks of this host that began as an image depend on it no more."""
+    async def flatten(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
+        """Copy an image into all disks of this host that are based on it."""
         known = await self._disks.of_image(ids.parse_image_id(image_id))
         if not known:  # a chunk map is not to be fetched for that
             return {"done_bytes": 0}
         made = [await self._disks.open(disk_id) for disk_id in known]
         image = await self._attach(image_id)
-        return await hydration.hydrate(made, image, self._chunks, report)
+        return await hydration.flatten(made, image, self._chunks, report)
 
     async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Bring all of an image to this host and keep it; see :func:`pre_seed.pre_seed`.

@@ -49,7 +49,7 @@ Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
 Fetched = Callable[[ids.ImageId], counters.Tally | None]
 Wish = Callable[[decision_api.ImageTask], Awaitable[object]]
 """Does what is wished of an image that is whole, or is to become so, and ends soon."""
-WholeOf = Callable[[ids.ImageId], whole_image.Whole]
+WholeOf = Callable[[ids.ImageId], whole_image.FillStatus]
 
 
 class _Heard(NamedTuple):
@@ -63,7 +63,7 @@ class ImageTasks:
     """The tasks of this host.
 
     :param pre_seed: brings an image here
-    :param hydrate: lets the disks here that began as an image depend on it no more
+    :param flatten: copies an image into the disks here that are based on it
     :param wish: does what is neither of these
     :param fetched: returns what was moved to this host of an image
     :param whole_of: returns how far an image is from being whole; may be asked from any thread
@@ -76,7 +76,7 @@ class ImageTasks:
         images: mirrors.Mirrors,
         recording: boot_recording.BootRecording,
         pre_seed: Bring,
-        hydrate: Bring,
+        flatten: Bring,
         wish: Wish,
         fetched: Fetched,
         whole_of: WholeOf,
@@ -87,7 +87,7 @@ class ImageTasks:
         self._images, self._recording = images, recording
         self._bring_by = {
             decision_api.TaskKind.PRE_SEED: pre_seed,
-            decision_api.TaskKind.HYDRATE: hydrate,
+            decision_api.TaskKind.FLATTEN: flatten,
         }
         self._wish, self._ahead = wish, ahead
         self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
@@ -111,7 +111,7 @@ class ImageTasks:
         if told is not None and told.request == task.request:
             self._changed.add(task.image_id)
             return
-        is_ahead = task.kind is decision_api.TaskKind.BOOT_AHEAD
+        is_ahead = task.kind is decision_api.TaskKind.PREFETCH_BOOT_IMAGE
         if is_ahead and not self._ahead.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
@@ -251,7 +251,7 @@ class ImageTasks:
 
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:
         whole, touched_ns = self._whole_of(image_id), self._images.touched_ns(image_id)
-        return whole.is_used and not whole.is_whole, whole.is_used, touched_ns, image_id
+        return whole.is_used and not whole.is_fully_cached, whole.is_used, touched_ns, image_id
 
     def _look_at_changed(self, changed: set[str]) -> dict[str, decision_api.HeldImage] | None:
         """Look at what has changed; return what is to be told, None if nothing new is.
@@ -269,11 +269,11 @@ class ImageTasks:
         return kept | self._look(present & (changed | turned))
 
     @staticmethod
-    def _is_other(told: decision_api.HeldImage | None, now: whole_image.Whole) -> bool:
-        before = told.whole if told is not None else None
+    def _is_other(told: decision_api.HeldImage | None, now: whole_image.FillStatus) -> bool:
+        before = told.fill if told is not None else None
         if before is None:
             return now.is_used
-        return (before.is_used, before.is_whole) != (now.is_used, now.is_whole)
+        return (before.is_used, before.is_fully_cached) != (now.is_used, now.is_fully_cached)
 
     def _look(self, wanted: Iterable[str]) -> dict[str, decision_api.HeldImage]:
         found = {}
@@ -287,7 +287,7 @@ class ImageTasks:
 def held_image(
     image: mirror.Mirror | None,
     fetched: counters.Tally | None,
-    whole: whole_image.Whole | None,
+    whole: whole_image.FillStatus | None,
     task: decision_api.TaskProgress | None,
 ) -> decision_api.HeldImage:
     """Return what is told of one image; of one that was not read since the start it is little."""
@@ -296,7 +296,7 @@ def held_image(
         given[counters.Origin.PEER] + given[counters.Origin.HOME], given[counters.Origin.SOURCE]
     )
     if image is None:
-        return decision_api.HeldImage(fetched=came, whole=whole, task=task)
+        return decision_api.HeldImage(fetched=came, fill=whole, task=task)
     read, head, held = image.counters.read.bytes, image.boots.head, image.held()
     return decision_api.HeldImage(
         size_bytes=image.size_bytes,
@@ -311,6 +311,6 @@ def held_image(
             source=read[counters.Origin.SOURCE],
         ),
         fetched=came,
-        whole=whole,
+        fill=whole,
         task=task,
     )

@@ -40,7 +40,7 @@ class Collector(registry.Collector):
         by_image = status["by_image"]
         yield from _of_reads(status["reads"], by_image)
         yield from _of_detached(status["detached"])
-        yield from _of_whole(status["whole"], by_image)
+        yield from _of_whole(status["fill"], by_image)
         yield from _of_shares(status["shares"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
@@ -185,9 +185,9 @@ def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
         name: core.GaugeMetricFamily(f"acstor_whole_{name}", text, labels=_labels(by_image))
         for name, text in (
             ("total_bytes", "Bytes of images that are to be whole here, without zeros"),
-            ("left_bytes", "Bytes of them that are not here yet"),
-            ("lacking_bytes", "Bytes that the cache lacks for them: they do not become whole"),
-            ("bytes_s", "How fast they become whole"),
+            ("remaining_bytes", "Bytes of them that are not here yet"),
+            ("shortfall_bytes", "Bytes that the cache lacks for them: they do not become whole"),
+            ("rate_bytes_s", "How fast they become whole"),
             ("due_in_s", "Seconds until the first is to be whole, as an operator asked; <0: since"),
             ("is_late", "How many will not be whole then at this speed, or were not"),
         )

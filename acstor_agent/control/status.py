@@ -124,7 +124,7 @@ def of_images_together(
     """
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "whole": of_whole_together(whole.telling.all().values() if whole else ()),
+        "fill": of_whole_together(whole.telling.all().values() if whole else ()),
         "late": {
             None: {
                 "requests": sum(one.count for one in late.values()),
@@ -148,7 +148,7 @@ def of_images_apart(
             image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
             for image_id in images.attached()
         },
-        "whole": {
+        "fill": {
             image_id: {**shown, "states": {shown["state"]: 1}}
             for image_id, shown in (whole.telling.all() if whole else {}).items()
         },
@@ -163,7 +163,7 @@ def of_whole_together(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[s
     """Return how far all images are that are to be whole, by None; {} if none is."""
     if not shown:
         return {}
-    numbers = ("total_bytes", "left_bytes", "lacking_bytes", "bytes_s")
+    numbers = ("total_bytes", "remaining_bytes", "shortfall_bytes", "rate_bytes_s")
     due_s = [one["due_in_s"] for one in shown if one["due_in_s"] is not None]
     return {
         None: {
@@ -218,7 +218,7 @@ def of_image(
         "touched_s": touched_ns / 1e9,
         "is_used": use.is_used(),
         "is_open": use.is_open,
-        "whole": whole,
+        "fill": whole,
         **of_reads(image.counters if image else None, fetched or counters.Tally()),
         "waiting": of_late(late),
         "boot_image": of_boot_image(image.boots) if image else None,

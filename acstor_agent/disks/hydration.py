@@ -22,7 +22,7 @@ _Place = tuple[disk.Disk, int]
 """A chunk of a disk."""
 
 
-async def hydrate(
+async def flatten(
     disks: Sequence[disk.Disk],
     image: mirror.Mirror,
     chunks: exchange.Exchange,
@@ -43,14 +43,14 @@ async def hydrate(
     async def keep(place: _Place, came: exchange.Fetched | None) -> None:
         one, chunk_no = place
         if came is None:  # it was here a moment ago
-            came = await chunks.fetch(image.want(chunk_no), exchange.Priority.HYDRATE)
-        stream = requests.Stream(requests.Klass.FILL, f"hydrate {one.header.disk_id}")
+            came = await chunks.fetch(image.want(chunk_no), exchange.Priority.FLATTEN)
+        stream = requests.Stream(requests.Klass.FILL, f"flatten {one.header.disk_id}")
         with disk_io.as_stream(stream):
             await one.keep(chunk_no, came.data)
 
     came = await bringing.bring_all(
         ((place, image.want(place[1])) for place in needed),
-        chunks.ahead(exchange.Priority.HYDRATE),
+        chunks.ahead(exchange.Priority.FLATTEN),
         lambda want: chunks.has(want.cid),
         report,
         total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
@@ -72,4 +72,4 @@ def _unfinished(
         if whys:
             count = f"{len(whys)} chunk{'s' if len(whys) > 1 else ''}"
             told.append(f"disk {one.header.disk_id}: {count} cannot be had ({whys[0]})")
-    return errors.Unusable("hydration", "; ".join(told), "What came is kept; ask again")
+    return errors.Unusable("flatten", "; ".join(told), "What came is kept; ask again")

@@ -15,7 +15,7 @@ class Priority(enum.IntEnum):
     PEER = 1  # a guest of another host waits
     SOON = 2  # a guest, here or on another host, is about to read it
     SEED = 3  # an operator wants the image here; no guest does yet
-    HYDRATE = 4  # a disk is to depend on nobody
+    FLATTEN = 4  # a disk takes over what it reads from its image
     ADVERTISED = 5  # a neighbour has it, so guests here may want it
     WHOLE = 6  # an image that is used here becomes whole
     LATER = 7  # another host wants it, and nobody waits there
@@ -42,5 +42,5 @@ class Priority(enum.IntEnum):
 
 
 _P = Priority
-_HERE = _P.SEED, _P.HYDRATE, _P.WHOLE
+_HERE = _P.SEED, _P.FLATTEN, _P.WHOLE
 _AT_PEER = (_P.PEER, _P.PEER, _P.SOON, *5 * [_P.LATER])

@@ -24,9 +24,9 @@ Priority = read_request.Priority
 STREAMS = {
     Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
     Priority.SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
-    Priority.HYDRATE: requests.Stream(requests.Klass.FILL, "hydrate"),
+    Priority.FLATTEN: requests.Stream(requests.Klass.FILL, "flatten"),
     Priority.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
-    Priority.WHOLE: requests.Stream(requests.Klass.FILL, "whole"),
+    Priority.WHOLE: requests.Stream(requests.Klass.FILL, "hydrate"),
     Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
 }
 """Whose the writes to the disk are that come of it, where nobody waited for the chunk."""

@@ -95,11 +95,13 @@ class BootAhead:
     def is_for(self, task: decision_api.ImageTask) -> bool:
         """Say whether this host is one of those that a task to bring a boot image is for."""
         has_former = bool(self._formers(task))
-        return boot_ahead.is_for(self._mode, is_open=task.is_open, has_former=has_former)
+        return boot_ahead.is_for(self._mode, is_open=task.is_public, has_former=has_former)
 
     def _formers(self, task: decision_api.ImageTask) -> list[ids.ImageId]:
         """Return the images before that of a task that instances of this host use, or used."""
-        return [one for one in map(ids.parse_image_id, task.after) if self._is_mirrored(one)]
+        return [
+            one for one in map(ids.parse_image_id, task.previous_images) if self._is_mirrored(one)
+        ]
 
     def _is_mirrored(self, image_id: ids.ImageId) -> bool:
         is_attached = self._images.is_attached(image_id)

@@ -48,7 +48,7 @@ FAILURES = 8
 YIELD_S = 0.25
 YIELD_TICK_S = 0.005
 
-Pace = promise_.Pace
+FillMode = promise_.FillMode
 
 
 class Progress:
@@ -229,11 +229,11 @@ class Filler:
         :return: how long until more may be asked for; None: not in this slice
         """
         progress, promised = filling.progress, self._promises.get(filling.map.image_id)
-        if promised is None or promised.pace is Pace.PAUSED or filling.failures >= FAILURES:
+        if promised is None or promised.mode is FillMode.PAUSED or filling.failures >= FAILURES:
             return None
         if not progress.to_do or self._clock() >= filling.until_s:
             return None
-        is_hurry = promised.pace is Pace.HURRY and self._is_pressing(promised, progress)
+        is_hurry = promised.mode is FillMode.URGENT and self._is_pressing(promised, progress)
         room = (UNDER_WAY if is_hurry or self._is_calm() else 1) - len(ahead)
         if room <= 0:
             return CALM_S / 10
@@ -301,7 +301,7 @@ class Filler:
     def _is_pressing(self, promised: promise_.Promise, progress: Progress) -> bool:
         """Say whether an image in a hurry is to come as fast as it can."""
         if progress.deadline is None:
-            return not promised.within_s  # else nobody has looked at it yet
+            return not promised.deadline_s  # else nobody has looked at it yet
         return progress.deadline.is_pressing(self._clock())
 
     def _is_calm(self) -> bool:

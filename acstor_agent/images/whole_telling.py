@@ -21,8 +21,8 @@ from acstor_agent.images import uses as uses_
 from acstor_common import ids
 from acstor_common import whole_image
 
-Pace = promise_.Pace
-State = whole_image.State
+FillMode = promise_.FillMode
+State = whole_image.FillState
 
 
 class WholeTelling:
@@ -106,16 +106,16 @@ class WholeTelling:
             "state": state.value,
             "why": why,
             "total_bytes": total_bytes,
-            "left_bytes": left_bytes,
-            "share": whole_image.share(total_bytes, left_bytes),
-            "bytes_s": round(speed.bytes_s) if is_filling else 0,
-            "left_s": takes_s,
+            "remaining_bytes": left_bytes,
+            "cached_share": whole_image.cached_share(total_bytes, left_bytes),
+            "rate_bytes_s": round(speed.bytes_s) if is_filling else 0,
+            "remaining_s": takes_s,
             "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
             "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
-            "lacking_bytes": known.lacking_bytes,
+            "shortfall_bytes": known.lacking_bytes,
             "is_shared": cloud is not None,
-            "is_asked": bool(promised and promised.is_asked),
-            "pace": (promised.pace if promised else Pace.USUAL).value,
+            "is_pinned": bool(promised and promised.is_asked),
+            "mode": (promised.mode if promised else FillMode.NORMAL).value,
         }
 
     def _state(
@@ -127,10 +127,10 @@ class WholeTelling:
     ) -> tuple[State, str]:
         failure: whole_pace.Failure | None = known.backoff.failure
         if known.lacking_bytes:
-            return State.NO_ROOM, f"the cache lacks {known.lacking_bytes} bytes"
+            return State.NO_SPACE, f"the cache lacks {known.lacking_bytes} bytes"
         if promised is not None and left_bytes == 0 and image_id != self.current:
-            return State.WHOLE, ""
-        if promised is not None and promised.pace is Pace.PAUSED:
+            return State.FULLY_CACHED, ""
+        if promised is not None and promised.mode is FillMode.PAUSED:
             return State.PAUSED, "by the operator"
         if failure is not None:
             return State.FAILING, failure.why
@@ -163,35 +163,37 @@ class WholeTelling:
 
 def _state_in_cloud(cloud: keepers.Cloud, state: State, why: str) -> tuple[State, str]:
     """Return the state of an image whose share here is in this one."""
-    if state is not State.WHOLE:
+    if state is not State.FULLY_CACHED:
         return state, why
     if cloud.is_whole:
-        return State.WHOLE, cloud.why
+        return State.FULLY_CACHED, cloud.why
     if cloud.trouble in (sharing_.State.NO_ROOM, sharing_.State.CROWDED):
-        return State.NO_ROOM, cloud.why
+        return State.NO_SPACE, cloud.why
     if cloud.trouble is not sharing_.State.KEPT:
         return State.FAILING, cloud.why
     return State.FILLING, cloud.why or "other hosts fetch their shares"
 
 
-def told(whole: WholeTelling | None, uses: uses_.Uses, image_id: ids.ImageId) -> whole_image.Whole:
+def told(
+    whole: WholeTelling | None, uses: uses_.Uses, image_id: ids.ImageId
+) -> whole_image.FillStatus:
     """Return how far an image is, as other services are told it; from any thread.
 
     :param whole: None: images are not kept whole here
     """
     if whole is not None and whole.is_for_others(image_id):
-        return whole_image.Whole(
-            state=State.NOT_KEPT, is_used=False, why="its share is kept for other hosts"
+        return whole_image.FillStatus(
+            state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
         )
     is_used = uses.is_used(image_id)
     shown = whole.of(image_id) if whole is not None else None
     if shown is None:
         why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
-        return whole_image.Whole(
-            state=State.NOT_KEPT, is_used=is_used, why=why if is_used else "not used"
+        return whole_image.FillStatus(
+            state=State.EVICTABLE, is_used=is_used, why=why if is_used else "not used"
         )
     why = shown["why"][: whole_image.MAX_WHY]
-    return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.Whole)
+    return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.FillStatus)
 
 
 def own(telling: Callable[[], WholeTelling | None]) -> sharing_.Own:

@@ -47,7 +47,7 @@ CLOUD_S = 5.0
 ATTACH_S = 10.0
 ATTACHING_S = 1.0
 """When chunk maps that have to be had took so long, the next ones wait for the next look."""
-Pace = promise_.Pace
+FillMode = promise_.FillMode
 
 
 class Limits(NamedTuple):
@@ -264,18 +264,20 @@ class Wholeness:
     async def _look_at_deadline(self, image_id: ids.ImageId, known: filling.Progress) -> None:
         """Find out by when an image is to be whole; tell when that is missed, end it when kept."""
         promised, now_s = self._promises.get(image_id), self._clock()
-        if promised is None or promised.pace is not Pace.HURRY or not promised.within_s:
+        if promised is None or promised.mode is not FillMode.URGENT or not promised.deadline_s:
             known.deadline = None
             return
         if known.deadline is None:
             known.is_miss_told = False
-            left_s = whole_pace.time_left_s(promised.by_s, promised.within_s, self._wall_clock())
-            known.deadline = whole_pace.Deadline(now_s + left_s, promised.within_s)
+            left_s = whole_pace.time_left_s(
+                promised.due_at_s, promised.deadline_s, self._wall_clock()
+            )
+            known.deadline = whole_pace.Deadline(now_s + left_s, promised.deadline_s)
         left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
         if known.left_bytes == 0:
             LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
             known.deadline = None
-            await self._promises.change(image_id, within_s=0.0, by_s=0.0)
+            await self._promises.change(image_id, deadline_s=0.0, due_at_s=0.0)
         elif left_s <= 0 and is_known and not known.is_miss_told:
             known.is_miss_told = True
             left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
@@ -283,7 +285,7 @@ class Wholeness:
                 "image %s: not whole in the %.0f s that were asked for: %s left; as fast as it "
                 "comes from now on",
                 image_id,
-                promised.within_s,
+                promised.deadline_s,
                 left,
             )
 
@@ -295,8 +297,8 @@ class Wholeness:
         Those in a hurry come first, which are due first of them; then in the order of promises.
         """
         promised = self._promises.all()
-        hurried = [image_id for image_id, one in promised.items() if one.pace is Pace.HURRY]
-        usual = [image_id for image_id, one in promised.items() if one.pace is Pace.USUAL]
+        hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
+        usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
         usual.sort(key=lambda image_id: promised[image_id].is_for_others)
         for image_id in (*sorted(hurried, key=self._due_s), *usual):
             known = self._known.get(image_id)
@@ -304,7 +306,7 @@ class Wholeness:
                 continue
             if known.part is not self._promises.pinned(image_id):
                 continue  # what is missing of it is counted first
-            if promised[image_id].pace is Pace.HURRY or not self._boots.is_on(image_id):
+            if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
                 return image_id
         return None
 
@@ -361,7 +363,9 @@ class Wholeness:
         await self._promises.change(image_id, is_asked=False)
         self._changed.set()
 
-    async def set_pace(self, image_id: ids.ImageId, pace: Pace, within_s: float = 0.0) -> None:
+    async def set_fill_mode(
+        self, image_id: ids.ImageId, mode: FillMode, deadline_s: float = 0.0
+    ) -> None:
         """Hurry an image, pause it, or do neither.
 
         :param within_s: for one in a hurry: when it is to be whole; 0: as fast as it comes
@@ -370,8 +374,8 @@ class Wholeness:
         if self._promises.get(image_id) is None and self._uses.is_used(image_id):
             await self._promise(image_id, self._known.setdefault(image_id, filling.Progress()))
         self._check_promised(image_id)
-        by_s = self._wall_clock() + within_s if within_s else 0.0
-        await self._promises.change(image_id, pace=pace, within_s=within_s, by_s=by_s)
+        due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
+        await self._promises.change(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
         if (known := self._known.get(image_id)) is not None:
             known.backoff.succeeded()
             known.deadline = None  # an earlier one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificate authority, for those who are to trust it; nothing here is secret."""
+"""The certificate authority and the signers, without secrets."""
 
 import datetime
 
@@ -9,13 +9,14 @@ from acstor_decision.api import operation
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom hosts, and what runs next to Glance, are to trust; certificates and keys in PEM.
+    """Certificates and keys that hosts and Glance's listeners trust, in PEM.
 
-    :param ca: authorities that issue hosts' certificates, the one that issues now first
+    :param ca: authorities that issue hosts' certificates, the current one first
     :param signers: public keys that sign v-node tables and tasks
-    :param revoked: by host: certificates whose validity begins before this time do not count, in
-        seconds since 1970
-    :param enrolment: whether new hosts are let in ``automatic``ally or have to be ``approved``
+    :param revoked: by host: certificates that became valid before this time are revoked, in seconds
+        since 1970
+    :param enrolment: ``automatic``: new hosts get a certificate at once; ``approved``: after an
+        operator allows them
     """
 
     ca: str
@@ -44,7 +45,7 @@ OPERATIONS = (
         "authority:get",
         "GET",
         "/v1/authority",
-        "Show whom hosts are to trust",
+        "Show the authority and the signers that hosts trust",
         Authority,
         show,
         rule=f"{operation.SERVICE} or {operation.READER}",

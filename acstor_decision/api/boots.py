@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boots of servers: where their time went, as their hosts told."""
+"""Timelines of servers' boots, as their hosts reported them."""
 
 import datetime
 
@@ -13,16 +13,16 @@ from acstor_decision.db import boots as boots_
 class Boot(msgspec.Struct, frozen=True):
     """The last boot of a server on a host.
 
-    :param told_at: when the host told of it last; one that goes on is told of every 30 s
+    :param reported_at: last report of the host; it reports a running boot every 30 s
     """
 
     host: str
-    told_at: datetime.datetime
+    reported_at: datetime.datetime
     timeline: boot_timeline.Timeline
 
 
 class Boots(msgspec.Struct, frozen=True):
-    """Boots of a server, one for each host that told of one within a week; the newest last."""
+    """Last boot of a server on each host that reported one within a week, the newest last."""
 
     server_id: str
     boots: list[Boot]
@@ -50,7 +50,7 @@ OPERATIONS = (
         "server:boots",
         "GET",
         "/v1/servers/{server_id}/boots",
-        "Show where the time of a server's boots went",
+        "Show the timelines of a server's boots",
         Boots,
         of_server,
     ),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of servers' disks: what there is, another one now, and what recovery needs.
+"""Checkpoints of servers' disks: list, create, delete, recover.
 
-The key of a disk is in one answer alone, that of ``recovery``, and who gets that can
-read all that the disk had.
+Only the answer of ``recovery`` holds the key of a disk; a client that gets it can read all data of
+the disk.
 """
 
 import datetime
@@ -24,25 +24,26 @@ from acstor_decision.db import checkpoints
 from acstor_decision.db import models
 
 SEES = f"{operation.READER} or {operation.RECOVERY}"
-"""Who recovers looks first which checkpoints there are."""
+"""A recovery lists the checkpoints first."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint of a server's disk.
 
-    :param host: that the server was on
-    :param image_id: that the disk began as
+    :param host: host of the server
+    :param image_id: backing image of the disk
     :param taken_at: by the clock of that host
-    :param registered_at: when all its copies were there
-    :param consistency: crash: as after a power failure; filesystem: the guest held them still
-    :param number: counts the checkpoints of the disk
-    :param size_bytes: of the disk
-    :param changed_bytes: what of it differs from the image
-    :param sent_bytes: what went to the holders for it
-    :param interval_s: how often one was promised; 0: not at all
-    :param holders: hosts that keep it
-    :param forgotten_from: since when Nova does not know the server; null: it does
-    :param recovered_at: when it was given out for a recovery that may not be over; null: it was not
+    :param registered_at: time when all copies were complete
+    :param consistency: crash: as after a power failure; filesystem: the guest froze its filesystems
+    :param number: sequence number among the checkpoints of the disk
+    :param size_bytes: size of the disk
+    :param changed_bytes: data of the disk that differs from the image
+    :param sent_bytes: data sent to the holders for this checkpoint
+    :param interval_s: largest interval between checkpoints of the server; 0: none is promised
+    :param holders: hosts that keep a copy
+    :param server_deleted_at: time when the service saw that Nova had deleted the server; null: the
+        server exists
+    :param recovered_at: start of a recovery that may not be over; null: there is none
     """
 
     checkpoint_id: str
@@ -59,7 +60,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int
     interval_s: int
     holders: list[str]
-    forgotten_from: datetime.datetime | None
+    server_deleted_at: datetime.datetime | None
     recovered_at: datetime.datetime | None
 
 
@@ -70,12 +71,12 @@ class Checkpoints(msgspec.Struct, frozen=True):
 
 
 class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which checkpoints are wanted.
+    """Filters and page of the list.
 
-    :param instance: of this server alone
-    :param host: of servers that were on this host
-    :param limit: checkpoints at most
-    :param marker: the last one that is known already; the answer begins behind it
+    :param instance: only checkpoints of this server
+    :param host: only checkpoints that this host took
+    :param limit: largest number of checkpoints
+    :param marker: id of the last checkpoint of the previous page
     """
 
     instance: Annotated[str, msgspec.Meta(max_length=36)] = ""
@@ -85,11 +86,11 @@ class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is told to make a disk of a checkpoint.
+    """Data that an agent needs to make a disk from a checkpoint.
 
-    :param owner: the host that took it
-    :param vault_disk: what the holders know the disk by
-    :param key: of the disk
+    :param owner: host that took the checkpoint
+    :param vault_disk: name of the disk at the holders
+    :param key: key of the disk
     """
 
     checkpoint_id: str
@@ -103,37 +104,38 @@ class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: datetime.datetime
 
 
-class WantedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of which server a checkpoint is wanted."""
+class CheckpointRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request to take a checkpoint of a server."""
 
     instance_id: str
 
 
-class AskedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The host that was asked for a checkpoint, and gives it the next turn.
+class AcceptedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that the server's host takes next.
 
-    :param latest: the newest one that there is now; null: there is none
-    :param after: one of this host with a higher number is what was asked for: its moment is later
+    :param latest: newest checkpoint now; null: there is none
+    :param previous_number: the next checkpoint of this host with a higher number is the requested
+        one
     """
 
     request: int
     instance_id: str
     host: str
     latest: str | None
-    after: int
+    previous_number: int
 
 
-class Deletion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a checkpoint is deleted.
+class DeleteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a deletion.
 
-    :param force: even while a host may be recovering its server from it
+    :param force: delete the checkpoint even while a host may recover its server from it
     """
 
     force: bool = False
 
 
-class ForgottenCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was deleted; its host takes the copies away when it asks next."""
+class DeletedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that was deleted; its host deletes the copies later."""
 
     checkpoint_id: str
 
@@ -153,7 +155,7 @@ def one(call: operation.Call) -> Checkpoint:
 
 
 def recovery(call: operation.Call) -> CheckpointRecovery:
-    """Answer with what recovery needs, the key too; it stays as long as that may take."""
+    """Answer with the data that a recovery needs, with the key; keep the checkpoint meanwhile."""
     checkpoint_id = _id(call)
     row = call.store.note_recovery(checkpoint_id, call.wall())
     if row is None:
@@ -171,11 +173,11 @@ def recovery(call: operation.Call) -> CheckpointRecovery:
     )
 
 
-def create(call: operation.Call) -> AskedCheckpoint:
-    """Have the daemon of the server's host asked for a checkpoint."""
+def create(call: operation.Call) -> AcceptedCheckpoint:
+    """Request a checkpoint from the daemon of the server's host."""
     instance_id = ids.ImageId(operation.server_id(call.body.instance_id))
     if call.nova is None:
-        raise nova.NovaUnreachable("nobody is asked here")
+        raise nova.NovaUnreachable("this service has no access to Nova")
     server = call.nova.server(instance_id)
     if server is None:
         raise operation.not_found(f"server {instance_id}")
@@ -187,23 +189,23 @@ def create(call: operation.Call) -> AskedCheckpoint:
     heard = _heard(call, instance_id, server.host, request)
     if heard.why:
         raise operation.Refused(http.HTTPStatus.CONFLICT, f"{server.host}: {heard.why}")
-    return AskedCheckpoint(
+    return AcceptedCheckpoint(
         request=request,
         instance_id=instance_id,
         host=server.host,
         latest=latest[0].checkpoint_id if latest else None,
-        after=heard.number,
+        previous_number=heard.number,
     )
 
 
 def _heard(
     call: operation.Call, instance_id: str, host: str, request: int
 ) -> checkpoint_messages.Heard:
-    """Ask the daemon of a host; return what it says, once it has proven who it is."""
+    """Ask the daemon of a host; return its answer after checking its signature."""
     try:
         signed = call.bus.want_checkpoint(instance_id, host, request)
         if signed is None:
-            why = f"no acstor-checkpointd of {host} answers; its log there says more"
+            why = f"acstor-checkpointd of {host} does not answer: see its log there"
             raise operation.Refused(http.HTTPStatus.CONFLICT, why)
         trust = call.authority.trust()
         certificate, heard = sealed.open_from_host(
@@ -211,7 +213,7 @@ def _heard(
         )
         fault = trust.fault(certificate, call.wall())
         if not fault and (certificate.host, heard.host, heard.request) != (host, host, request):
-            fault = "it is to another request, or of another host"
+            fault = "it belongs to another request or another host"
     except (errors.NotAuthentic, errors.RemoteProtocolError) as e:
         fault = str(e)
     if fault:
@@ -219,20 +221,20 @@ def _heard(
     return heard
 
 
-def delete(call: operation.Call) -> ForgottenCheckpoint:
-    """Forget a checkpoint that no host may be recovering its server from."""
+def delete(call: operation.Call) -> DeletedCheckpoint:
+    """Delete a checkpoint from which no host may recover its server now."""
     row, now_s = _row(call), call.wall()
     if not call.body.force and checkpoints.is_recovered(row, now_s):
         assert row.recovered_s is not None
         why = (
-            f"checkpoint {row.checkpoint_id} was given out for recovery at "
-            f"{_moment(row.recovered_s)}, and the host that recovers may lack some of it. It can "
-            f"be deleted when the server has a checkpoint of that host, and from "
-            f"{_moment(row.recovered_s + checkpoints.RECOVERY_S)} on; --force deletes it now"
+            f"a recovery from checkpoint {row.checkpoint_id} began at {_moment(row.recovered_s)} "
+            f"and may still read it. It can be deleted once the server has a checkpoint of its new "
+            f"host, and from {_moment(row.recovered_s + checkpoints.RECOVERY_S)} on; --force "
+            "deletes it now"
         )
         raise operation.Refused(http.HTTPStatus.CONFLICT, why)
     call.store.forget_checkpoint(row.checkpoint_id)
-    return ForgottenCheckpoint(row.checkpoint_id)
+    return DeletedCheckpoint(row.checkpoint_id)
 
 
 def _row(call: operation.Call) -> models.Checkpoint:
@@ -267,7 +269,7 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         sent_bytes=row.sent_bytes,
         interval_s=row.interval_s,
         holders=[holder.host for holder in checkpoints.holders_of(row)],
-        forgotten_from=None if row.gone_s is None else _moment(row.gone_s),
+        server_deleted_at=None if row.gone_s is None else _moment(row.gone_s),
         recovered_at=None if row.recovered_s is None else _moment(row.recovered_s),
     )
 
@@ -286,7 +288,7 @@ OPERATIONS = (
         "checkpoint:list",
         "GET",
         "/v1/checkpoints",
-        "List the checkpoints of servers",
+        "List checkpoints of servers",
         Checkpoints,
         every,
         SEES,
@@ -297,11 +299,11 @@ OPERATIONS = (
         "checkpoint:create",
         "POST",
         "/v1/checkpoints",
-        "Have a checkpoint of a server taken now",
-        AskedCheckpoint,
+        "Take a checkpoint of a server now",
+        AcceptedCheckpoint,
         create,
         operation.ADMIN,
-        body=WantedCheckpoint,
+        body=CheckpointRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.Operation(
@@ -309,16 +311,16 @@ OPERATIONS = (
         "POST",
         f"{_ONE}/delete",
         "Delete a checkpoint",
-        ForgottenCheckpoint,
+        DeletedCheckpoint,
         delete,
         operation.ADMIN,
-        body=Deletion,
+        body=DeleteRequest,
     ),
     operation.Operation(
         "checkpoint:recovery",
         "GET",
         f"{_ONE}/recovery",
-        "Show what a disk is made of a checkpoint with, its key too",
+        "Show the data that a recovery needs, with the key of the disk",
         CheckpointRecovery,
         recovery,
         operation.RECOVERY,

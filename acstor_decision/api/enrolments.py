@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a host is: certificates for those who can prove it, and what operators say of it.
+"""Enrolment of hosts: certificates, and the decisions of operators about hosts.
 
-Every request for a certificate is logged with the host, the user and the address
-that it came from, whatever became of it, and those that are refused are counted.
+The log names the host, the user and the source address of each request for a certificate, and the
+database counts the refusals.
 """
 
 import http
@@ -32,21 +32,21 @@ _STATUS = {
 class CertificateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for a certificate.
 
-    :param csr: PKCS 10 in PEM, of an Ed25519 key; the name in it is not looked at
+    :param csr: PKCS 10 in PEM, of an Ed25519 key; its subject is ignored
     :param proof: Ed25519 signature over the bytes of ``csr``, purpose ``renewal``, in base64, by
-        the key of the certificate that the host has; empty: it has none, or keeps its key
+        the key of the current certificate; empty: there is none, or the key stays the same
     """
 
     csr: Annotated[str, msgspec.Meta(max_length=8192)]
     proof: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
-class LetIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom an operator lets in.
+class AllowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Key and user that may enrol a host.
 
     :param fingerprint: SHA-256 of the public key (SubjectPublicKeyInfo) of the host's next request,
-        in hex; empty: that which asked first, if the host waits, or whichever comes
-    :param user_id: of the Keystone user whose the host is to be; empty likewise
+        in hex; empty: the key of the first request, if the host waits, else any key
+    :param user_id: Keystone user of the next request; empty likewise
     """
 
     fingerprint: patterns.OptionalHex64 = ""
@@ -54,19 +54,19 @@ class LetIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForgottenHost(msgspec.Struct, frozen=True):
-    """A host whose name is free again."""
+    """A host whose record was deleted, so its name is free again."""
 
     host: str
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate, and whom its host is to trust; all in PEM.
+    """A certificate, and the keys that its host trusts; all in PEM.
 
-    :param certificate: its one name is the host's
-    :param ca: authorities whose certificates are those of other hosts
+    :param certificate: its only name is the host id
+    :param ca: authorities that issue the certificates of other hosts
     :param signers: public keys that sign v-node tables and tasks
-    :param not_after: its end, in seconds since 1970
-    :param now: the service's clock; a host whose own says otherwise has a wrong one
+    :param not_after: end of the certificate, in seconds since 1970
+    :param now: the service's clock, in seconds since 1970
     """
 
     certificate: str
@@ -77,7 +77,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def issue(call: operation.Call) -> Certificate:
-    """Give a host a certificate, for the first time or anew."""
+    """Issue a certificate to a host, for the first time or as a renewal."""
     host = operation.host_id(call.path["host"])
     try:
         _check_name(host, call.limits)
@@ -113,26 +113,26 @@ def _check_name(host: ids.HostId, limits: members.Limits) -> None:
         raise enrolment.Refused(
             host,
             enrolment.Verdict.NOT_ALLOWED,
-            "it is not in [acstor_decision] allowed_hosts",
+            "[acstor_decision] allowed_hosts does not name it",
         )
 
 
 def allow(call: operation.Call) -> hosts.HostDetail:
-    """Let a host enrol once, for the first time or with another user or key."""
-    wanted: LetIn = call.body
+    """Allow a host to enrol once, for the first time or with another user or key."""
+    wanted: AllowRequest = call.body
     host = operation.host_id(call.path["host"])
     call.authority.allow(host, wanted.fingerprint, wanted.user_id)
     return _told(call, "allowed to enrol")
 
 
 def revoke(call: operation.Call) -> hosts.HostDetail:
-    """Shut a host out: the next v-node table says so, and names it no more."""
+    """Revoke a host's certificates; the next v-node table omits the host."""
     call.authority.revoke(operation.host_id(call.path["host"]))
     return _told(call, "revoked")
 
 
 def forget(call: operation.Call) -> ForgottenHost:
-    """Free the name of a host that is gone."""
+    """Delete the record of a host that is gone, so its name is free again."""
     host = operation.host_id(call.path["host"])
     try:
         is_known = call.authority.forget(host)
@@ -158,7 +158,7 @@ OPERATIONS = (
         "host:enrol",
         "POST",
         "/v1/hosts/{host}/certificate",
-        "Give a host a certificate",
+        "Issue a certificate to a host",
         Certificate,
         issue,
         rule=operation.AGENT,
@@ -166,18 +166,20 @@ OPERATIONS = (
     ),
     operation.about_host(
         "allow",
-        "Let a host enrol once, for the first time or with another user or key",
+        "Allow a host to enrol once, for the first time or with another user or key",
         hosts.HostDetail,
         allow,
-        body=LetIn,
+        body=AllowRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.about_host(
         "revoke",
-        "Shut a host out: none of its certificates counts any more",
+        "Revoke the certificates of a host",
         hosts.HostDetail,
         revoke,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.about_host("forget", "Free the name of a host that is gone", ForgottenHost, forget),
+    operation.about_host(
+        "forget", "Delete the record of a host that is gone", ForgottenHost, forget
+    ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts: what each one told last, and whether it may be home of anything."""
+"""Hosts: the last sample of each, its place in the ring and its certificate."""
 
 import datetime
 import enum
@@ -21,28 +21,32 @@ from acstor_decision.db import models
 from acstor_decision.db import samples
 
 
-class State(enum.StrEnum):
-    """How a host is."""
+class HostState(enum.StrEnum):
+    """State of a host."""
 
     UP = "up"  # it sends samples
-    OVERLOADED = "overloaded"  # and its links were too full in the last collection
-    SILENT = "silent"  # it does not
+    OVERLOADED = "overloaded"  # up, and its links were overloaded in the last collection
+    SILENT = "silent"  # it sends no samples
 
 
 NO_ENROLMENT = "none"
 IDENTITIES = (
-    *(state for state in enrolment.State if state is not enrolment.State.FORGOTTEN),
+    *(
+        state
+        for state in enrolment.EnrolmentState
+        if state is not enrolment.EnrolmentState.FORGOTTEN
+    ),
     NO_ENROLMENT,
 )
 SORTED_BY = (
     *("host", "state", "location", "vnodes", "ring_epoch"),
     *("load", "cache_bytes", "last_seen_at"),
 )
-"""What hosts can be put in order by; ``load``: how full the busier direction of their links is."""
+"""Sort keys of hosts; ``load``: use of the busier direction of their links."""
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Bytes a second in the last collection; chunks are part of the whole."""
+    """Bytes per second in the last collection; the totals include the chunks."""
 
     received: float
     sent: float
@@ -51,23 +55,23 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host is to the certificate authority.
+    """Enrolment of a host with the certificate authority.
 
-    :param state: ``enrolled``: it has, or had, a certificate; ``waiting``: an operator has to allow
-        it; ``allowed``: it may enrol once; ``revoked``: it is shut out
-    :param user_id: the Keystone user whose the host is; who asked first, while it waits
-    :param address: where the last request for a certificate came from
-    :param fingerprint: SHA-256 of its public key (SubjectPublicKeyInfo); of the one that is let in,
-        before it has come; empty: whichever comes
-    :param asked_at: when it asked first, if it had to wait
-    :param not_after: its last certificate ends
+    :param state: ``enrolled``: it has, or had, a certificate; ``waiting``: an operator must allow
+        it; ``allowed``: it may enrol once; ``revoked``: its certificates are invalid
+    :param user_id: Keystone user of the host; while it waits, the user of the first request
+    :param address: source address of the last request for a certificate
+    :param fingerprint: SHA-256 of its public key (SubjectPublicKeyInfo); of an allowed host, the
+        key that may enrol; empty: any key
+    :param requested_at: first request, if the host had to wait
+    :param not_after: end of its last certificate
     """
 
-    state: enrolment.State
+    state: enrolment.EnrolmentState
     user_id: str
     address: str
     fingerprint: str
-    asked_at: datetime.datetime | None
+    requested_at: datetime.datetime | None
     issued_at: datetime.datetime | None
     not_after: datetime.datetime | None
 
@@ -75,14 +79,15 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """One host.
 
-    :param vnodes: points of the ring that it owns; its share of them is its share of the contents
-    :param ring_epoch: the table that its agent uses
-    :param link_bytes_s: what its links carry each way
-    :param enrolment: None: it never asked for a certificate
+    :param vnodes: v-nodes that it owns; its share of them is its share of the chunks
+    :param ring_epoch: epoch of the v-node table that its agent uses
+    :param link_bytes_s: capacity of its links in each direction
+    :param enrolment: null: it never requested a certificate
+    :param overloads_in_a_row: number of the last collections in which it was overloaded
     """
 
     host: str
-    state: State
+    state: HostState
     enrolment: Enrolment | None
     is_drained: bool
     address: str
@@ -95,44 +100,44 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     cache_bytes: int
     cache_limit_bytes: int
-    overloaded_in_a_row: int
+    overloads_in_a_row: int
 
 
 class HostDetail(Host, frozen=True, kw_only=True):
-    """One host, with the chunk bytes that it exchanged with each peer in the last collection.
+    """One host, with the chunk traffic with each peer in the last collection.
 
-    :param on_dead_mounts: servers, or processes, that use the mount of an agent that ended
+    :param on_dead_mounts: servers, or processes, that use the dead mount of an earlier agent
     """
 
-    peers: dict[str, decision_api.Exchanged]
+    peers: dict[str, decision_api.PeerTraffic]
     on_dead_mounts: tuple[str, ...]
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """Hosts, in the order of their ids unless another one was asked for."""
+    """Hosts, sorted by id unless the query names another key."""
 
     hosts: list[Host]
 
 
 class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
-    """Which hosts are wanted.
+    """Filters, order and page of the list.
 
-    :param state: those in this state alone
-    :param enrolment: those that are so to the certificate authority; ``none``: that never asked
-    :param location: those at this place, or in it: pod1 is that of pod1/rack3 too
-    :param sort: what they are put in order by, and which way; those that are alike in that stand in
-        the order of their ids, and what is not known comes last.  What changes between two pages
-        may be in both, or in none
+    :param state: only hosts in this state
+    :param enrolment: only hosts with this enrolment state; ``none``: that never requested a
+        certificate
+    :param location: only hosts at this location or below it: pod1 includes pod1/rack3
+    :param sort: sort key and direction; ties are sorted by id, and unknown values come last. A
+        host whose value changes between two pages may appear in both, or in neither
     """
 
-    state: Annotated[str, patterns.whole(f"({'|'.join(State)})?")] = ""
+    state: Annotated[str, patterns.whole(f"({'|'.join(HostState)})?")] = ""
     enrolment: Annotated[str, patterns.whole(f"({'|'.join(IDENTITIES)})?")] = ""
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
     sort: Annotated[str, patterns.whole(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
 
 
 def every(call: operation.Call) -> Hosts:
-    """Answer with hosts that are remembered, or have asked for a certificate."""
+    """Answer with hosts that sent samples or requested a certificate."""
     page: HostPage = call.query
     found = (host for host in _in_order(call, page) if _is_wanted(host, page))
     return Hosts(list(itertools.islice(found, page.limit)))
@@ -141,7 +146,7 @@ def every(call: operation.Call) -> Hosts:
 def _in_order(call: operation.Call, page: HostPage) -> Iterator[Host]:
     """Yield the hosts that come behind the marker.
 
-    :raises operation.Refused: there is no such host, so nobody knows what comes behind it
+    :raises operation.Refused: the marker is no host
     """
     by, _, way = page.sort.partition(":")
     if (by, way) in (("host", ""), ("host", "asc")):
@@ -193,7 +198,7 @@ def one(call: operation.Call) -> HostDetail:
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
-    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Exchanged])
+    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.PeerTraffic])
     told = samples.health_of(row)
     return HostDetail(
         **_fields(call, row, enrolled, _owners(call)),
@@ -210,12 +215,12 @@ def _unheard(name: str) -> models.Host:
 
 
 def drain(call: operation.Call) -> HostDetail:
-    """Let a host be home of nothing, from the next round on."""
+    """Move all v-nodes away from a host in the next round."""
     return _set_drained(call, True)
 
 
 def enable(call: operation.Call) -> HostDetail:
-    """Let a drained host be a home again, from the next round on."""
+    """Give v-nodes to a drained host again in the next round."""
     return _set_drained(call, False)
 
 
@@ -236,10 +241,10 @@ def is_up(call: operation.Call, row: models.Host) -> bool:
     return row.seen_s is not None and row.seen_s >= operation.since_s(call)
 
 
-def _state(call: operation.Call, row: models.Host) -> State:
+def _state(call: operation.Call, row: models.Host) -> HostState:
     if not is_up(call, row):
-        return State.SILENT
-    return State.OVERLOADED if row.overloaded_in_a_row else State.UP
+        return HostState.SILENT
+    return HostState.OVERLOADED if row.overloaded_in_a_row else HostState.UP
 
 
 def _time(seconds: float | None) -> datetime.datetime | None:
@@ -250,11 +255,11 @@ def _enrolment(row: models.Enrolment | None) -> Enrolment | None:
     if row is None:
         return None
     return Enrolment(
-        state=enrolment.State(row.state),
+        state=enrolment.EnrolmentState(row.state),
         user_id=row.user_id,
         address=row.address,
         fingerprint=enrolments.fingerprint(row),
-        asked_at=_time(row.asked_s),
+        requested_at=_time(row.asked_s),
         issued_at=_time(row.issued_s),
         not_after=_time(row.not_after_s),
     )
@@ -287,7 +292,7 @@ def _fields(
         ),
         "cache_bytes": row.cache_bytes,
         "cache_limit_bytes": row.cache_limit_bytes,
-        "overloaded_in_a_row": row.overloaded_in_a_row,
+        "overloads_in_a_row": row.overloaded_in_a_row,
     }
 
 
@@ -298,14 +303,14 @@ OPERATIONS = (
     operation.Operation("host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, one),
     operation.about_host(
         "drain",
-        "Let a host be home of nothing",
+        "Move all v-nodes away from a host",
         HostDetail,
         drain,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.about_host(
         "enable",
-        "Let a drained host be a home again",
+        "Give v-nodes to a drained host again",
         HostDetail,
         enable,
         status=http.HTTPStatus.ACCEPTED,

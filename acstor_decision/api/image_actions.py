@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done about images: prepare them, bring them to hosts, hurry them, record their boots.
+"""Actions on images: prepare, pre-seed, hydrate, flatten, record boots.
 
-Who does it is told over the bus and nobody waits for him; how far it is stands
-in the image (preparation) or in what its hosts tell (everything else).  Who leads
-the service gives a task again to hosts that tell nothing of it.
+An action goes to its hosts over the message bus, and the API does not wait for it.  The image in
+Glance shows the progress of a preparation; the samples of the hosts show that of all other tasks.
+The leader of the service sends a task again to hosts whose samples do not mention it.
 """
 
 import http
@@ -28,94 +28,93 @@ REQUEST_BITS = 52
 """A request is an integer that JSON readers with floating-point numbers get right."""
 
 HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
-Formers = Annotated[list[str], msgspec.Meta(max_length=decision_api.MAX_FORMERS)]
+PreviousImages = Annotated[list[str], msgspec.Meta(max_length=decision_api.MAX_PREVIOUS_IMAGES)]
 
 
-class Prepare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to prepare an image.
+class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a preparation.
 
-    :param force: again, even if it is prepared or was refused
+    :param force: prepare the image again, even if it is ready or was refused
     """
 
     force: bool = False
 
 
-class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which hosts are to have an image.
+class PreSeedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts that fetch and pin an image.
 
-    :param hosts: these; none: all that are up
-    :param count: only so many, the least busy of those that have not all of it; 0: all
+    :param hosts: these hosts; empty: all hosts that are up
+    :param count: number of hosts, the least loaded of those that lack a part of it; 0: all
     """
 
     hosts: HostNames = []
     count: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
 
 
-class Hydrate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose disks are to depend on nobody.
+class FlattenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts that copy an image into the disks that are based on it.
 
-    :param hosts: of these; none: of all that are up
+    :param hosts: these hosts; empty: all hosts that are up
     """
 
     hosts: HostNames = []
 
 
-class WhereKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which hosts are asked about an image that they keep, or are to keep.
+class HostSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts of an image.
 
-    :param hosts: these; none: all that use it, or keep it because they were asked to
+    :param hosts: these hosts; empty: all hosts that use the image or have it pinned
     """
 
     hosts: HostNames = []
 
 
-class Hurry(WhereKept, frozen=True, forbid_unknown_fields=True):
-    """Which hosts are to make an image whole first.
+class HydrateRequest(HostSelection, frozen=True, forbid_unknown_fields=True):
+    """Hosts that cache an image completely, and by when.
 
-    :param within_s: within this time from now, however late a host hears of it; 0: as fast as it
-        comes
+    :param deadline_s: seconds from now until the image must be fully cached; 0: as soon as possible
     """
 
-    within_s: control_wire.Within = 0.0
+    deadline_s: control_wire.Deadline = 0.0
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to record.
+class RecordBootsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Boots to record.
 
-    :param hosts: these; none: all that are up
-    :param boots: on each host
+    :param hosts: these hosts; empty: all hosts that are up
+    :param boots: number of boots on each host
     """
 
     hosts: HostNames = []
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
-class BootAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which hosts may want a boot image before a guest asks for it; each decides for itself.
+class PrefetchBootImageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts by which each host decides whether to prefetch a boot image.
 
-    :param after: images of the family that came before; hosts that use one may want it
-    :param is_open: every project may read the image: so may others
+    :param previous_images: earlier images of the family; hosts that use one may want the boot image
+    :param is_public: all projects may read the image
     """
 
-    after: Formers = []
-    is_open: bool = False
+    previous_images: PreviousImages = []
+    is_public: bool = False
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What hosts were told of; those that take it tell how far it is, as of what they are asked.
+class BroadcastTask(msgspec.Struct, frozen=True):
+    """A task that went to all hosts; those that take it report its progress.
 
-    :param request: names it there
+    :param request: number of the task in these reports
     """
 
     image_id: str
     request: int
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What hosts were asked for; ``GET /v1/images/{image_id}/hosts`` tells how far each is.
+class AcceptedTask(msgspec.Struct, frozen=True):
+    """A task that hosts were given; ``GET /v1/images/{image_id}/hosts`` shows its progress.
 
-    :param request: names it there
-    :param hosts: who was asked
+    :param request: number of the task there
+    :param hosts: hosts that were given the task
     """
 
     image_id: str
@@ -124,7 +123,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def prepare(call: operation.Call) -> images.Image:
-    """Have an image prepared; answer with the image as it is now."""
+    """Start the preparation of an image; answer with the image as it is now."""
     image_id = operation.image_id(call.path["image_id"])
     record = _visible(call, image_id)
     if why := _why_not_prepared(record) if record else "":
@@ -137,11 +136,11 @@ def prepare(call: operation.Call) -> images.Image:
     return images.one(call) if record else images.unknown(image_id)
 
 
-def pre_seed(call: operation.Call) -> Asked:
-    """Have an image brought to hosts, behind everything that guests wait for."""
+def pre_seed(call: operation.Call) -> AcceptedTask:
+    """Let hosts fetch all of an image and pin it."""
     image_id = _prepared(call)
     if call.body.count and call.body.hosts:
-        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, "give either hosts or their count")
+        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
     chosen = _chosen(call, call.body.hosts)
     if call.body.count:
         rows = call.store.image_hosts(image_id, operation.since_s(call))
@@ -151,51 +150,55 @@ def pre_seed(call: operation.Call) -> Asked:
     return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
 
 
-def hydrate(call: operation.Call) -> Asked:
-    """Have disks that began as an image depend on it no more; Glance need not have it any more."""
+def flatten(call: operation.Call) -> AcceptedTask:
+    """Copy an image into the disks that are based on it; Glance may have deleted it."""
     image_id = operation.image_id(call.path["image_id"])
     if not call.store.image_hosts(image_id, operation.since_s(call)):
         _visible(call, image_id)
-    task = _task(decision_api.TaskKind.HYDRATE, image_id)
+    task = _task(decision_api.TaskKind.FLATTEN, image_id)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
 
 
-def record_boots(call: operation.Call) -> Asked:
-    """Have the next boots from an image recorded, for a better boot image."""
+def record_boots(call: operation.Call) -> AcceptedTask:
+    """Record the next boots from an image, for a better boot image."""
     image_id = _prepared(call)
     task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
 
 
-def boot_ahead(call: operation.Call) -> Told:
-    """Tell all hosts of a boot image that was made.  Who does not hear of it does without."""
+def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
+    """Announce a new boot image to all hosts; a host that misses this fetches it at a boot."""
     image_id = operation.image_id(call.path["image_id"])
-    after = tuple(map(operation.image_id, call.body.after))
-    kind, is_open = decision_api.TaskKind.BOOT_AHEAD, call.body.is_open
-    task = _task(kind, image_id, after=after, is_open=is_open)
+    task = _task(
+        decision_api.TaskKind.PREFETCH_BOOT_IMAGE,
+        image_id,
+        previous_images=tuple(map(operation.image_id, call.body.previous_images)),
+        is_public=call.body.is_public,
+    )
     call.bus.give(task, None)
-    return Told(image_id, task.request)
+    return BroadcastTask(image_id, task.request)
 
 
-def hurry(call: operation.Call) -> Asked:
-    """Have an image become whole before others, and before the end of its boots."""
-    within_s = call.body.within_s
-    by_s = call.wall() + within_s if within_s else 0.0
-    return _ask_keepers(call, decision_api.TaskKind.HURRY, within_s=within_s, by_s=by_s)
+def hydrate(call: operation.Call) -> AcceptedTask:
+    """Cache an image completely before others, and before the end of its boots."""
+    deadline_s = call.body.deadline_s
+    due_at_s = call.wall() + deadline_s if deadline_s else 0.0
+    kind = decision_api.TaskKind.HYDRATE
+    return _ask_keepers(call, kind, deadline_s=deadline_s, due_at_s=due_at_s)
 
 
-def pause(call: operation.Call) -> Asked:
-    """Have an image not filled for the time being."""
+def pause(call: operation.Call) -> AcceptedTask:
+    """Stop filling caches with an image."""
     return _ask_keepers(call, decision_api.TaskKind.PAUSE)
 
 
-def resume(call: operation.Call) -> Asked:
-    """Have an image become whole as it comes: ends a hurry and a pause."""
+def resume(call: operation.Call) -> AcceptedTask:
+    """Fill caches with an image at the normal rate: ends a hydrate and a pause."""
     return _ask_keepers(call, decision_api.TaskKind.RESUME)
 
 
-def unpin(call: operation.Call) -> Asked:
-    """Have an image kept only as long as it is used, though it was pre-seeded."""
+def unpin(call: operation.Call) -> AcceptedTask:
+    """Keep an image only as long as servers use it, although it was pre-seeded."""
     return _ask_keepers(call, decision_api.TaskKind.UNPIN)
 
 
@@ -206,8 +209,8 @@ def _why_not_prepared(record: image_record.Record) -> str:
     return why if is_decided or not image_record.is_convertible(record) else ""
 
 
-def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any) -> Asked:
-    """Ask the hosts that were named, or all that use an image or are to keep it.
+def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any) -> AcceptedTask:
+    """Give a task to the hosts that were named, or to all that use an image or pin it.
 
     :raises operation.Refused: there is no such image, or no such host
     """
@@ -215,14 +218,14 @@ def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any)
     rows = call.store.image_hosts(image_id, operation.since_s(call))
     if not rows:
         _visible(call, image_id)
-    told = ((row.host, held_images.whole_of(row)) for row in rows)
-    keepers = {host for host, whole in told if whole and (whole.is_used or whole.is_asked)}
+    told = ((row.host, held_images.fill_of(row)) for row in rows)
+    keepers = {host for host, whole in told if whole and (whole.is_used or whole.is_pinned)}
     chosen = _chosen(call, call.body.hosts)
     if not call.body.hosts:
         chosen = [name for name in chosen if name in keepers]
         if not chosen:
             raise operation.Refused(
-                http.HTTPStatus.CONFLICT, f"no host uses image {image_id}, or is to keep it"
+                http.HTTPStatus.CONFLICT, f"no host uses image {image_id} or has it pinned"
             )
     return _give(call, _task(kind, image_id, **more), chosen, is_for_all=False)
 
@@ -236,10 +239,10 @@ def _task(
 
 def _give(
     call: operation.Call, task: decision_api.ImageTask, chosen: list[str], *, is_for_all: bool
-) -> Asked:
+) -> AcceptedTask:
     call.bus.give(task, None if is_for_all else chosen)
     call.store.note_given(chosen, task, call.wall())
-    return Asked(task.image_id, task.request, chosen)
+    return AcceptedTask(task.image_id, task.request, chosen)
 
 
 def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record | None:
@@ -272,7 +275,7 @@ def _prepared(call: operation.Call) -> ids.ImageId:
 
 
 def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
-    """Return the hosts that were named, or all that are up, the least busy first.
+    """Return the hosts that were named, or all that are up, the least loaded first.
 
     :raises operation.Refused: one that was named is not up
     """
@@ -282,7 +285,7 @@ def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
     if missing := sorted(set(wanted).difference(names)):
         raise operation.Refused(
             http.HTTPStatus.CONFLICT,
-            f"no sample comes from {', '.join(missing[:5])}: is the agent there running? "
+            f"hosts send no samples: {', '.join(missing[:5])}. Is acstor-agent running there? "
             "(openstack acstor host list)",
         )
     return list(dict.fromkeys(wanted)) if wanted else names
@@ -291,15 +294,15 @@ def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
 def _of_keepers(
     name: str,
     summary: str,
-    handler: Callable[[operation.Call], Asked],
-    body: type[WhereKept],
+    handler: Callable[[operation.Call], AcceptedTask],
+    body: type[HostSelection],
 ) -> operation.Operation:
     return operation.Operation(
         f"image:{name}",
         "POST",
         f"/v1/images/{{image_id}}/{name}",
         summary,
-        Asked,
+        AcceptedTask,
         handler,
         rule=operation.ADMIN,
         body=body,
@@ -312,59 +315,61 @@ OPERATIONS = (
         "image:prepare",
         "POST",
         "/v1/images/{image_id}/prepare",
-        "Have an image prepared: its chunk map and its boot image made",
+        "Prepare an image: make its chunk map and its boot image",
         images.Image,
         prepare,
         rule=operation.ADMIN,
-        body=Prepare,
+        body=PrepareRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.Operation(
         "image:pre_seed",
         "POST",
         "/v1/images/{image_id}/pre-seed",
-        "Have all of an image brought to hosts",
-        Asked,
+        "Let hosts fetch all of an image and pin it",
+        AcceptedTask,
         pre_seed,
         rule=operation.ADMIN,
-        body=Where,
+        body=PreSeedRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.Operation(
-        "image:hydrate",
+        "image:flatten",
         "POST",
-        "/v1/images/{image_id}/hydrate",
-        "Have the writable disks that began as an image depend on it no more",
-        Asked,
-        hydrate,
+        "/v1/images/{image_id}/flatten",
+        "Copy an image into the writable disks that are based on it",
+        AcceptedTask,
+        flatten,
         rule=operation.ADMIN,
-        body=Hydrate,
+        body=FlattenRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    _of_keepers("hurry", "Have an image become whole before others", hurry, Hurry),
-    _of_keepers("pause", "Have an image not filled for the time being", pause, WhereKept),
-    _of_keepers("resume", "Have an image become whole as it comes again", resume, WhereKept),
-    _of_keepers("unpin", "Have an image kept only as long as it is used", unpin, WhereKept),
+    _of_keepers("hydrate", "Cache an image completely, before others", hydrate, HydrateRequest),
+    _of_keepers("pause", "Stop filling caches with an image", pause, HostSelection),
+    _of_keepers(
+        "resume", "Fill caches with an image at the normal rate again", resume, HostSelection
+    ),
+    _of_keepers("unpin", "Keep an image only as long as servers use it", unpin, HostSelection),
     operation.Operation(
         "image:record_boots",
         "POST",
         "/v1/images/{image_id}/record-boots",
-        "Have the next boots from an image recorded",
-        Asked,
+        "Record the next boots from an image",
+        AcceptedTask,
         record_boots,
         rule=operation.ADMIN,
-        body=Record,
+        body=RecordBootsRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.Operation(
-        "image:boot_ahead",
+        "image:prefetch_boot_image",
         "POST",
-        "/v1/images/{image_id}/boot-ahead",
-        "Tell hosts of a boot image that was made, so that they have it before it is needed",
-        Told,
-        boot_ahead,
+        "/v1/images/{image_id}/prefetch-boot-image",
+        "Announce a new boot image to hosts, which may prefetch it",
+        BroadcastTask,
+        prefetch_boot_image,
         rule=f"role:acstor-prepare or role:service or {operation.ADMIN}",
-        body=BootAhead,
+        body=PrefetchBootImageRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
 )

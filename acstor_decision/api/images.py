@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: how far they are prepared, what hosts hold of them, where their bytes came from.
+"""Images: their preparation, their copies in hosts' caches, and the origins of their data.
 
-Who may not see all hosts sees the images that Glance shows to him, what all
-hosts did with them together, and no host.
+A client that may not see all hosts sees the images that Glance shows it, with the sums over all
+hosts, and no host.
 """
 
 import logging
@@ -29,27 +29,27 @@ PAGE = 100
 class Image(msgspec.Struct, frozen=True, kw_only=True):
     """One image.
 
-    :param name: null: Glance shows no such image (any more), or does not answer
+    :param name: null: Glance does not show the image, or does not answer
     :param state: of its preparation: hashed, ready, refused or failed; null: not begun
-    :param message: why it was refused, or failed
-    :param updated_at: when Glance's record of it changed last
+    :param message: reason why it was refused or failed
+    :param updated_at: last change of the image in Glance
     :param chunk_map: id of the chunk map in Glance; null: there is none
     :param boot_image: id of the boot image in Glance; null: there is none
-    :param boot_state: how far that is: waiting, building, ready, failed or unbootable; null:
-        nothing says so
-    :param boot_message: why it is not there
-    :param boot_revision: of the newest boot image that a host has used; 0: none has
-    :param own_bytes: what it has that the image that it was made from has not at the same place, in
-        chunks that are not zeros; null: not known
-    :param shared_bytes: of its file in the store, what was let share room with that image's; null:
-        not known, or nothing can be shared there
-    :param hosts: hosts that mirror it
-    :param warm_hosts: hosts that have all of it but its zeros
-    :param using_hosts: hosts whose instances use it, or may use it
-    :param whole_hosts: those of them where it is whole, and stays so as long as it is used
-    :param cached_bytes: what lies in the caches of all hosts
-    :param read: what guests read of it, by where the bytes were
-    :param fetched: what came to hosts, by who gave it
+    :param boot_state: of its boot image: waiting, building, ready, failed or unbootable; null: not
+        known
+    :param boot_message: reason why there is no boot image
+    :param boot_revision: of the newest boot image that a host has used; 0: no host has used one
+    :param own_bytes: data of a snapshot that differs from its parent, in chunks without zeros;
+        null: not known
+    :param shared_bytes: part of its file in the store that shares blocks with the parent's file;
+        null: not known, or the store cannot share blocks
+    :param hosts: number of hosts that mirror it
+    :param warm_hosts: number of hosts whose caches hold all of it
+    :param using_hosts: number of hosts whose servers use it, or may use it
+    :param fully_cached_hosts: number of these hosts where it is fully cached and pinned
+    :param cached_bytes: data in the caches of all hosts
+    :param read: bytes that guests read, by their origin
+    :param fetched: bytes that hosts fetched, by their origin
     """
 
     image_id: str
@@ -69,18 +69,18 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int = 0
     warm_hosts: int = 0
     using_hosts: int = 0
-    whole_hosts: int = 0
+    fully_cached_hosts: int = 0
     cached_bytes: int = 0
     read: decision_api.ReadBytes = decision_api.ReadBytes()
     fetched: decision_api.FetchedBytes = decision_api.FetchedBytes()
 
 
-class ImageAndParents(Image, frozen=True, kw_only=True):
-    """One image, and what it was made from.
+class ImageDetail(Image, frozen=True, kw_only=True):
+    """One image, and its parents.
 
-    :param parents: ids of the images that it was made from, one of the other, the nearest first, as
-        far as is known; the last one may be deleted, or not be shown to who asks
-    :param depth: how many those are.  The image is one whole file, however many
+    :param parents: ids of the images that it descends from, the nearest first, as far as they are
+        known; the last one may be deleted, or hidden from the client
+    :param depth: number of parents; the image is one complete file in any case
     """
 
     parents: list[str]
@@ -93,36 +93,36 @@ class Images(msgspec.Struct, frozen=True):
     images: list[Image]
 
 
-class WholeOnHost(whole_image.Whole, frozen=True, kw_only=True):
-    """How far an image is from being whole on a host.
+class FillOnHost(whole_image.FillStatus, frozen=True, kw_only=True):
+    """Fill status of an image on a host.
 
-    :param state: booting, queued, filling, whole, no room, paused, failing or not kept
-    :param is_used: instances of the host use it, or may use it
-    :param why: it does not become whole, if so
-    :param total_bytes: what of it is to be there: each content once, without zeros; 0: not known
-    :param left_bytes: what of that is not there yet; null: not known yet
-    :param share: how much of it is there, from 0 to 1; null: not known yet
-    :param lacking_bytes: what the host's cache lacks for it
-    :param bytes_s: how fast it comes
-    :param left_s: how long the rest takes at that speed; null: it does not come, or nobody can tell
-    :param due_in_s: until it is to be whole, as an operator asked; below 0: since when it is late
-    :param is_late: it was not whole then, or will not be at that speed
-    :param is_shared: hosts keep it together, each its share: whole means all of them have theirs
-    :param is_asked: an operator wants it kept, whether it is used or not
-    :param pace: as an operator wishes: usual, hurry or paused
+    :param state: booting, queued, filling, fully_cached, no_space, paused, failing or evictable
+    :param is_used: servers of the host use the image, or may use it
+    :param why: reason why it is not fully cached and does not progress
+    :param total_bytes: data to cache: each distinct chunk once, without zeros; 0: not known
+    :param remaining_bytes: data that is not cached yet; null: not known yet
+    :param cached_share: part of the image that is cached, from 0 to 1; null: not known yet
+    :param shortfall_bytes: space that the host's cache lacks for the image
+    :param rate_bytes_s: fill rate
+    :param remaining_s: time to the end at this rate; null: not known
+    :param due_in_s: time to the operator's deadline; below 0: the deadline has passed
+    :param is_late: it missed the deadline, or will miss it at this rate
+    :param is_shared: the hosts that use it keep one copy together, each a part of it
+    :param is_pinned: an operator pinned it: the cache keeps it when no server uses it
+    :param mode: fill mode that an operator chose: normal, urgent or paused
     """
 
-    share: float | None
+    cached_share: float | None
 
 
 class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
-    """One image on one host, counted from the start of the agent's worker.
+    """One image on one host; counters begin with the agent's worker.
 
-    :param cached_bytes: null: nobody has read it since then
-    :param missing_bytes: what of it is neither there nor zeros; null as well
-    :param boot_image: what has become of its boot image there
-    :param whole: null: the host says nothing of that
-    :param task: what was asked of the host last, and how far it is
+    :param cached_bytes: null: no guest has read it since then
+    :param missing_bytes: data, without zeros, that is not cached; null as well
+    :param boot_image: state of its boot image there
+    :param fill: null: the host does not report it
+    :param task: last task of the host for this image, with its progress
     """
 
     host: str
@@ -133,7 +133,7 @@ class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
     boot_revision: int
     read: decision_api.ReadBytes
     fetched: decision_api.FetchedBytes
-    whole: WholeOnHost | None
+    fill: FillOnHost | None
     task: decision_api.TaskProgress | None
 
 
@@ -145,10 +145,10 @@ class ImageHosts(msgspec.Struct, frozen=True):
 
 
 class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which part of the list is wanted.
+    """Page of the list.
 
-    :param limit: images at most
-    :param marker: the last image that is known already; the answer begins behind it
+    :param limit: largest number of images
+    :param marker: id of the last image of the previous page
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = PAGE
@@ -156,7 +156,7 @@ class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def every(call: operation.Call) -> Images:
-    """Answer with the images that hosts hold."""
+    """Answer with the images in hosts' caches."""
     found: list[Image] = []
     marker, limit = call.query.marker, call.query.limit
     while len(found) < limit:
@@ -173,7 +173,7 @@ def every(call: operation.Call) -> Images:
     return Images(found[:limit])
 
 
-def one(call: operation.Call) -> ImageAndParents:
+def one(call: operation.Call) -> ImageDetail:
     """Answer with one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
@@ -183,11 +183,11 @@ def one(call: operation.Call) -> ImageAndParents:
     found = _image(held, shown) if held else unknown(image_id, shown)
     parents = _parents(call, shown)
     told = msgspec.structs.asdict(found)
-    return ImageAndParents(**told, parents=parents, depth=len(parents))
+    return ImageDetail(**told, parents=parents, depth=len(parents))
 
 
 def _parents(call: operation.Call, shown: image_record.Record | None) -> list[str]:
-    """Return the images that an image was made from, as far as Glance shows them to who asks."""
+    """Return the parents of an image, as far as Glance shows them to the client."""
     found: list[str] = []
     own_id = shown and shown.get("id")
     while shown and len(found) < lineage.MOST_GENERATIONS:
@@ -215,9 +215,9 @@ def on_hosts(call: operation.Call) -> ImageHosts:
 
 
 def records(call: operation.Call, wanted: list[str]) -> image_service.Records:
-    """Return what Glance tells of images; who sees all can do without it.
+    """Return what Glance knows of images; nothing if it is away and the client sees all hosts.
 
-    :raises image_service.ImageServiceUnreachable: he cannot
+    :raises image_service.ImageServiceUnreachable: it is away, and the client does not see all hosts
     """
     try:
         return call.images.records(wanted, call.auth)
@@ -250,7 +250,7 @@ def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Ima
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,
         using_hosts=held.using_hosts,
-        whole_hosts=held.whole_hosts,
+        fully_cached_hosts=held.whole_hosts,
         cached_bytes=held.cached_bytes,
         read=held.read,
         fetched=held.fetched,
@@ -268,16 +268,16 @@ def _on_host(row: models.HeldImage) -> ImageOnHost:
         boot_revision=row.boot_revision,
         read=held_images.read_of(row),
         fetched=held_images.fetched_of(row),
-        whole=_whole(held_images.whole_of(row)),
+        fill=_fill(held_images.fill_of(row)),
         task=msgspec.json.decode(row.task or "null", type=progress),
     )
 
 
-def _whole(told: whole_image.Whole | None) -> WholeOnHost | None:
-    if told is None:
+def _fill(status: whole_image.FillStatus | None) -> FillOnHost | None:
+    if status is None:
         return None
-    share = whole_image.share(told.total_bytes, told.left_bytes)
-    return WholeOnHost(**msgspec.structs.asdict(told), share=share)
+    share = whole_image.cached_share(status.total_bytes, status.remaining_bytes)
+    return FillOnHost(**msgspec.structs.asdict(status), cached_share=share)
 
 
 OPERATIONS = (
@@ -285,7 +285,7 @@ OPERATIONS = (
         "image:list",
         "GET",
         "/v1/images",
-        "List the images that hosts hold",
+        "List the images in hosts' caches",
         Images,
         every,
         query=ImagePage,
@@ -294,15 +294,15 @@ OPERATIONS = (
         "image:get",
         "GET",
         "/v1/images/{image_id}",
-        "Show an image, and what it was made from",
-        ImageAndParents,
+        "Show an image and its parents",
+        ImageDetail,
         one,
     ),
     operation.Operation(
         "image:hosts",
         "GET",
         "/v1/images/{image_id}/hosts",
-        "Show what each host holds of an image, and what it was asked for",
+        "Show an image on each host, with the progress of its task",
         ImageHosts,
         on_hosts,
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listeners beside Glance: each reports that it runs, so a silent one is noticed."""
+"""Glance listeners: each reports that it runs, so operators notice a silent one."""
 
 import datetime
 import http
@@ -16,8 +16,8 @@ from acstor_decision.db import models
 RULE = "role:acstor-prepare or role:service"
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a listener says of itself.
+class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A report that a listener runs.
 
     :param listener: the name of its host
     """
@@ -38,7 +38,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listeners(msgspec.Struct, frozen=True):
-    """Listeners that reported within a day, and the last ones if none did."""
+    """Listeners that reported within a day; if none did, the last ones."""
 
     listeners: list[Listener]
 
@@ -51,7 +51,7 @@ def every(call: operation.Call) -> Listeners:
 def report(call: operation.Call) -> Listeners:
     """Note that a listener runs."""
     if not call.store.note_listener(call.body.listener, call.wall()):
-        message = f"{listeners.MOST} listeners are known, and no more may be"
+        message = f"the limit of {listeners.MOST} listeners is reached"
         raise operation.Refused(http.HTTPStatus.CONFLICT, message)
     return every(call)
 
@@ -69,7 +69,7 @@ OPERATIONS = (
         "listener:list",
         "GET",
         "/v1/listeners",
-        "List the listeners beside Glance",
+        "List the Glance listeners",
         Listeners,
         every,
         rule=f"{RULE} or {operation.READER}",
@@ -78,10 +78,10 @@ OPERATIONS = (
         "listener:report",
         "POST",
         "/v1/listeners",
-        "Report that a listener beside Glance runs",
+        "Report that a Glance listener runs",
         Listeners,
         report,
         rule=f"{RULE} or {operation.ADMIN}",
-        body=Report,
+        body=ListenerReport,
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document, made of the operations and of the types of their answers."""
+"""The OpenAPI document, generated from the operations and the types of their answers."""
 
 import inspect
 import re
@@ -10,21 +10,21 @@ import msgspec
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-VERSIONS = tuple(f"1.{number}" for number in range(13))
-"""Of the API: the first number is in the paths, the second grows when something is added.
+VERSIONS = ("1.0",)
+"""Versions of the API, the oldest first: paths have the first number, additions raise the second.
 
-Nothing is ever taken away or changed, so whoever wants an earlier one gets this one.
+From 1.0 on nothing is removed or changed, so this service answers requests for earlier versions.
 """
 VERSION = VERSIONS[-1]
 _REFERENCE = "#/components/schemas/{name}"
 
 
 class Error(msgspec.Struct, frozen=True):
-    """What went wrong.
+    """An error.
 
-    :param code: the HTTP status
-    :param title: its standard phrase
-    :param message: what happened, to what, and what can be done
+    :param code: HTTP status
+    :param title: standard phrase of the status
+    :param message: cause and remedy
     """
 
     code: int
@@ -51,9 +51,9 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "acstor",
             "version": VERSION,
-            "description": "Hosts, images, v-node tables and traffic of a cloud whose instances "
-            "boot through acstor. Every request but those for /, /healthz and /healthcheck carries "
-            "a token of Keystone in X-Auth-Token.",
+            "description": "Hosts, images, v-node tables and traffic of a cloud whose servers boot "
+            "through acstor. All requests except those for /, /healthz and /healthcheck need a "
+            "Keystone token in X-Auth-Token.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"token": []}],
@@ -89,7 +89,7 @@ def _without_body(known: operation.Operation) -> dict[str, Any]:
         "parameters": [*_path_parameters(known.path), *_query_parameters(known.query)],
         "responses": {
             str(int(known.status)): _content(known.status.phrase, known.answer.__name__),
-            "default": _content("It was not fulfilled", "Fault"),
+            "default": _content("Error", "Fault"),
         },
     }
 

@@ -33,7 +33,7 @@ RECOVERY = "rule:acstor:recovery"
 
 
 class Refused(errors.AcstorError):
-    """The request cannot be fulfilled; it is the one who asked who can do something about it.
+    """The request cannot be fulfilled, and the client can correct it.
 
     :param status: of the answer, 400 to 499
     """
@@ -51,14 +51,14 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A body that says nothing."""
+    """An empty body."""
 
 
 class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which part of a list is wanted.
+    """Page of a list.
 
-    :param limit: entries at most
-    :param marker: the last entry that is known already; the answer begins behind it
+    :param limit: largest number of entries
+    :param marker: last entry of the previous page
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
@@ -67,12 +67,12 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request that may be fulfilled: who may ask for it, and its form, have been checked.
+    """A request whose policy and form have been checked.
 
-    :param auth: of the one who asks, for requests to other services in his name
-    :param sees_all: he may see hosts and images of all projects
-    :param user_id: of the one who asks
-    :param address: where he asks from
+    :param auth: credentials of the client, for requests to other services
+    :param sees_all: the client may see hosts and images of all projects
+    :param user_id: Keystone user of the client
+    :param address: source address of the client
     """
 
     store: database.Database

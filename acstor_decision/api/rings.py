@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""v-node tables: the one in force, and those before it."""
+"""v-node tables: the current one and its predecessors."""
 
 import datetime
 import functools
@@ -15,28 +15,28 @@ from acstor_decision.api import operation
 from acstor_decision.db import database
 
 
-class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that was published.
+class RingSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A v-node table without its hosts.
 
-    :param reason: why: members, overload, threshold, places, segments, revoked or
-        epoch
-    :param overloaded: the hosts that made it necessary, if it was traffic
-    :param moved: v-nodes that got another owner, went or came
-    :param instance: the instance of the service that published it
+    :param reason: reason of its publication: members, overload, threshold, places, segments,
+        revoked or epoch
+    :param overloaded_hosts: hosts whose overload was the reason
+    :param moved_vnodes: v-nodes that were added, removed or moved to another host
+    :param instance: instance of the service that published it
     """
 
     epoch: int
     published_at: datetime.datetime
     reason: str
-    overloaded: tuple[str, ...]
-    moved: int
+    overloaded_hosts: tuple[str, ...]
+    moved_vnodes: int
     vnodes: int
     hosts: int
     instance: str
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A host of a table, and how many v-nodes it has."""
+    """A host of a table, and the number of its v-nodes."""
 
     host: str
     address: str
@@ -44,35 +44,35 @@ class Owner(msgspec.Struct, frozen=True):
     vnodes: int
 
 
-class Ring(Publication, frozen=True, kw_only=True):
+class Ring(RingSummary, frozen=True, kw_only=True):
     """A table, with its hosts.
 
-    :param threshold: hosts nearer than this to each other have homes of their own; null: all hosts
-        have the same
-    :param outer_threshold: such a home asks the home among the hosts nearer than this before it
-        reads the source; null: it reads the source at once
-    :param places: what single places give to others, in percent of the usual, and whom their homes
-        ask; see the v-node table's format
-    :param segment_chunks: chunks of an image that have one home
+    :param threshold: topology distance: hosts nearer to each other than this form a group with its
+        own homes; null: all hosts form one group
+    :param outer_threshold: a home asks the home of its wider group, of hosts nearer than this,
+        before it reads the source; null: it reads the source at once
+    :param places: by location: the share of v-nodes that serves other locations, in percent, and
+        the outer threshold of the homes there; see the v-node table's format
+    :param segment_chunks: number of consecutive chunks of an image that have the same home
     """
 
     threshold: int | None
     outer_threshold: int | None
-    places: dict[str, outward.Outward]
+    places: dict[str, outward.LocationPolicy]
     segment_chunks: int
     owners: tuple[Owner, ...]
 
 
-class Publications(msgspec.Struct, frozen=True):
+class Rings(msgspec.Struct, frozen=True):
     """Tables, the newest first."""
 
-    rings: list[Publication]
+    rings: list[RingSummary]
 
 
-class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of the history is wanted.
+class RingPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Page of the list.
 
-    :param limit: tables at most
+    :param limit: largest number of tables
     :param before: only tables of lower epochs; 0: all
     """
 
@@ -84,7 +84,7 @@ def current(call: operation.Call) -> Ring:
     """Answer with the table in force."""
     newest = call.store.rings(limit=1, with_tables=True)
     if not newest:
-        raise operation.not_found("a v-node table: no agent has been heard yet, so it")
+        raise operation.not_found("a v-node table: no agent has sent a sample yet, so it")
     return _shown(newest[0])
 
 
@@ -99,10 +99,10 @@ def one(call: operation.Call) -> Ring:
     return _shown(found)
 
 
-def history(call: operation.Call) -> Publications:
+def history(call: operation.Call) -> Rings:
     """Answer with the tables that were published."""
     at_most = call.query.before - 1 if call.query.before else None
-    return Publications([_told(row) for row in call.store.rings(call.query.limit, at_most)])
+    return Rings([_told(row) for row in call.store.rings(call.query.limit, at_most)])
 
 
 @functools.lru_cache(maxsize=4)
@@ -115,8 +115,8 @@ def owners(epoch: int, table: str) -> dict[str, Owner]:
     }
 
 
-def _told(row: database.Publication) -> Publication:
-    return Publication(**_fields(row))
+def _told(row: database.Publication) -> RingSummary:
+    return RingSummary(**_fields(row))
 
 
 def _shown(row: database.Publication) -> Ring:
@@ -135,7 +135,7 @@ def _shown(row: database.Publication) -> Ring:
 class _Nearness(msgspec.Struct):
     threshold: int | None = None
     outer_threshold: int | None = None
-    places: dict[str, outward.Outward] = {}
+    places: dict[str, outward.LocationPolicy] = {}
     segment_chunks: int = 1
 
 
@@ -145,8 +145,8 @@ def _fields(row: database.Publication) -> dict[str, Any]:
         "epoch": row.epoch,
         "published_at": at,
         "reason": row.reason,
-        "overloaded": row.overloaded,
-        "moved": row.moved,
+        "overloaded_hosts": row.overloaded,
+        "moved_vnodes": row.moved,
         "vnodes": row.vnodes,
         "hosts": row.hosts,
         "instance": row.instance,
@@ -155,16 +155,16 @@ def _fields(row: database.Publication) -> dict[str, Any]:
 
 OPERATIONS = (
     operation.Operation(
-        "ring:get", "GET", "/v1/ring", "Show the v-node table in force", Ring, current
+        "ring:get", "GET", "/v1/ring", "Show the current v-node table", Ring, current
     ),
     operation.Operation(
         "ring:list",
         "GET",
         "/v1/rings",
-        "List the v-node tables that were published, the newest first",
-        Publications,
+        "List the published v-node tables, the newest first",
+        Rings,
         history,
-        query=History,
+        query=RingPage,
     ),
     operation.Operation(
         "ring:get_epoch", "GET", "/v1/rings/{epoch}", "Show the v-node table of an epoch", Ring, one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole at a glance: hosts, images, servers, and what an operator should look at."""
+"""Status of the cloud: hosts, images, servers, and findings for the operator."""
 
 import collections
 import datetime
@@ -22,20 +22,20 @@ from acstor_decision.db import samples
 
 MAX_UNFINISHED = 1000
 MAX_VERSIONS = MAX_REASONS = 20
-STUCK = (whole_image.State.NO_ROOM, whole_image.State.FAILING)
-"""An image that does not become whole by waiting."""
+STUCK = (whole_image.FillState.NO_SPACE, whole_image.FillState.FAILING)
+"""States in which an image does not become fully cached by waiting."""
 NEW_S = 600.0
-"""An image that the listener has not begun with for so long is not merely new."""
+"""The listener begins with a new image within this time."""
 
 
 class HostCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Hosts.
+    """Numbers of hosts.
 
-    :param up: they send samples
-    :param overloaded: of those, whose links were too full in the last collection
-    :param silent: they send none
-    :param waiting: an operator has to let them in
-    :param versions: of acstor on those that are up; "": not told
+    :param up: hosts that send samples
+    :param overloaded: of these, hosts whose links were overloaded in the last collection
+    :param silent: hosts that send no samples
+    :param waiting: hosts that an operator must allow to enrol
+    :param versions: number of hosts that are up by their version of acstor; "": not reported
     """
 
     up: int
@@ -46,93 +46,97 @@ class HostCounts(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int]
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The v-node table that was published last.
+class RingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The current v-node table.
 
-    :param hosts: that it is made of
-    :param up_to_date: hosts that are up and use it
+    :param hosts: number of its hosts
+    :param up_to_date_hosts: number of hosts that are up and use it
     """
 
     epoch: int
     published_at: datetime.datetime
     hosts: int
-    up_to_date: int
+    up_to_date_hosts: int
 
 
 class ImageCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Images of Glance that whoever asks may see; hidden ones are not counted.
+    """Numbers of images that Glance shows the client, without hidden ones.
 
-    :param ready: servers start from their mirrors
-    :param preparing: not yet
-    :param failed: it is tried again
-    :param not_served: servers start from them as without acstor; how many, by the reason, the most
-        frequent ones
-    :param is_complete: there are no others
+    :param ready: images from whose mirrors servers boot
+    :param preparing: images whose preparation is not complete
+    :param failed: images whose preparation failed; the listener tries again
+    :param unsupported: images that acstor does not serve, by the reason, the most frequent first;
+        Nova downloads them itself
+    :param unsupported_total: number of all of these
+    :param is_complete: all images are counted
     """
 
     ready: int
     preparing: int
     failed: int
-    not_served: dict[str, int]
-    not_served_in_all: int
+    unsupported: dict[str, int]
+    unsupported_total: int
     is_complete: bool
 
 
-class UseCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Images on hosts whose servers use them, counted on each.
+class ImageUseCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of images in use, counted on each host.
 
-    :param whole: these servers need no other host and no image store
+    :param fully_cached: images whose servers need no other host and no image store
     """
 
     used: int
-    whole: int
+    fully_cached: int
 
 
 class GuestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What guests wait for.
+    """Requests of guests that wait or fail.
 
-    :param waiting: requests that have waited for long
-    :param failed_reads: in the last hour
-    :param fallbacks: how often Nova did without acstor in the last hour, by the reason
+    :param waiting_requests: requests that have waited for 5 s or more
+    :param longest_wait_s: age of the oldest of these
+    :param failed_reads: reads that failed in the last hour
+    :param fallbacks: fallbacks to Nova's own download in the last hour, by the reason
     """
 
-    waiting: int
+    waiting_requests: int
     longest_wait_s: float
     failed_reads: int
     fallbacks: dict[str, int]
 
 
 class CheckpointCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers that have checkpoints.
+    """Checkpoints of servers.
 
-    :param oldest_s: age of the oldest of their newest checkpoints; null: there are none
+    :param servers: number of servers with checkpoints
+    :param oldest_age_s: age of the oldest among their latest checkpoints; null: there are none
     """
 
     servers: int
-    oldest_s: float | None
+    oldest_age_s: float | None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cloud is.
+    """Status of the cloud.
 
-    :param findings: what is not as it should be, the worst first
-    :param table: null: none was published
+    :param health: severity of the worst finding
+    :param findings: problems, the worst first
+    :param ring: null: no v-node table was published
     :param images: null: Glance does not answer
     """
 
     health: health_.Severity
     findings: list[health_.Finding]
     hosts: HostCounts
-    table: Table | None
+    ring: RingStatus | None
     images: ImageCounts | None
-    images_in_use: UseCounts
+    images_in_use: ImageUseCounts
     guests: GuestCounts
     checkpoints: CheckpointCounts
     now: datetime.datetime
 
 
 def show(call: operation.Call) -> Status:
-    """Answer with the status of the whole."""
+    """Answer with the status of the cloud."""
     now_s = call.wall()
     seen_hosts = [_host(call, *pair) for pair in _known(call)]
     listed, why_unlisted = _listed(call)
@@ -166,13 +170,13 @@ def show(call: operation.Call) -> Status:
         health=health_.worst(findings),
         findings=findings,
         hosts=_host_counts(seen_hosts),
-        table=_table(published, seen_hosts),
+        ring=_ring(published, seen_hosts),
         images=None if listed is None else _image_counts(images or [], listed.is_complete),
-        images_in_use=UseCounts(used=uses.uses, whole=uses.whole),
+        images_in_use=ImageUseCounts(used=uses.uses, fully_cached=uses.whole),
         guests=_guest_counts(seen_hosts),
         checkpoints=CheckpointCounts(
             servers=len(newest),
-            oldest_s=max((one.age_s for one in seen.checkpoints), default=None),
+            oldest_age_s=max((one.age_s for one in seen.checkpoints), default=None),
         ),
         now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
@@ -188,8 +192,8 @@ def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | N
     return [(heard.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
 
 
-_ASKED = (enrolment.State.WAITING, enrolment.State.ENROLLED)
-_OUT = (enrolment.State.REVOKED, enrolment.State.FORGOTTEN)
+_ASKED = (enrolment.EnrolmentState.WAITING, enrolment.EnrolmentState.ENROLLED)
+_OUT = (enrolment.EnrolmentState.REVOKED, enrolment.EnrolmentState.FORGOTTEN)
 
 
 def _host(
@@ -203,7 +207,7 @@ def _host(
         is_drained=bool(row.is_drained),
         is_overloaded=is_heard and bool(row.overloaded_in_a_row),
         epoch=row.ring_epoch or 0,
-        waits=enrolled is not None and enrolled.state == enrolment.State.WAITING,
+        waits=enrolled is not None and enrolled.state == enrolment.EnrolmentState.WAITING,
         left_share=_left_share(enrolled, call.wall()),
         health=samples.health_of(row),
     )
@@ -268,7 +272,7 @@ def _changed_s(record: image_record.Record, now_s: float) -> float:
 
 def _stuck(row: models.HeldImage) -> health_.Unfinished | None:
     """Return an image that does not become whole on a host; None if it does, or may."""
-    told = held_images.whole_of(row)
+    told = held_images.fill_of(row)
     if told is None or (told.state not in STUCK and not told.is_late):
         return None
     return health_.Unfinished(host=row.host, image_id=row.image_id, why=told.why or told.state)
@@ -287,14 +291,14 @@ def _host_counts(seen: list[health_.Host]) -> HostCounts:
     )
 
 
-def _table(published: database.Publication | None, seen: list[health_.Host]) -> Table | None:
+def _ring(published: database.Publication | None, seen: list[health_.Host]) -> RingStatus | None:
     if published is None:
         return None
-    return Table(
+    return RingStatus(
         epoch=published.epoch,
         published_at=datetime.datetime.fromtimestamp(published.published_s, datetime.UTC),
         hosts=published.hosts,
-        up_to_date=sum(host.is_heard and host.epoch == published.epoch for host in seen),
+        up_to_date_hosts=sum(host.is_heard and host.epoch == published.epoch for host in seen),
     )
 
 
@@ -307,8 +311,8 @@ def _image_counts(images: list[health_.Image], is_complete: bool) -> ImageCounts
         ready=states[health_.ImageState.READY],
         preparing=states[health_.ImageState.PREPARING] + states[health_.ImageState.NOT_BEGUN],
         failed=states[health_.ImageState.FAILED],
-        not_served=dict(why.most_common(MAX_REASONS)),
-        not_served_in_all=why.total(),
+        unsupported=dict(why.most_common(MAX_REASONS)),
+        unsupported_total=why.total(),
         is_complete=is_complete,
     )
 
@@ -319,7 +323,7 @@ def _guest_counts(seen: list[health_.Host]) -> GuestCounts:
     for one in told:
         fallbacks.update(one.fallbacks)
     return GuestCounts(
-        waiting=sum(one.waiting for one in told),
+        waiting_requests=sum(one.waiting for one in told),
         longest_wait_s=max((one.longest_wait_s for one in told), default=0.0),
         failed_reads=sum(one.failed_reads for one in told),
         fallbacks=dict(fallbacks.most_common(decision_api.MAX_REASONS)),
@@ -331,7 +335,7 @@ OPERATIONS = (
         "status:get",
         "GET",
         "/v1/status",
-        "Show how all of it is, and what to look at",
+        "Show the status of the cloud, with findings and remedies",
         Status,
         show,
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic: what hosts sent and received, collection by collection."""
+"""Traffic of hosts, one record for each host and collection."""
 
 import datetime
 from typing import Annotated
@@ -14,25 +14,25 @@ from acstor_decision.api import operation
 LONGEST_S = 86_400.0
 
 
-class Collection(msgspec.Struct, frozen=True):
-    """One host in one collection."""
+class TrafficRecord(msgspec.Struct, frozen=True):
+    """Traffic of one host in one collection."""
 
     host: str
     collected_at: datetime.datetime
     rates: hosts.Rates
 
 
-class Collections(msgspec.Struct, frozen=True):
-    """Collections, in the order of time and host."""
+class TrafficRecords(msgspec.Struct, frozen=True):
+    """Records, sorted by time and host."""
 
-    traffic: list[Collection]
+    traffic: list[TrafficRecord]
 
 
-class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which traffic is wanted.
+class TrafficQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Filters of the list.
 
-    :param last_s: seconds before now; 0: each host's last collection alone
-    :param host: one host's alone
+    :param last_s: length of the period before now; 0: only the last collection of each host
+    :param host: only records of this host
     """
 
     last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0
@@ -43,17 +43,17 @@ class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ids.parse_host_id(self.host)
 
 
-def window(call: operation.Call) -> Collections:
-    """Answer with the traffic of a stretch of time."""
+def window(call: operation.Call) -> TrafficRecords:
+    """Answer with the traffic of a period."""
     wanted = [call.query.host] if call.query.host else []
     if call.query.last_s:
         rows = call.store.traffic(call.wall() - call.query.last_s, wanted)
-        return Collections([_shown(row, row.collected_s) for row in rows])
+        return TrafficRecords([_shown(row, row.collected_s) for row in rows])
     known = [row for row in call.store.hosts() if not wanted or row.host in wanted]
-    return Collections([_shown(row, row.seen_s) for row in known if row.seen_s is not None])
+    return TrafficRecords([_shown(row, row.seen_s) for row in known if row.seen_s is not None])
 
 
-def _shown(row: Any, collected_s: float) -> Collection:
+def _shown(row: Any, collected_s: float) -> TrafficRecord:
     rates = hosts.Rates(
         *(
             getattr(row, f"{what}_bytes_s")
@@ -61,7 +61,7 @@ def _shown(row: Any, collected_s: float) -> Collection:
         )
     )
     at = datetime.datetime.fromtimestamp(collected_s, datetime.UTC)
-    return Collection(row.host, at, rates)
+    return TrafficRecord(row.host, at, rates)
 
 
 OPERATIONS = (
@@ -69,9 +69,9 @@ OPERATIONS = (
         "traffic:list",
         "GET",
         "/v1/traffic",
-        "List what hosts sent and received",
-        Collections,
+        "List the traffic of hosts",
+        TrafficRecords,
         window,
-        query=Window,
+        query=TrafficQuery,
     ),
 )

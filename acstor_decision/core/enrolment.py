@@ -14,7 +14,7 @@ from collections.abc import Callable
 from acstor_common import errors
 
 
-class State(enum.StrEnum):
+class EnrolmentState(enum.StrEnum):
     """What a host is to the authority; the values stand in the database."""
 
     WAITING = "waiting"  # it asked, and an operator has to allow it
@@ -63,7 +63,7 @@ class Known:
     :param fingerprint: of the one key that an operator lets in; empty: any
     """
 
-    state: State
+    state: EnrolmentState
     user_id: str = ""
     keys: tuple[str, ...] = ()
     fingerprint: str = ""
@@ -90,9 +90,9 @@ def judge(known: Known | None, asked: Asked, *, is_automatic: bool) -> Verdict:
     :param known: None: nobody has spoken of this host yet
     :param is_automatic: a new host needs nobody's leave
     """
-    if known is None or known.state is State.FORGOTTEN:
+    if known is None or known.state is EnrolmentState.FORGOTTEN:
         return Verdict.ISSUE if is_automatic else Verdict.WAIT
-    if known.state is State.REVOKED:
+    if known.state is EnrolmentState.REVOKED:
         return Verdict.REVOKED
     if known.user_id and known.user_id != asked.user_id:
         return Verdict.OTHER_USER
@@ -100,7 +100,7 @@ def judge(known: Known | None, asked: Asked, *, is_automatic: bool) -> Verdict:
         return Verdict.NOT_LET_IN
     if known.keys and not _has_one(known.keys, asked):
         return Verdict.OTHER_KEY
-    if known.state is State.WAITING and not is_automatic:
+    if known.state is EnrolmentState.WAITING and not is_automatic:
         return Verdict.WAIT
     return Verdict.ISSUE
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator should look at: of all that is known of a cloud, what is not as it should be.
+"""Health checks of a cloud, and their findings.
 
-Each check is a function of one picture (:class:`Seen`) that yields findings.  The one rule: a
-finding says what is wrong, with what, and what to do about it; what is as it should be is none.
+Each check is a function of one snapshot (:class:`Seen`) that yields findings.  A finding names the
+problem, its subjects and the remedy.
 """
 
 import collections
@@ -21,11 +21,11 @@ from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 
 NAMED: Final = 20
-"""Subjects that a finding names; it says how many there are."""
+"""A finding names so many subjects, and counts all."""
 LATE_S: Final = 60.0
-"""Hosts that use an older v-node table for longer than this do not get new ones."""
+"""Hosts receive a new v-node table within this time."""
 WAIT_S: Final = 30.0
-"""Guests that wait for longer may show errors of their own soon."""
+"""Longer waits may soon cause errors in guests."""
 UNHEARD_S: Final = 120.0
 """A host that enrolled sends its first sample within seconds."""
 LISTENER_S: Final = 180.0
@@ -49,21 +49,20 @@ FAILURE_REMEDIES: Final = {
 
 
 class Severity(enum.StrEnum):
-    """How bad something is; the worst finding's is that of the cloud."""
+    """Severity of a finding; the health of the cloud is that of its worst finding."""
 
     OK = "ok"
-    WARNING = "warning"  # guests are served, but not as well or not as safely as they should be
-    ERROR = "error"  # guests wait or fail, or hosts will soon be left alone
+    WARNING = "warning"  # guests read, but slower or less safely than they should
+    ERROR = "error"  # guests wait or fail, or hosts will soon lose their peers
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as it should be.
+    """A problem.
 
-    :param code: what it is, for machines; never changed
-    :param count: how many hosts, images or servers it is about
-    :param subjects: the first of them, the worst first where there is a measure, each with what
-        is known of it
-    :param remedy: what to do
+    :param code: its kind, for machines
+    :param count: number of hosts, images or servers that have it
+    :param subjects: the first of these, the worst first, with details
+    :param remedy: action of the operator
     """
 
     code: str
@@ -117,7 +116,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that is not whole on a host whose instances use it, and does not become so."""
+    """An image in use that does not become fully cached on a host."""
 
     host: str
     image_id: str
@@ -198,10 +197,10 @@ def _hosts(seen: Seen) -> Iterator[Finding]:
         yield _finding(
             "no-hosts",
             Severity.WARNING,
-            "no host has enrolled or was ever heard",
+            "no host has enrolled or sent a sample",
             [],
-            "is acstor-agent installed on a host, with [enrolment] and transport_url? Its log says "
-            "why it does not enrol",
+            "install acstor-agent on a host, with [enrolment] and transport_url; its log says why "
+            "it does not enrol",
         )
     if unheard := [
         f"{host.name}: its certificate is {host.unheard_s / 60:.0f} min old"
@@ -209,22 +208,22 @@ def _hosts(seen: Seen) -> Iterator[Finding]:
         if host.unheard_s is not None and host.unheard_s > UNHEARD_S
     ]:
         yield _finding(
-            "host-unheard",
+            "host-no-samples",
             Severity.WARNING,
-            "hosts have enrolled and never sent a sample",
+            "hosts enrolled but never sent a sample",
             unheard,
-            "compare [DEFAULT] transport_url there with that of acstor-decision; Troubles of "
-            "acstor-agent-ctl status there name the broker and the user, and the log of "
-            "acstor-decision the samples that it refuses",
+            "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
+            "status there names the broker and the user under Faults, and the log of "
+            "acstor-decision names the samples that it refuses",
         )
     if silent and not heard:
         yield _finding(
-            "decision-deaf",
+            "no-samples",
             Severity.ERROR,
-            "no sample of any host is noted",
-            [*([f"instance {seen.instance}: led last"] if seen.instance else []), *silent],
-            "is acstor-decision running, and the broker? Look at the log of acstor-decision where "
-            "it led last; hosts go on with the v-node table that they have",
+            "acstor-decision receives no samples",
+            [*([f"instance {seen.instance}: the last leader"] if seen.instance else []), *silent],
+            "check that acstor-decision and the broker run, and read the log of acstor-decision "
+            "on the last leader; hosts continue with the v-node table that they have",
         )
     elif silent:
         yield _finding(
@@ -232,16 +231,16 @@ def _hosts(seen: Seen) -> Iterator[Finding]:
             Severity.WARNING,
             "hosts send no samples",
             silent,
-            "look at acstor-agent there (systemctl status acstor-agent); free the name of one that "
-            "is gone for good: openstack acstor host forget <host>",
+            "check acstor-agent there (systemctl status acstor-agent); delete the record of a host "
+            "that is gone for good: openstack acstor host forget <host>",
         )
     if waiting := [host.name for host in seen.hosts if host.waits]:
         yield _finding(
-            "host-waits",
+            "host-waiting",
             Severity.WARNING,
-            "hosts wait to be let in",
+            "hosts wait for approval to enrol",
             waiting,
-            "openstack acstor host allow <host>, after comparing its key (host show)",
+            "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
         )
 
 
@@ -254,13 +253,13 @@ def _certificates(seen: Seen) -> Iterator[Finding]:
         ),
         key=lambda pair: pair[1],
     )
-    remedy = "acstor-agent-ctl status there says why it got no new one (identity)"
+    remedy = "acstor-agent-ctl status there says under Identity why the renewal fails"
     if ended := [name for name, share in left if share <= 0]:
-        message = "certificates have ended; other hosts leave these alone soon"
-        yield _finding("certificate-ended", Severity.ERROR, message, ended, remedy)
+        message = "certificates have expired; other hosts will soon refuse these hosts"
+        yield _finding("certificate-expired", Severity.ERROR, message, ended, remedy)
     if soon := [name for name, share in left if 0 < share < ENDS_SHARE]:
-        message = "certificates end soon and were not renewed"
-        yield _finding("certificate-ends", Severity.WARNING, message, soon, remedy)
+        message = "certificates expire soon and were not renewed"
+        yield _finding("certificate-expires", Severity.WARNING, message, soon, remedy)
 
 
 def _tables(seen: Seen) -> Iterator[Finding]:
@@ -269,9 +268,9 @@ def _tables(seen: Seen) -> Iterator[Finding]:
             yield _finding(
                 "no-table",
                 Severity.WARNING,
-                "no v-node table was published, so hosts exchange nothing",
+                "no v-node table was published, so hosts exchange no chunks",
                 [],
-                "look at the log of acstor-decision: does an instance lead and hear hosts?",
+                "check in the log of acstor-decision that an instance leads and receives samples",
             )
         return
     is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S
@@ -282,7 +281,7 @@ def _tables(seen: Seen) -> Iterator[Finding]:
             Severity.WARNING,
             f"hosts use an older v-node table than {seen.epoch}",
             [f"{host.name}: {host.epoch}" for host in sorted(late, key=lambda host: host.epoch)],
-            "tables come to them over the message bus: the log of acstor-agent there says why not",
+            "tables arrive over the message bus: see the log of acstor-agent there",
         )
 
 
@@ -292,23 +291,23 @@ def _guests(seen: Seen) -> Iterator[Finding]:
         yield _finding(
             "reads-wait",
             Severity.ERROR,
-            f"guests have waited for more than {WAIT_S:g} s",
+            f"guests' requests have waited for more than {WAIT_S:g} s",
             [
                 f"{host.name}: {one.waiting} requests, {one.longest_wait_s:.0f} s"
                 + (f", {one.waits_for}" if one.waits_for else "")
                 for host, one in sorted(late, key=lambda pair: -pair[1].longest_wait_s)
             ],
-            "they wait without an error until the bytes come: is the image store up, and the "
-            "network between hosts? acstor-agent-ctl status there says more",
+            "a read blocks until its data arrives: check the image store and the network between "
+            "hosts; acstor-agent-ctl status there has details",
         )
     if lost := [f"{host.name}: {guest}" for host, one in told for guest in one.on_dead_mounts]:
         yield _finding(
             "mount-dead",
             Severity.ERROR,
-            "guests use the mount of an agent that ended, and get I/O errors",
+            "guests use a dead mount and get I/O errors",
             lost,
-            "stop and start these servers (openstack server reboot --hard); they read through the "
-            "agent that serves now from then on",
+            "restart these servers (openstack server reboot --hard); they then read through the "
+            "current mount",
         )
     if failed := [(host, one) for host, one in told if one.failed_reads]:
         yield _finding(
@@ -319,20 +318,20 @@ def _guests(seen: Seen) -> Iterator[Finding]:
                 f"{host.name}: {one.failed_reads}"
                 for host, one in sorted(failed, key=lambda pair: -pair[1].failed_reads)
             ],
-            "the bytes are nowhere, or nobody gave them in time: was an image deleted that servers "
-            "use? The log of acstor-agent there names it",
+            "the data was lost, or no source returned it in time: check whether an image in use "
+            "was deleted; the log of acstor-agent there names it",
         )
     if back := [(host, one) for host, one in told if one.fallbacks]:
         yield _finding(
-            "nova-falls-back",
+            "nova-fallback",
             Severity.WARNING,
-            "Nova did without acstor in the last hour",
+            "Nova fell back to its own download in the last hour",
             [
                 f"{host.name}: {_counted(one.fallbacks)}"
                 for host, one in sorted(back, key=lambda pair: -sum(pair[1].fallbacks.values()))
             ],
-            "the warnings of nova-compute there name the images, with the reason; "
-            "acstor-nova-manage check finds what is set up wrongly",
+            "the log of nova-compute there names the images and the reasons; acstor-nova-manage "
+            "check finds configuration errors",
         )
 
 
@@ -345,11 +344,11 @@ def _parts(seen: Seen) -> Iterator[Finding]:
     ]
     if broken:
         yield _finding(
-            "part-broken",
+            "agent-fault",
             Severity.WARNING,
-            "parts of agents do not work; guests are served without them",
+            "parts of agents fail; guests read without them",
             broken,
-            "acstor-agent-ctl status there says since when",
+            "acstor-agent-ctl status there lists them under Faults, with their beginning",
         )
     versions = {told.version for _, told in _told(seen) if told.version}
     if len(versions) > 1:
@@ -358,39 +357,39 @@ def _parts(seen: Seen) -> Iterator[Finding]:
             Severity.WARNING,
             "hosts run different versions of acstor",
             sorted(f"{host.name}: {told.version}" for host, told in _told(seen)),
-            "right while you upgrade; else bring the others to the same version",
+            "expected during an upgrade; otherwise upgrade the other hosts",
         )
 
 
 def _images(seen: Seen) -> Iterator[Finding]:
     if seen.images is None:
         yield _finding(
-            "glance-away",
+            "glance-unreachable",
             Severity.WARNING,
-            "Glance does not say which images there are",
+            "Glance does not list its images",
             [seen.why_no_images] if seen.why_no_images else [],
-            "does openstack image list answer? The REST API asks at the address of [glance] "
-            "endpoint_override or of Keystone's catalog",
+            "try openstack image list; the REST API uses the address of [glance] endpoint_override "
+            "or of Keystone's catalog",
         )
         return
     late = [image for image in seen.images if image.state is ImageState.NOT_BEGUN]
     if late:
         yield _finding(
-            "image-not-begun",
+            "image-not-prepared",
             Severity.WARNING,
-            "nobody prepares images, so servers of theirs start as without acstor",
+            "images are not prepared, so Nova downloads them itself",
             [f"{image.image_id} ({image.name})" for image in late],
-            "is acstor-glance-listener running, and does it hear Glance's notifications? Its log, "
-            "and acstor-glance-manage check, say what it sees",
+            "check that acstor-glance-listener runs and receives Glance's notifications; its log "
+            "and acstor-glance-manage check show what it sees",
         )
     failed = [image for image in seen.images if image.state is ImageState.FAILED]
     if failed:
         yield _finding(
             "image-failed",
             Severity.WARNING,
-            "images could not be prepared, so servers of theirs start as without acstor",
+            "the preparation of images failed, so Nova downloads them itself",
             [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
-            "it is tried again by itself; at once: openstack acstor image prepare --force <image>",
+            "the listener tries again; to try now: openstack acstor image prepare --force <image>",
         )
 
 
@@ -403,23 +402,23 @@ def _listeners(seen: Seen) -> Iterator[Finding]:
         yield _finding(
             "listener-silent",
             Severity.WARNING,
-            "listeners beside Glance are silent",
+            "Glance listeners are silent",
             silent,
-            "look at acstor-glance-listener there (systemctl status acstor-glance-listener); while "
-            "none runs, new images are not prepared and images in use can be deleted. One that was "
-            "removed is forgotten after a day in which another one reports",
+            "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
+            "a listener, new images are not prepared and images in use can be deleted. The service "
+            "forgets a removed listener after a day in which another one reports",
         )
 
 
-def _whole(seen: Seen) -> Iterator[Finding]:
+def _fills(seen: Seen) -> Iterator[Finding]:
     if seen.unfinished:
         yield _finding(
-            "image-not-whole",
+            "image-not-cached",
             Severity.WARNING,
-            "images do not become whole where servers use them",
+            "images in use do not become fully cached",
             [f"{one.host}: {one.image_id}: {one.why}" for one in seen.unfinished],
-            "these servers depend on other hosts and on the image store: more room "
-            "(cache_limit_bytes), or openstack acstor image hurry <image>",
+            "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
+            "or openstack acstor image hydrate <image>",
         )
 
 
@@ -431,15 +430,15 @@ def _checkpoints(seen: Seen) -> Iterator[Finding]:
     ]
     if late:
         yield _finding(
-            "checkpoint-old",
+            "checkpoint-late",
             Severity.WARNING,
-            "last checkpoints are older than promised",
+            "checkpoints are older than their interval",
             [
                 f"{one.server}: {one.age_s / 60:.0f} min"
                 for one in sorted(late, key=lambda one: -one.age_s / one.interval_s)
             ],
-            "if their hosts fail now, what was written since is lost: the log of "
-            "acstor-checkpointd there says why",
+            "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
+            "there says why",
         )
 
 
@@ -450,14 +449,14 @@ def _checkpoint_failures(seen: Seen) -> Iterator[Finding]:
         reasons = {one.reason for _, one in failing}
         remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]
         yield _finding(
-            "checkpoint-fails",
+            "checkpoint-failed",
             Severity.WARNING,
             "checkpoints or vaults fail",
             [
                 f"{one.instance_id or 'vault'} on {host}: {one.reason} {one.holder}".rstrip()
                 for host, one in sorted(failing, key=lambda pair: bool(pair[1].instance_id))
             ],
-            f"{''.join(remedies)}the log of acstor-checkpointd on that host says more",
+            f"{''.join(remedies)}the log of acstor-checkpointd on that host has details",
         )
 
 
@@ -469,7 +468,7 @@ CHECKS: Final[tuple[Callable[[Seen], Iterator[Finding]], ...]] = (
     _parts,
     _images,
     _listeners,
-    _whole,
+    _fills,
     _checkpoints,
     _checkpoint_failures,
 )

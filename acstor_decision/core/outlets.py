@@ -64,7 +64,7 @@ def reader(levels: location.Levels, sample: decision_api.Sample) -> Reader:
     return Reader(levels, known, _wait(sample.source))
 
 
-def _wait(timed: decision_api.Timed) -> float | None:
+def _wait(timed: decision_api.TimedTraffic) -> float | None:
     """Return the seconds that a byte took; of a peer that was always given up, the longest."""
     if not timed.took_s:
         return None

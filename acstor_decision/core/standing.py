@@ -84,7 +84,7 @@ class Standing:
 
     def places(
         self, names: Collection[str], groups: Collection[str], near: int
-    ) -> dict[str, outward.Outward]:
+    ) -> dict[str, outward.LocationPolicy]:
         """Return what the table is to say.
 
         :param names: the places that there are
@@ -98,11 +98,11 @@ class Standing:
             if group in groups and (one.outer == outward.FROM_SOURCE or one.outer > near)
         }
         said = {
-            place: outward.Outward(shares.get(place, outward.WHOLE), outers.get(place))
+            place: outward.LocationPolicy(shares.get(place, outward.WHOLE), outers.get(place))
             for place in sorted(shares.keys() | outers.keys())
         }
         slowest = sorted(said, key=lambda place: said[place].share)[:MOST_PLACES]
-        return {place: said[place] for place in slowest if said[place] != outward.Outward()}
+        return {place: said[place] for place in slowest if said[place] != outward.LocationPolicy()}
 
     # Shares
 

@@ -88,7 +88,7 @@ def needed(session: orm.Session, since_s: float, lately_s: float, limit: int) ->
     """
     host, enrolled = models.Host, models.Enrolment
     is_revoked = sa.exists().where(
-        enrolled.host == host.host, enrolled.state == enrolment.State.REVOKED
+        enrolled.host == host.host, enrolled.state == enrolment.EnrolmentState.REVOKED
     )
     wanted = (
         sa.select(ROW.image_id)
@@ -199,9 +199,9 @@ def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, An
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),
-        "is_used": held.whole is None or held.whole.is_used,  # who says nothing may use it
-        "is_whole": held.whole is not None and held.whole.is_whole,
-        "whole": msgspec.json.encode(held.whole).decode() if held.whole else None,
+        "is_used": held.fill is None or held.fill.is_used,  # who says nothing may use it
+        "is_whole": held.fill is not None and held.fill.is_fully_cached,
+        "whole": msgspec.json.encode(held.fill).decode() if held.fill else None,
         "task": msgspec.json.encode(held.task).decode() if held.task else None,
     }
 
@@ -216,9 +216,9 @@ def fetched_of(row: models.HeldImage) -> decision_api.FetchedBytes:
     return decision_api.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
 
 
-def whole_of(row: models.HeldImage) -> whole_image.Whole | None:
+def fill_of(row: models.HeldImage) -> whole_image.FillStatus | None:
     """Return how far an image is from being whole on a host; None: the host says nothing of it."""
-    return msgspec.json.decode(row.whole or "null", type=whole_image.Whole | None)
+    return msgspec.json.decode(row.whole or "null", type=whole_image.FillStatus | None)
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> OnHosts:

@@ -103,7 +103,7 @@ def lack_of_room(
     :param kept_s: for how long it has to be known that a name was freed
     """
     if _lack(session, user_id)[0]:
-        row, state = models.Enrolment, enrolment.State
+        row, state = models.Enrolment, enrolment.EnrolmentState
         waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - WAITS_S)
         freed = sa.and_(row.state == state.FORGOTTEN, row.revoked_before_s < now_s - kept_s)
         session.execute(sa.delete(row).where(waited | freed))
@@ -139,7 +139,7 @@ def silent(session: orm.Session, before_s: float) -> Silent:
     """Return the hosts that got a certificate before a time and sent no sample since then."""
     row, told = models.Enrolment, models.Host
     heard = sa.exists().where(told.host == row.host, told.seen_s >= before_s)
-    wanted = (row.state == enrolment.State.ENROLLED, row.issued_s < before_s, ~heard)
+    wanted = (row.state == enrolment.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
     total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
     named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MOST_SILENT)
     return Silent(total or 0, list(session.execute(named).scalars()) if total else ())
@@ -153,7 +153,7 @@ def forget(session: orm.Session, host: str, change: Callable[[models.Enrolment],
     row = session.get(models.Enrolment, host, with_for_update=True)
     is_known = session.get(models.Host, host) is not None
     if row is not None:
-        is_known = is_known or row.state != enrolment.State.FORGOTTEN
+        is_known = is_known or row.state != enrolment.EnrolmentState.FORGOTTEN
         if not change(row):
             session.delete(row)
     for told in (models.Host, models.HeldImage, models.GivenTask):

@@ -10,9 +10,7 @@ from acstor_osc import printable
 
 
 class ShowAuthority(printable.ShowOne):
-    """Show the authority that issues hosts' certificates, who signs tables, who is revoked."""
-
-    since = "1.3"
+    """Show the certificate authority, the signers and the revoked hosts."""
 
     def take_action(self, parsed_args: Any) -> Any:
         """Return the fields and their values."""

@@ -10,14 +10,11 @@ from acstor_common import arguments as common_arguments
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
-from acstor_osc import whole
 from acstor_osc.v1 import image
 
 
 class ShowBootImage(printable.ShowOne):
-    """Show an image's boot image, and what has become of it on each host."""
-
-    since = "1.1"
+    """Show an image's boot image, and its state on each host."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -35,7 +32,7 @@ class ShowBootImage(printable.ShowOne):
         return (
             [*names, "read_bytes", "hosts"],
             [
-                *(found.get(name, whole.NOT_TOLD) for name in names),
+                *(found[name] for name in names),
                 printable.Size(read),
                 format_columns.DictColumn(states),
             ],
@@ -43,9 +40,7 @@ class ShowBootImage(printable.ShowOne):
 
 
 class RecordBootImage(printable.Lister):
-    """Have the next boots from an image recorded; its boot image is made of them."""
-
-    since = "1.1"
+    """Record the next boots from an image; the listener makes its boot image from them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

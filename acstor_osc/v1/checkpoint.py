@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``openstack acstor checkpoint …``: what other hosts keep of servers' disks."""
+"""``openstack acstor checkpoint …``: checkpoints of servers' disks."""
 
 import argparse
 from typing import Any
@@ -30,7 +30,7 @@ LONG = (
     ("Sent", "sent_bytes"),
     ("Interval", "interval_s"),
     ("Registered At", "registered_at"),
-    ("Forgotten From", "forgotten_from"),
+    ("Server Deleted At", "server_deleted_at"),
 )
 WAIT_S = 900.0
 LOOK_WITH = "openstack acstor checkpoint list --server"
@@ -39,17 +39,15 @@ LOOK_WITH = "openstack acstor checkpoint list --server"
 class ListCheckpoint(printable.Lister):
     """List checkpoints, the newest first."""
 
-    since = "1.7"
-
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_page(super().get_parser(prog_name), "checkpoint")
         arguments.with_long(parser, "images, projects, sizes and intervals")
         parser.add_argument(
-            "--server", metavar="<server>", help="show those of this server alone; its id or name"
+            "--server", metavar="<server>", help="show only checkpoints of this server (id or name)"
         )
         parser.add_argument(
-            "--host", metavar="<host>", help="show those of servers that were on this host alone"
+            "--host", metavar="<host>", help="show only checkpoints that this host took"
         )
         return parser
 
@@ -69,8 +67,6 @@ class ListCheckpoint(printable.Lister):
 class ShowCheckpoint(printable.ShowOne):
     """Show one checkpoint."""
 
-    since = "1.7"
-
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
@@ -83,18 +79,16 @@ class ShowCheckpoint(printable.ShowOne):
 
 
 class CreateCheckpoint(printable.ShowOne):
-    """Have a checkpoint of a server taken now; without --wait, show which host was asked."""
-
-    since = "1.9"
+    """Take a checkpoint of a server now; without --wait, show the host that takes it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
         parser.add_argument("server", metavar="<server>", help="id or name of the server")
-        return arguments.with_wait(parser, WAIT_S, "other hosts have it")
+        return arguments.with_wait(parser, WAIT_S, "other hosts keep it")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the fields of what was asked, or of the checkpoint."""
+        """Return the fields of the request, or of the checkpoint."""
         api = client.of(self)
         server_id = _server_id(self.app.client_manager, parsed_args.server)
         asked = api.post("/v1/checkpoints", {"instance_id": server_id})
@@ -104,7 +98,7 @@ class CreateCheckpoint(printable.ShowOne):
         def look() -> tuple[int, int]:
             newest = _newest(api, server_id)
             is_of_host = newest.get("host") == asked["host"]
-            return int(is_of_host and newest["number"] > asked["after"]), 1
+            return int(is_of_host and newest["number"] > asked["previous_number"]), 1
 
         what = f"checkpoint of {parsed_args.server} on {asked['host']}"
         client.wait(what, look, parsed_args.timeout, f"{LOOK_WITH} {server_id}")
@@ -112,9 +106,7 @@ class CreateCheckpoint(printable.ShowOne):
 
 
 class DeleteCheckpoint(command.Command):
-    """Delete checkpoints; the hosts that keep them are told by the host that took them."""
-
-    since = "1.7"
+    """Delete checkpoints; the host that took them deletes their copies."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -125,7 +117,7 @@ class DeleteCheckpoint(command.Command):
         parser.add_argument(
             "--force",
             action="store_true",
-            help="also those that a host may be recovering a server from, which then lacks chunks",
+            help="also checkpoints that a recovery may still read; its server then lacks data",
         )
         return parser
 
@@ -134,7 +126,7 @@ class DeleteCheckpoint(command.Command):
 
         :raises exceptions.CommandError: some could not be; says which, and why
         """
-        api, failed = client.of(self, "1.9" if parsed_args.force else ""), []
+        api, failed = client.of(self), []
         body = {"force": True} if parsed_args.force else {}
         for checkpoint in parsed_args.checkpoints:
             try:
@@ -175,7 +167,7 @@ def _id(text: str) -> str:
         return ids.parse_image_id(text)
     except ValueError:
         raise exceptions.CommandError(
-            f"{text} is no id of a checkpoint (openstack acstor checkpoint list)"
+            f"{text} is not a checkpoint id (openstack acstor checkpoint list)"
         ) from None
 
 

@@ -15,7 +15,7 @@ from acstor_osc import printable
 COLUMNS = (
     ("Host", "host"),
     ("State", "state"),
-    ("Identity", "identity"),
+    ("Enrolment", "identity"),
     ("Valid Until", "not_after"),
     ("Waiting Key", "fingerprint"),
     ("Drained", "is_drained"),
@@ -45,26 +45,28 @@ WAIT_S = 120.0
 
 
 class ListHost(printable.Lister):
-    """List the hosts of the exchange, with their share of the ring and their load."""
+    """List hosts, with their v-nodes, certificates and load."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_page(super().get_parser(prog_name), "host", 10_000)
-        arguments.with_long(parser, "addresses, rates, users, and since when hosts are known")
-        parser.add_argument("--state", choices=STATES, help="show hosts in this state alone")
+        arguments.with_long(
+            parser, "addresses, rates, Keystone users, and times of the first samples"
+        )
+        parser.add_argument("--state", choices=STATES, help="show only hosts in this state")
         parser.add_argument(
-            "--identity", choices=IDENTITIES, help="show hosts with this identity alone"
+            "--enrolment", choices=IDENTITIES, help="show only hosts with this enrolment state"
         )
         parser.add_argument(
             "--location",
-            metavar="<place>",
-            help="show hosts in this place alone, as pod1 or pod1/rack3",
+            metavar="<location>",
+            help="show only hosts at this location, as pod1 or pod1/rack3",
         )
         parser.add_argument(
             "--sort",
             type=_sort,
             metavar="<key>[:asc|desc]",
-            help="put all hosts in this order before a page of them is taken: "
+            help="sort all hosts by this key before a page of them is taken: "
             f"{', '.join(SORTED_BY)} (default: host; --sort-column sorts what is shown)",
         )
         return parser
@@ -73,11 +75,11 @@ class ListHost(printable.Lister):
         """Return the columns and the rows."""
         chosen = {
             "state": parsed_args.state,
-            "enrolment": parsed_args.identity,
+            "enrolment": parsed_args.enrolment,
             "location": parsed_args.location,
             "sort": parsed_args.sort,
         }
-        api = client.of(self, "1.10" if any(chosen.values()) else "")
+        api = client.of(self)
         found = api.get("/v1/hosts", {**arguments.page(parsed_args), **chosen})["hosts"]
         rows = [
             {**host, **_identity(host), **host["rates"], "load": _load_percent(host)}
@@ -91,7 +93,7 @@ class ListHost(printable.Lister):
 
 
 class ShowHost(printable.ShowOne):
-    """Show one host, and with whom it exchanges chunks."""
+    """Show a host, with its chunk traffic with each peer."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -108,7 +110,7 @@ class _SetDrained(printable.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = _with_host(super().get_parser(prog_name))
-        return arguments.with_wait(parser, WAIT_S, "the v-node table in force says so")
+        return arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
@@ -124,12 +126,12 @@ class _SetDrained(printable.ShowOne):
         return _fields(api.get(path))
 
     def progress(self, before: int, now: int) -> tuple[int, int]:
-        """Return how many v-nodes have moved, and how many are to."""
+        """Return how many v-nodes have moved, and how many will."""
         raise NotImplementedError
 
 
 class DrainHost(_SetDrained):
-    """Let a host be home of nothing; guests on it go on reading."""
+    """Move all v-nodes away from a host; its guests continue to read."""
 
     action = "drain"
 
@@ -139,23 +141,21 @@ class DrainHost(_SetDrained):
 
 
 class EnableHost(_SetDrained):
-    """Let a drained host be a home again."""
+    """Give v-nodes to a drained host again."""
 
     action = "enable"
 
     def progress(self, before: int, now: int) -> tuple[int, int]:
-        """Return whether v-nodes have come; how many is for the service to say."""
+        """Return 1 once the host has v-nodes; the service decides how many."""
         return min(now, 1), 1
 
 
 class AllowHost(printable.ShowOne):
-    """Let a host enrol once: for the first time, or with another key or Keystone user.
+    """Allow a host to enrol once: for the first time, or with another key or Keystone user.
 
-    The field trusts of the output says whom that lets in: without --fingerprint that is who asked
-    first under this name, or, if nobody waits, who asks next.
+    The field trusts shows which key may enrol.  Without --fingerprint it is the key of the first
+    request under this name, or, if no request waits, the key of the next one.
     """
-
-    since = "1.3"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -165,10 +165,10 @@ class AllowHost(printable.ShowOne):
             type=_fingerprint,
             default="",
             metavar="<sha256>",
-            help="let in this key alone; acstor-agent-ctl status tells it on the host",
+            help="allow only this key; acstor-agent-ctl status on the host shows it",
         )
         parser.add_argument(
-            "--user", default="", metavar="<user-id>", help="let in this Keystone user alone"
+            "--user", default="", metavar="<user-id>", help="allow only this Keystone user"
         )
         return parser
 
@@ -182,9 +182,7 @@ class AllowHost(printable.ShowOne):
 
 
 class RevokeHost(printable.ShowOne):
-    """Shut a host out: its certificates count no more, and it leaves the v-node table."""
-
-    since = "1.3"
+    """Revoke a host's certificates; the host leaves the v-node table."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -196,9 +194,7 @@ class RevokeHost(printable.ShowOne):
 
 
 class ForgetHost(command.Command):
-    """Free the name of a host that is gone; certificates that it had count no more."""
-
-    since = "1.3"
+    """Delete the record of a host that is gone; its certificates become invalid."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -225,21 +221,21 @@ def _fingerprint(text: str) -> str:
 
 
 def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
-    """Return in words whom a host that is allowed is taken for."""
+    """Return in words which key and user an allowed host may enrol with."""
     user = f"user {enrolment['user_id']}" if enrolment["user_id"] else "any user who may enrol"
     if fingerprint:
         return f"the key that --fingerprint names, of {user}"
     if enrolment["fingerprint"]:
         return (
-            f"who asked first: the key {enrolment['fingerprint']}, of {user}, from "
-            f"{enrolment['address']}; if acstor-agent-ctl status on the host tells another key, "
-            "it is not the host: revoke it, and use --fingerprint"
+            f"the first request: key {enrolment['fingerprint']}, of {user}, from "
+            f"{enrolment['address']}; if acstor-agent-ctl status on the host shows another key, "
+            "the request came from elsewhere: revoke it, and use --fingerprint"
         )
-    return f"whoever asks next for this name: any key, of {user}; --fingerprint names one"
+    return f"the next request for this name: any key, of {user}; --fingerprint restricts it"
 
 
 def _identity(host: dict[str, Any]) -> dict[str, Any]:
-    """Return what a host is to the certificate authority; its key, while an operator decides."""
+    """Return the enrolment of a host; its key only while an operator decides."""
     nothing = {"state": "none", "not_after": None, "fingerprint": "", "user_id": ""}
     found = host.get("enrolment") or nothing
     is_open = found["state"] in ("waiting", "allowed")
@@ -257,7 +253,7 @@ def _with_host(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _load_percent(host: dict[str, Any]) -> int:
-    """Return how full the busier direction of the host's links is, chunks included."""
+    """Return the use of the busier direction of the host's links, with chunks."""
     busier = max(host["rates"]["received"], host["rates"]["sent"])
     return round(100 * busier / host["link_bytes_s"]) if host["link_bytes_s"] else 0
 

@@ -32,22 +32,20 @@ ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
 WAIT_S = 3600.0
 TAKEN_S = 60.0
-"""Within this time a host that hears of a task says so: several collections."""
-INSTANT = ("hurry", "pause", "resume", "unpin")
-"""Kinds of tasks that are done when a host has heard of them."""
+"""A host that receives a task reports it within several collections."""
+INSTANT = ("hydrate", "pause", "resume", "unpin")
+"""Kinds of tasks that a host completes on receipt."""
 FINAL = ("ready", "refused", "failed")
 
 
 class ListImage(printable.Lister):
-    """List the images that hosts hold, and where guests' reads found their bytes."""
-
-    since = "1.1"
+    """List the images in hosts' caches, with the origins of the data that guests read."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_page(super().get_parser(prog_name), "image")
         return arguments.with_long(
-            parser, "status, artefacts, bytes in caches, and why some failed"
+            parser, "status, chunk map, boot image, cached data and messages"
         )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -58,17 +56,17 @@ class ListImage(printable.Lister):
         return (
             [
                 *("ID", "Name", "State", "Boot Image", "Size"),
-                *("Hosts", "Warm", "In Use", "Whole", *_share_titles()),
+                *("Hosts", "Warm", "In Use", "Fully Cached", *_share_titles()),
                 *(title for title, _ in long),
             ],
             [
                 [
                     *(image[name] for name in ("image_id", "name", "state")),
-                    image.get("boot_state", whole.NOT_TOLD),
+                    image["boot_state"],
                     printable.Size(image["size_bytes"]),
                     image["hosts"],
                     image["warm_hosts"],
-                    *(image.get(name, whole.NOT_TOLD) for name in ("using_hosts", "whole_hosts")),
+                    *(image[name] for name in ("using_hosts", "fully_cached_hosts")),
                     *_shares(image["read"]),
                     *(_long(image, name) for _, name in long),
                 ]
@@ -78,15 +76,13 @@ class ListImage(printable.Lister):
 
 
 class ShowImage(printable.ShowOne):
-    """Show how far an image is prepared, what it was made from, where it is whole.
+    """Show the preparation, the parents and the fill status of an image.
 
-    parents are the images that it was made from, the nearest first, and depth is how many, as far
-    as is known.  Every image is one whole file, whatever its parents: there is nothing to merge,
-    and each may be deleted.  own_bytes is what the nearest has not at the same place,
-    shared_bytes how much of its file took no room of its own in the store.
+    parents lists the images that it descends from, the nearest first; depth is their number.  Every
+    image is one complete file whatever its parents, so you may delete each of them.  own_bytes is
+    the data that differs from the nearest parent; shared_bytes is the part of its file that shares
+    blocks with the parent's file in the store.
     """
-
-    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -97,19 +93,17 @@ class ShowImage(printable.ShowOne):
         api, image_id = client.of(self), id_of(self.app.client_manager, parsed_args.image)
         found = api.get(f"/v1/images/{image_id}")
         titles, values = fields(found)
-        by_host = whole.ByHostColumn(_whole_by_host(api, image_id))
-        return [*titles, "whole", "whole_by_host"], [*values, whole.of_image(found), by_host]
+        by_host = whole.FillByHostColumn(_fill_by_host(api, image_id))
+        return [*titles, "fully_cached", "fill_by_host"], [*values, whole.of_image(found), by_host]
 
 
 class ListImageHost(printable.Lister):
-    """List the hosts of an image: what each holds of it, and how far its last task is."""
-
-    since = "1.1"
+    """List the hosts of an image, with the fill status and the last task of each."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_page(arguments.with_image(super().get_parser(prog_name)), "host")
-        return arguments.with_long(parser, "sizes, what is missing, and what came from where")
+        return arguments.with_long(parser, "sizes, missing data, and the origins of the data")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
@@ -117,14 +111,14 @@ class ListImageHost(printable.Lister):
         found = client.of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
             [
-                *("Host", "Cached", "Whole", "Boot Image", *_share_titles(), "Task"),
+                *("Host", "Cached", "Fill", "Boot Image", *_share_titles(), "Task"),
                 *(("Size", "Missing", "Boot Revision", "Fetched") if parsed_args.long else ()),
             ],
             [
                 [
                     host["host"],
                     printable.Size(host["cached_bytes"]),
-                    whole.WholeColumn(host.get("whole")),
+                    whole.FillColumn(host["fill"]),
                     host["boot_image"],
                     *_shares(host["read"]),
                     _task(host["task"]),
@@ -136,15 +130,15 @@ class ListImageHost(printable.Lister):
 
 
 class PrepareImage(printable.ShowOne):
-    """Have an image prepared now: its chunk map made, and its boot image."""
-
-    since = "1.1"
+    """Prepare an image now: make its chunk map and its boot image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
         parser.add_argument(
-            "--force", action="store_true", help="again, even if it is prepared or was refused"
+            "--force",
+            action="store_true",
+            help="prepare it again, even if it is ready or was refused",
         )
         return parser
 
@@ -171,9 +165,7 @@ class PrepareImage(printable.ShowOne):
 
 
 class PreSeedImage(printable.Lister):
-    """Have all of an image brought to hosts, behind everything that guests wait for."""
-
-    since = "1.1"
+    """Fetch all of an image to hosts and pin it, at lower priority than guests' reads."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -185,21 +177,19 @@ class PreSeedImage(printable.Lister):
             type=common_arguments.number(1, 1 << 16),
             default=0,
             metavar="<n>",
-            help="so many hosts, the least busy of those that have not all of it",
+            help="number of hosts, the least loaded of those that lack a part of it",
         )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the hosts that were asked and how far they are."""
+        """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
         where = {"hosts": parsed_args.hosts, "count": parsed_args.count}
         return ask(self, parsed_args, image_id, "pre-seed", where)
 
 
-class HydrateImage(printable.Lister):
-    """Copy what writable disks still have of the image that they began as into their own files."""
-
-    since = "1.2"
+class FlattenImage(printable.Lister):
+    """Copy an image into the writable disks that are based on it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -208,83 +198,83 @@ class HydrateImage(printable.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the hosts that were asked and how far they are."""
+        """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        return ask(self, parsed_args, image_id, "hydrate", {"hosts": parsed_args.hosts})
+        return ask(self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts})
 
 
 class _AskKeepers(printable.Lister):
-    """Asks the hosts that keep an image whole, or are to."""
+    """Gives a task to the hosts that use an image or have it pinned."""
 
-    since = "1.4"
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = arguments.with_image(super().get_parser(prog_name))
-        arguments.with_hosts(parser, "all that use it, or keep it because they were asked to")
-        return arguments.with_wait(parser, TAKEN_S, "the hosts have heard of it")
+        arguments.with_hosts(parser, "all that use it or have it pinned")
+        return arguments.with_wait(parser, TAKEN_S, "the hosts have received it")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the hosts that were asked and how far they are."""
+        """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
         body = {"hosts": parsed_args.hosts, **self.wished(parsed_args)}
         return ask(self, parsed_args, image_id, self.action, body)
 
     def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
-        """Return what else is to be said."""
+        """Return further fields of the request."""
         return {}
 
 
-class HurryImage(_AskKeepers):
-    """Let an image become whole before others, as fast as it comes, or within a time."""
+class HydrateImage(_AskKeepers):
+    """Cache an image completely before others, by a deadline or as soon as possible."""
 
-    action = "hurry"
+    action = "hydrate"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
         until = parser.add_mutually_exclusive_group()
         until.add_argument(
-            "--within",
-            type=common_arguments.duration(control_wire.MAX_WITHIN_S),
+            "--deadline",
+            type=common_arguments.duration(control_wire.MAX_DEADLINE_S),
             default=0.0,
             metavar="<duration>",
-            help="fast enough to be whole after so long, as 90s, 15m, 2h or 1d (default: as fast "
-            "as it comes)",
+            help="time from now until the image must be fully cached, as 90s, 15m, 2h or 1d "
+            "(default: as soon as possible)",
         )
         until.add_argument(
-            "--by",
+            "--deadline-at",
             type=arguments.moment,
             metavar="<time>",
-            help="fast enough to be whole then (2030-01-31T18:00, of this machine's time zone)",
+            help="time when the image must be fully cached, as 2030-01-31T18:00 in the time zone "
+            "of this machine",
         )
         return parser
 
     def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
-        """Return by when the image is to be whole."""
-        if parsed_args.by is None:
-            return {"within_s": parsed_args.within}
-        within_s = parsed_args.by - time.time()
-        if within_s <= 0:
-            raise exceptions.CommandError("--by: that time is over")
-        return {"within_s": within_s}
+        """Return the deadline."""
+        if parsed_args.deadline_at is None:
+            return {"deadline_s": parsed_args.deadline}
+        deadline_s = parsed_args.deadline_at - time.time()
+        if deadline_s <= 0:
+            raise exceptions.CommandError("--deadline-at: this time has passed")
+        return {"deadline_s": deadline_s}
 
 
 class PauseImage(_AskKeepers):
-    """Do not fill an image for the time being."""
+    """Stop filling caches with an image."""
 
     action = "pause"
 
 
 class ResumeImage(_AskKeepers):
-    """Let an image become whole as it comes; ends a hurry and a pause."""
+    """Fill caches with an image at the normal rate; ends a hydrate and a pause."""
 
     action = "resume"
 
 
 class UnpinImage(_AskKeepers):
-    """Keep an image only as long as servers use it, though it was pre-seeded."""
+    """Keep an image only as long as servers use it, although it was pre-seeded."""
 
     action = "unpin"
 
@@ -305,9 +295,9 @@ def ask(
     what: str,
     body: Mapping[str, object],
 ) -> Any:
-    """Ask hosts for something about an image; return the columns and the rows of their tasks.
+    """Give hosts a task for an image; return the columns and the rows of their progress.
 
-    :raises exceptions.CommandError: some failed, did not hear of it, or take longer than waited for
+    :raises exceptions.CommandError: a host failed, did not receive it, or takes longer than allowed
     """
     api = client.of(asking)
     asked = api.post(f"/v1/images/{image_id}/{what}", body)
@@ -326,9 +316,9 @@ def ask(
         silent = [host for host in asked["hosts"] if host not in known]
         if silent and time.monotonic() > taken_by_s:
             raise exceptions.CommandError(
-                f"{what} {image_id}: {len(silent)} of {len(asked['hosts'])} hosts did not hear of "
-                f"it ({', '.join(silent[:5])}): were they cut off from the message bus, or asked "
-                "for something else meanwhile? Ask again"
+                f"{what} {image_id}: {len(silent)} of {len(asked['hosts'])} hosts did not receive "
+                f"it ({', '.join(silent[:5])}): they were cut off from the message bus, or got "
+                "another task meanwhile. Repeat the command"
             )
         return sum(map(_percent, known.values())), 100 * len(asked["hosts"])
 
@@ -358,7 +348,7 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     shown = dict(image)
     for name in shown.keys() & set(SIZES):
         known = shown[name] is not None
-        shown[name] = printable.Size(shown[name]) if known else whole.NOT_TOLD
+        shown[name] = printable.Size(shown[name]) if known else whole.UNKNOWN
     if "parents" in shown:
         shown["parents"] = format_columns.ListColumn(shown["parents"])
     for name in ("read", "fetched"):
@@ -367,7 +357,7 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
 
 
 def _long(image: Mapping[str, Any], name: str) -> Any:
-    value = image.get(name, whole.NOT_TOLD)
+    value = image[name]
     return printable.Size(value) if name in SIZES else value
 
 
@@ -377,15 +367,15 @@ def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*map(printable.Size, sizes), host["boot_revision"], fetched)
 
 
-def _whole_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
-    """Return how far an image is on each host; nothing for who may not see hosts."""
+def _fill_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
+    """Return the fill status on each host; nothing if the user may not see hosts."""
     try:
         found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
     except client.Refused as e:
         if e.status != http.HTTPStatus.FORBIDDEN:
             raise
         return {}
-    return {host["host"]: host.get("whole") for host in found}
+    return {host["host"]: host["fill"] for host in found}
 
 
 def _percent(task: Mapping[str, Any]) -> int:

@@ -13,12 +13,15 @@ from acstor_osc import client
 from acstor_osc import printable
 
 EPOCH = common_arguments.number(1, 1 << 62)
-TITLES = {"vnodes": "V-nodes"}
-HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
+TITLES = {"vnodes": "V-nodes", "moved_vnodes": "Moved V-nodes"}
+HISTORY = (
+    *("epoch", "published_at", "reason", "overloaded_hosts", "moved_vnodes", "vnodes"),
+    *("hosts", "instance"),
+)
 
 
 class ShowRing(printable.ShowOne):
-    """Show the v-node table in force, or that of an epoch."""
+    """Show the current v-node table, or that of an epoch."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -31,12 +34,12 @@ class ShowRing(printable.ShowOne):
             {owner["host"]: owner["vnodes"] for owner in shown["owners"]}
         )
         shown["places"] = format_columns.DictColumn(shown["places"])
-        shown["overloaded"] = format_columns.ListColumn(shown["overloaded"])
+        shown["overloaded_hosts"] = format_columns.ListColumn(shown["overloaded_hosts"])
         return list(shown), list(shown.values())
 
 
 class ListRingOwner(printable.Lister):
-    """List the hosts of a v-node table with their shares."""
+    """List the hosts of a v-node table with their shares of the v-nodes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -59,7 +62,7 @@ class ListRingOwner(printable.Lister):
 
 
 class ListRing(printable.Lister):
-    """List the v-node tables that were published, the newest first, and why."""
+    """List the published v-node tables, the newest first, with reasons."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -68,14 +71,14 @@ class ListRing(printable.Lister):
             "--limit",
             type=common_arguments.number(1, 1000),
             metavar="<n>",
-            help="show so many tables at most, 1000 at the most",
+            help="show at most this many tables, at most 1000",
         )
         parser.add_argument(
             *("--marker", "--before"),
             dest="before",
             type=EPOCH,
             metavar="<epoch>",
-            help="begin behind the table of this epoch, with the one before it",
+            help="begin after the table of this epoch",
         )
         return parser
 
@@ -87,7 +90,9 @@ class ListRing(printable.Lister):
             [TITLES.get(name, name.replace("_", " ").title()) for name in HISTORY],
             [
                 [
-                    format_columns.ListColumn(row[name]) if name == "overloaded" else row[name]
+                    format_columns.ListColumn(row[name])
+                    if name == "overloaded_hosts"
+                    else row[name]
                     for name in HISTORY
                 ]
                 for row in found
@@ -100,7 +105,7 @@ def _with_epoch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--epoch",
         type=EPOCH,
         metavar="<epoch>",
-        help="show the table of this epoch (default: that in force)",
+        help="show the table of this epoch (default: the current one)",
     )
     return parser
 

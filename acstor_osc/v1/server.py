@@ -34,12 +34,10 @@ class _Place(NamedTuple):
 
 
 class ShowServer(printable.ShowOne):
-    """Show how far a server's image is whole on its host, and whom the server depends on still.
+    """Show the fill status of a server's image on its host, and what the server still depends on.
 
-    Where bytes came from is told of all instances of the image on that host together.
+    The origins of the data are those of all servers of the image on that host together.
     """
-
-    since = "1.1"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -51,20 +49,20 @@ class ShowServer(printable.ShowOne):
         found = client.of(self).get(f"/v1/images/{place.image_id}/hosts")["hosts"]
         for host in found:
             if host["host"] == place.host:
-                titles, values = image.fields({**place._asdict(), "whole": None, **host})
+                titles, values = image.fields({**place._asdict(), "fill": None, **host})
                 values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
-                values[titles.index("whole")] = whole.WholeColumn(host.get("whole"))
-                needed = whole.depends_on(host.get("whole"))
+                values[titles.index("fill")] = whole.FillColumn(host["fill"])
+                needed = whole.depends_on(host["fill"])
                 if self._is_on_dead_mount(place):
                     needed = whole.ON_DEAD_MOUNT
                 return [*titles, "depends_on"], [*values, needed]
         raise exceptions.CommandError(
-            f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
-            "lie on acstor, and is the agent there running? (openstack acstor host list)"
+            f"host {place.host} does not report image {place.image_id}: does the server's disk use "
+            "acstor, and does the agent there run? (openstack acstor host list)"
         )
 
     def _is_on_dead_mount(self, place: _Place) -> bool:
-        """Say whether a server's host names it so; who may not see hosts is told nothing."""
+        """Say whether the server's host reports it; False if the user may not see hosts."""
         host: Mapping[str, Any] = {}
         with contextlib.suppress(exceptions.CommandError):
             host = client.of(self).get(f"/v1/hosts/{place.host}")
@@ -72,17 +70,15 @@ class ShowServer(printable.ShowOne):
 
 
 class ShowServerTimeline(command.Command):
-    """Draw where the time of a server's last boot went: Nova, the agent, and what the guest read.
+    """Draw the timeline of a server's last boot: Nova, the agent, and the reads of the guest.
 
-    Without what Nova did if Nova does not tell it; then the boot begins on the server's host.
+    If Nova does not show its part, the timeline begins on the server's host.
     """
-
-    since = "1.6"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = _with_server(super().get_parser(prog_name))
-        parser.add_argument("--json", action="store_true", help="print what is known as JSON")
+        parser.add_argument("--json", action="store_true", help="print the timeline as JSON")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -93,9 +89,9 @@ class ShowServerTimeline(command.Command):
         boot = next((one for one in found if one["host"] == place.host), None)
         if boot is None:
             raise exceptions.CommandError(
-                f"host {place.host} has told of no boot of server {parsed_args.server}: agents "
-                "tell of one every 30 s while it goes on and when it is over, and it is remembered "
-                "for a week (on the host: acstor-agent-ctl timeline)"
+                f"host {place.host} has reported no boot of server {parsed_args.server}: agents "
+                "report a boot every 30 s and at its end, and the service keeps the report for a "
+                "week (on the host: acstor-agent-ctl timeline)"
             )
         told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
         events = timeline_events.before(manager.sdk_connection.compute, place.server_id, told)
@@ -104,20 +100,20 @@ class ShowServerTimeline(command.Command):
             self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
         else:
             picture = boot_picture.draw(told, events)
-            self.app.stdout.write(f"Host {boot['host']}, told {boot['told_at']}\n{picture}\n")
+            self.app.stdout.write(
+                f"Host {boot['host']}, reported {boot['reported_at']}\n{picture}\n"
+            )
 
 
 class PreSeedServer(printable.Lister):
-    """Have all of a server's image brought to its host, behind everything that guests wait for."""
-
-    since = "1.1"
+    """Fetch all of a server's image to its host and pin it, at lower priority than reads."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return arguments.with_wait(_with_server(super().get_parser(prog_name)), image.WAIT_S)
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the host and how far it is."""
+        """Return the host and its progress."""
         place = _place_of(self.app.client_manager, parsed_args.server)
         return image.ask(self, parsed_args, place.image_id, "pre-seed", {"hosts": [place.host]})
 
@@ -130,18 +126,18 @@ def _with_server(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _place_of(manager: Any, name: str) -> _Place:
     """Return what a server is made of and where it runs.
 
-    :raises exceptions.CommandError: it has no image, or Nova does not tell its host
+    :raises exceptions.CommandError: it has no image, or Nova does not show its host
     """
     server = manager.sdk_connection.compute.find_server(name, ignore_missing=False)
     server = manager.sdk_connection.compute.get_server(server.id)
     image_id = server.image.id if server.image else None
     if not image_id:
         raise exceptions.CommandError(
-            f"server {name} boots from a volume, which acstor does not do"
+            f"server {name} boots from a volume, which acstor does not serve"
         )
     if not server.compute_host:
         raise exceptions.CommandError(
-            f"Nova does not tell you where server {name} runs: sign in as an administrator, or "
+            f"Nova does not show you the host of server {name}: sign in as an administrator, or "
             "use the image (openstack acstor image show)"
         )
     return _Place(server.id, image_id, server.compute_host)

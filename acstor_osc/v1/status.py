@@ -15,12 +15,10 @@ EXITS = {"ok": 0, "warning": 1, "error": 2}
 
 
 class ShowStatus(printable.ShowOne):
-    """Show how the whole is: hosts, images, servers, and what to look at.
+    """Show the status of the cloud: findings with remedies, hosts, images and servers.
 
-    The exit status is 0 if all is well, 1 if there is a warning, 2 if guests wait or fail.
+    The exit status is 0 if there is no finding, 1 for warnings, 2 for errors.
     """
-
-    since = "1.8"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +32,7 @@ class ShowStatus(printable.ShowOne):
             dest="formatter",
             action="store_const",
             const="json",
-            help="all that is known, for programs; the same as -f json",
+            help="print all fields as JSON; the same as -f json",
         )
         return parser
 
@@ -51,13 +49,13 @@ class ShowStatus(printable.ShowOne):
 
 
 class _Said(columns.FormattableColumn[Any]):
-    """Data for programs, which people read in words."""
+    """Data for programs, which people read as text."""
 
 
 def _words(say: Any) -> type[_Said]:
-    """Return a column that people read as ``say`` puts it.
+    """Return a column that people read as the text of ``say``.
 
-    Some of it are tenants' and hosts' words: only what ``say`` adds may end a line.
+    Tenants and hosts wrote some of the data, so only ``say`` may add line ends.
     """
 
     class Words(_Said):
@@ -68,11 +66,11 @@ def _words(say: Any) -> type[_Said]:
 
 
 def _findings(found: list[Mapping[str, Any]]) -> str:
-    return "\n".join(_finding(one) for one in found) or "nothing"
+    return "\n".join(_finding(one) for one in found) or "none"
 
 
 def _finding(one: Mapping[str, Any]) -> str:
-    """Return a finding in lines: what, with what, what to do."""
+    """Return a finding in lines: message, subjects, remedy."""
     counted = f" ({one['count']})" if one["count"] else ""
     lines = [f"{one['severity'].upper()}: {one['message']}{counted}"]
     lines += [f"    {subject}" for subject in one["subjects"]]
@@ -84,45 +82,45 @@ def _finding(one: Mapping[str, Any]) -> str:
 def _hosts(counts: Mapping[str, Any]) -> str:
     shown = [f"{counts['up']} up"]
     shown += [f"{counts[name]} {name}" for name in ("overloaded", "silent") if counts[name]]
-    shown += [f"{counts['waiting']} to be let in"] if counts["waiting"] else []
+    shown += [f"{counts['waiting']} waiting for approval"] if counts["waiting"] else []
     shown += [f"{counts['drained']} drained"] if counts["drained"] else []
     versions = [version for version in counts["versions"] if version]
     return ", ".join(shown) + (f"; acstor {', '.join(versions)}" if versions else "")
 
 
-def _table(table: Mapping[str, Any] | None) -> str:
-    if table is None:
-        return "none was published"
+def _ring(ring: Mapping[str, Any] | None) -> str:
+    if ring is None:
+        return "no v-node table was published"
     return (
-        f"{table['epoch']}, of {table['hosts']} hosts, published at {table['published_at']}; "
-        f"{table['up_to_date']} hosts use it"
+        f"epoch {ring['epoch']}, {ring['hosts']} hosts, published at {ring['published_at']}; "
+        f"{ring['up_to_date_hosts']} hosts use it"
     )
 
 
 def _images(counts: Mapping[str, Any] | None) -> str:
     if counts is None:
         return "Glance does not answer"
-    shown = [f"{counts['ready']} served"]
+    shown = [f"{counts['ready']} ready"]
     shown += [f"{counts[name]} {name}" for name in ("preparing", "failed") if counts[name]]
-    lines = [", ".join(shown) + ("" if counts["is_complete"] else ", of the first of them")]
-    if counts["not_served_in_all"]:
-        lines.append(f"{counts['not_served_in_all']} not served:")
-        lines += [f"    {times}: {why}" for why, times in counts["not_served"].items()]
+    lines = [", ".join(shown) + ("" if counts["is_complete"] else ", among the first of them")]
+    if counts["unsupported_total"]:
+        lines.append(f"{counts['unsupported_total']} unsupported:")
+        lines += [f"    {times}: {why}" for why, times in counts["unsupported"].items()]
     return "\n".join(lines)
 
 
 def _uses(counts: Mapping[str, Any]) -> str:
-    return f"{counts['whole']} of {counts['used']} whole"
+    return f"{counts['fully_cached']} of {counts['used']} fully cached"
 
 
 def _guests(counts: Mapping[str, Any]) -> str:
     lines = ["no read waits"]
-    if counts["waiting"]:
-        lines = [f"{counts['waiting']} reads wait, the first for {counts['longest_wait_s']:.0f} s"]
+    if waiting := counts["waiting_requests"]:
+        lines = [f"{waiting} reads wait, the oldest for {counts['longest_wait_s']:.0f} s"]
     if counts["failed_reads"]:
         lines.append(f"{counts['failed_reads']} reads failed in the last hour")
     lines += [
-        f"Nova did without acstor in the last hour: {why}, {times} times"
+        f"fallbacks to Nova's download in the last hour: {why}, {times}"
         for why, times in counts["fallbacks"].items()
     ]
     return "\n".join(lines)
@@ -130,14 +128,14 @@ def _guests(counts: Mapping[str, Any]) -> str:
 
 def _checkpoints(counts: Mapping[str, Any]) -> str:
     if not counts["servers"]:
-        return "no server has any"
-    return f"of {counts['servers']} servers, the oldest {counts['oldest_s'] / 60:.0f} min ago"
+        return "none"
+    return f"{counts['servers']} servers, the oldest {counts['oldest_age_s'] / 60:.0f} min ago"
 
 
 _SAID = {
     "findings": _words(_findings),
     "hosts": _words(_hosts),
-    "table": _words(_table),
+    "ring": _words(_ring),
     "images": _words(_images),
     "images_in_use": _words(_uses),
     "guests": _words(_guests),

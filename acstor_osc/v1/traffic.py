@@ -13,17 +13,17 @@ RATES = ("received", "sent", "chunks_received", "chunks_sent")
 
 
 class ListTraffic(printable.Lister):
-    """List what hosts received and sent, in bytes a second, collection by collection."""
+    """List the traffic of hosts in bytes per second, one row for each collection."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("--host", metavar="<host>", help="show what this host told alone")
+        parser.add_argument("--host", metavar="<host>", help="show only this host")
         parser.add_argument(
             "--last",
             type=common_arguments.duration(LONGEST_S),
             metavar="<duration>",
-            help="show all collections of so long, as 90s or 2h (default: each host's last one)",
+            help="show all collections of this period, as 90s or 2h (default: each host's last)",
         )
         return parser
 

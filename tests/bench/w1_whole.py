@@ -106,13 +106,13 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
         wait_filling(agent, image_id)
-        lacked_bytes: int = whole(agent, image_id)["left_bytes"]
+        lacked_bytes: int = whole(agent, image_id)["remaining_bytes"]
         say(f"it lacks {lacked_bytes / 1e6:.0f} MB")
         began_s = told_s = time.monotonic()
-        while (shown := whole(agent, image_id))["state"] != "whole":
+        while (shown := whole(agent, image_id))["state"] != "fully_cached":
             now_s = time.monotonic()
             if now_s - told_s >= 15:
-                say(f"{shown['state']}: {100 * (shown['share'] or 0):.0f} %")
+                say(f"{shown['state']}: {100 * (shown['cached_share'] or 0):.0f} %")
                 told_s = now_s
             if now_s - began_s > DEADLINE_S:
                 raise harness.CannotRun(f"the image is not whole after {DEADLINE_S:g} s: {shown}")
@@ -133,7 +133,7 @@ def wait_filling(agent: agents.Agent, image_id: str) -> None:
 
 def whole(agent: agents.Agent, image_id: str) -> dict[str, Any]:
     """Return how far an image is."""
-    found: dict[str, Any] = agent.status()["images"].get(image_id, {}).get("whole") or {}
+    found: dict[str, Any] = agent.status()["images"].get(image_id, {}).get("fill") or {}
     return found
 
 
@@ -152,12 +152,12 @@ def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[flo
         for turn, name in zip(range(2 * TURNS), itertools.cycle(latencies), strict=False):
             agent.ctl("resume" if name == "becomes whole" else "pause", filled_id)
             time.sleep(1.5)
-            before = whole(agent, filled_id)["left_bytes"]
+            before = whole(agent, filled_id)["remaining_bytes"]
             latencies[name] += read_for(fds[1], data, offsets)
             shown = whole(agent, filled_id)
-            came = (before or 0) - (shown["left_bytes"] or 0)
+            came = (before or 0) - (shown["remaining_bytes"] or 0)
             say(f"turn {turn + 1}, {name}: {came / TURN_S / 1e6:.1f} MB/s of the other image")
-            if name == "becomes whole" and (shown["state"] == "whole" or not came):
+            if name == "becomes whole" and (shown["state"] == "fully_cached" or not came):
                 raise harness.CannotRun(f"nothing became whole beside the reads: {shown}")
     finally:
         for fd in fds:

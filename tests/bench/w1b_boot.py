@@ -67,12 +67,12 @@ def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -
         if way == "paused":
             agent.ctl("pause", other_id)
         time.sleep(WARM_S)
-        before_bytes = w1_whole.whole(agent, other_id)["left_bytes"]
+        before_bytes = w1_whole.whole(agent, other_id)["remaining_bytes"]
         login_s = boots.login_s(cloud.network.hosts[0], agent.image_path(guest_id))
         shown = w1_whole.whole(agent, other_id)
-    came_bytes = before_bytes - shown["left_bytes"]
+    came_bytes = before_bytes - shown["remaining_bytes"]
     say(f"{way}: login after {login_s:.1f} s, {came_bytes / 1e6:.0f} MB of the other image came")
-    if (way == "paused") != (came_bytes == 0) or shown["state"] == "whole":
+    if (way == "paused") != (came_bytes == 0) or shown["state"] == "fully_cached":
         raise harness.CannotRun(f"the other image did not do what it was to: {shown}")
     return login_s
 

@@ -66,10 +66,10 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float,
     seen = [(0.0, 0.0)]
     while True:
         shown, now_s = w1_whole.whole(agent, image_id), time.monotonic()
-        if shown.get("state") == "whole":
+        if shown.get("state") == "fully_cached":
             return [*seen, (now_s - began_s, 1.0)]
         if now_s - began_s - seen[-1][0] >= 1:
-            seen.append((now_s - began_s, shown.get("share") or 0.0))
+            seen.append((now_s - began_s, shown.get("cached_share") or 0.0))
         if now_s - told_s >= 5:
             say(f"{shown.get('state')}: {seen[-1][1]:.0%}")
             told_s = now_s

@@ -253,11 +253,14 @@ def _stop_reader(world: World, step: plan.Step, rng: random.Random) -> Undo:
     return _frozen(rng.choice(world.readers[step.host]).pid)
 
 
+FILL_MODES = {"hydrate": "urgent", "pause": "paused", "resume": "normal"}
+
+
 def _be_operator(world: World, step: plan.Step, rng: random.Random) -> Undo:
     host, image_id = world.hosts[step.host], rng.choice(world.image_ids)
-    if step.way in ("hurry", "pause", "resume"):
-        pace = "usual" if step.way == "resume" else step.way
-        return _aside(world, lambda: host.ask("set-pace", image_id=image_id, pace=pace))
+    if step.way in FILL_MODES:
+        mode = FILL_MODES[step.way]
+        return _aside(world, lambda: host.ask("set-fill-mode", image_id=image_id, mode=mode))
     return _aside(world, lambda: host.ask(step.way, image_id=image_id))
 
 

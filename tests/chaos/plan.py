@@ -73,7 +73,7 @@ KINDS: Mapping[str, Kind] = {
     "clock": Kind("clock", ("minutes", "days", "years"), 25.0, weight=3),
     "kill-reader": Kind("reader"),
     "stop-reader": Kind("reader", longest_s=10.0),
-    "operator": Kind("wishes", ("hurry", "pause", "resume", "pre-seed", "unpin"), weight=3),
+    "operator": Kind("wishes", ("hydrate", "pause", "resume", "pre-seed", "unpin"), weight=3),
     "attach-and-drop": Kind("spare"),
 }
 

@@ -378,7 +378,7 @@ class World:
     ) -> None:
         self.network.be(host.name)
         try:
-            await host.whole.set_pace(image_id, promise.Pace.HURRY, within_s)
+            await host.whole.set_fill_mode(image_id, promise.FillMode.URGENT, within_s)
         except errors.Unusable as e:  # it has no room
             self.note(f"{host.name}: {e}")
             return
@@ -503,7 +503,7 @@ class World:
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
         shown = [host.whole.telling.of(image_id) for image_id in self.images] if host else [None]
-        return all(one is not None and one["state"] == "whole" for one in shown)
+        return all(one is not None and one["state"] == "fully_cached" for one in shown)
 
     def _must_be_foreseen(self) -> None:
         for host in self.hosts.values():

@@ -28,15 +28,17 @@ from acstor_decision.db import held_images
 from acstor_decision.db import listeners
 from acstor_decision.db import models
 
-OWNED = whole_image.Whole(state=whole_image.State.WHOLE, is_used=True, total_bytes=6, left_bytes=0)
-FILLING = whole_image.Whole(
-    state=whole_image.State.FILLING,
+OWNED = whole_image.FillStatus(
+    state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=6, remaining_bytes=0
+)
+FILLING = whole_image.FillStatus(
+    state=whole_image.FillState.FILLING,
     is_used=True,
     why="the store is gone: ω",
     total_bytes=6,
-    left_bytes=4,
-    bytes_s=2,
-    left_s=2.0,
+    remaining_bytes=4,
+    rate_bytes_s=2,
+    remaining_s=2.0,
 )
 
 
@@ -190,14 +192,14 @@ class Suite:
             cached_bytes=6,  # the rest is zeros
             missing_bytes=0,
             read=decision_api.ReadBytes(1, 2, 3, 4),
-            whole=OWNED,
+            fill=OWNED,
         )
         part = decision_api.HeldImage(
             size_bytes=9,
             cached_bytes=2,
             missing_bytes=4,
             fetched=decision_api.FetchedBytes(5, 6),
-            whole=FILLING,
+            fill=FILLING,
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
         store.note_samples({h: (sample(h, images=told[h]), 0) for h in told})
@@ -225,12 +227,12 @@ class Suite:
         by_host = {
             "h1": OWNED,
             "h2": FILLING,
-            "h3": msgspec.structs.replace(OWNED, is_used=False, is_asked=True),
-            "h4": msgspec.structs.replace(FILLING, state=whole_image.State.NO_ROOM),
-            "h5": whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False),
+            "h3": msgspec.structs.replace(OWNED, is_used=False, is_pinned=True),
+            "h4": msgspec.structs.replace(FILLING, state=whole_image.FillState.NO_SPACE),
+            "h5": whole_image.FillStatus(state=whole_image.FillState.EVICTABLE, is_used=False),
             "h6": None,
         }
-        held = {host: decision_api.HeldImage(whole=whole) for host, whole in by_host.items()}
+        held = {host: decision_api.HeldImage(fill=whole) for host, whole in by_host.items()}
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
         store.note_samples(told)
         found = store.image(image_id, 0)
@@ -254,7 +256,7 @@ class Suite:
     ) -> None:
         assert store.needed_images(0, 0, 9) == ([], True, None, None, 0)
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(5)]
-        full = msgspec.structs.replace(FILLING, state=whole_image.State.NO_ROOM)
+        full = msgspec.structs.replace(FILLING, state=whole_image.FillState.NO_SPACE)
         unused = msgspec.structs.replace(FILLING, is_used=False)
         by_host = {
             "h1": {ids[0]: OWNED, ids[1]: OWNED, ids[2]: FILLING, ids[3]: unused, ids[4]: full},
@@ -262,7 +264,7 @@ class Suite:
         }
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             held = {
-                image_id: decision_api.HeldImage(whole=whole)
+                image_id: decision_api.HeldImage(fill=whole)
                 for image_id, whole in by_host[host].items()
             }
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
@@ -278,7 +280,7 @@ class Suite:
 
     def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-        held = {image_id: decision_api.HeldImage(whole=FILLING)}
+        held = {image_id: decision_api.HeldImage(fill=FILLING)}
         store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable disks of real agents that are hydrated: nothing else is needed to read them then."""
+"""Writable disks of real agents that are flattened: nothing else is needed to read them then."""
 
 import contextlib
 import json
@@ -72,10 +72,10 @@ def replies(agent: agents.Agent, **request: str) -> list[dict[str, object]]:
 def test_a_disk_needs_neither_source_nor_cache_afterwards(image_id, images, start):
     agent = start(disk_policy="pregather")
     disk_id, path = make(agent, image_id)
-    *told, done = replies(agent, op="hydrate", disk_id=disk_id)
+    *told, done = replies(agent, op="flatten", disk_id=disk_id)
     assert done["result"]["done_bytes"] == done["result"]["fetched_bytes"] == needed_bytes()
     assert told and {one["total_bytes"] for one in told} == {needed_bytes()}
-    assert agent.status()["disk_io"]["streams"][f"fill:hydrate {disk_id}"]["bytes"] > 5 * MIB // 2
+    assert agent.status()["disk_io"]["streams"][f"fill:flatten {disk_id}"]["bytes"] > 5 * MIB // 2
     agent.stop()
     lose(images, image_id)
     shutil.rmtree(agent.folder / "cache")
@@ -89,7 +89,7 @@ def test_an_image_that_was_deleted_meanwhile_comes_from_peers(tmp_path, image_id
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
         disk_id, path = make(cloud["h2"], image_id)
         lose(images, image_id)
-        told = json.loads(cloud["h2"].ctl("--json", "hydrate", disk_id))
+        told = json.loads(cloud["h2"].ctl("--json", "flatten", disk_id))
         assert (told["done_bytes"], told["failed_bytes"]) == (needed_bytes(), 0)
         cloud["h1"].stop()
         assert path.read_bytes() == TRUTH
@@ -100,26 +100,26 @@ def test_a_disk_that_still_needs_something_is_named_and_goes_on_later(image_id, 
     disk_id, path = make(agent, image_id)
     kept = images.path(image_id).rename(images.folder / "away")
     with pytest.raises(errors.Unusable, match=f"disk {disk_id}: [0-9]+ chunks cannot be had"):
-        agents.request(agent.control_socket, "hydrate", disk_id=disk_id)
+        agents.request(agent.control_socket, "flatten", disk_id=disk_id)
     kept.rename(images.path(image_id))
-    hosts.wait_until(lambda: _is_hydrated(agent, disk_id), "the source found again", 60.0)
+    hosts.wait_until(lambda: _is_flattened(agent, disk_id), "the source found again", 60.0)
     assert path.read_bytes() == TRUTH
 
 
-def _is_hydrated(agent: agents.Agent, disk_id: str) -> bool:
+def _is_flattened(agent: agents.Agent, disk_id: str) -> bool:
     with contextlib.suppress(errors.Unusable):
-        agents.request(agent.control_socket, "hydrate", disk_id=disk_id)
+        agents.request(agent.control_socket, "flatten", disk_id=disk_id)
         return True
     return False
 
 
 @hosts.needs_take_over
-def test_guests_write_and_agents_are_killed_while_a_disk_is_hydrated(image_id, start):
+def test_guests_write_and_agents_are_killed_while_a_disk_is_flattened(image_id, start):
     agent = start()
     disk_id, path = make(agent, image_id)
     truth = bytearray(TRUTH)
     asking = subprocess.Popen(
-        [agents.BIN / "acstor-agent-ctl", "--socket", agent.control_socket, "hydrate", disk_id],
+        [agents.BIN / "acstor-agent-ctl", "--socket", agent.control_socket, "flatten", disk_id],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -132,13 +132,13 @@ def test_guests_write_and_agents_are_killed_while_a_disk_is_hydrated(image_id, s
     asking.wait(30)
     hosts.wait_until(lambda: agent.worker_pid() is not None, "another worker")
     agent.wait_ready()
-    agents.request(agent.control_socket, "hydrate", disk_id=disk_id)
+    agents.request(agent.control_socket, "flatten", disk_id=disk_id)
     assert path.read_bytes() == truth
 
 
 def test_unknown_disks_are_refused(start):
     agent = start()
     with pytest.raises(errors.Unusable, match="there is no such disk"):
-        agents.request(agent.control_socket, "hydrate", disk_id=str(uuid.uuid4()))
+        agents.request(agent.control_socket, "flatten", disk_id=str(uuid.uuid4()))
     with pytest.raises(errors.Unusable):
-        agents.request(agent.control_socket, "hydrate", disk_id="../x")
+        agents.request(agent.control_socket, "flatten", disk_id="../x")

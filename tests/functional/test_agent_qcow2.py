@@ -138,8 +138,8 @@ def test_qcow2_image_that_nobody_opens_becomes_whole_after_a_restart(images, sta
     agent.ctl("pause", image_id)
     keeping.wait_for(agent, image_id, "paused")
     keeping.next_worker(agent)
-    assert keeping.wait_for(agent, image_id, "paused")["left_bytes"]
-    agent.ctl("hurry", image_id)
-    keeping.wait_for(agent, image_id, "whole")
+    assert keeping.wait_for(agent, image_id, "paused")["remaining_bytes"]
+    agent.ctl("hydrate", image_id)
+    keeping.wait_for(agent, image_id, "fully_cached")
     (images.folder / f"{image_id}.qcow2").unlink()
     keeping.read_back(agent, image_id, data)

@@ -30,7 +30,7 @@ DATA = local.random_bytes(12 * MIB + 12345, zero_share=0.1)
 
 
 def whole(agent: agents.Agent, image_id: str) -> dict | None:
-    return agent.status()["images"].get(image_id, {}).get("whole")
+    return agent.status()["images"].get(image_id, {}).get("fill")
 
 
 def wait_for(agent: agents.Agent, image_id: str, state: str) -> dict:
@@ -72,16 +72,16 @@ def test_opened_image_becomes_whole_and_outlives_its_source(images, start):
         agent = start(**KEEPING, **hosts.http_options(server.url))
         with agent.image_path(image_id).open("rb") as guest:
             guest.read(CHUNK)
-            shown = wait_for(agent, image_id, "whole")
-    assert (shown["left_bytes"], shown["share"]) == (0, 1.0)
+            shown = wait_for(agent, image_id, "fully_cached")
+    assert (shown["remaining_bytes"], shown["cached_share"]) == (0, 1.0)
     assert agent.status()["exchange"]["source_bytes"] == shown["total_bytes"]  # each byte once
     next_worker(agent)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     read_back(agent, image_id, DATA)
     agent.stop()
     agent.start()
     agent.wait_ready()
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     read_back(agent, image_id, DATA)
     assert agent.status()["exchange"]["source_bytes"] == 0
 
@@ -94,10 +94,10 @@ def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
         agent = start(**KEEPING, **room, **hosts.http_options(server.url))
         with agent.image_path(image_id).open("rb") as guest:
             guest.read(CHUNK)
-            wait_for(agent, image_id, "whole")
+            wait_for(agent, image_id, "fully_cached")
             for other in others:
                 agent.image_path(other).read_bytes()
-                assert wait_for(agent, other, "no room")["lacking_bytes"] > 0
+                assert wait_for(agent, other, "no_space")["shortfall_bytes"] > 0
         assert agent.status()["cache"]["evictions"] > 0
     read_back(agent, image_id, DATA)
     cache = agent.status()["cache"]
@@ -114,21 +114,21 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
     }
     agent = start(**KEEPING, **room)
     agent.ctl("ensure", first)
-    wait_for(agent, first, "whole")
+    wait_for(agent, first, "fully_cached")
     agent.ctl("ensure", second)
     if may_grow:
-        wait_for(agent, second, "whole")
+        wait_for(agent, second, "fully_cached")
         cache = agent.status()["cache"]
         assert cache["limit_bytes"] < cache["disk_bytes"]
         assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["beyond_bytes"]
     else:
-        shown = wait_for(agent, second, "no room")
+        shown = wait_for(agent, second, "no_space")
         assert f"lacks {shown['lacking_bytes']} bytes" in shown["why"]
-        assert "no room" in agent.ctl("status")
+        assert "no_space" in agent.ctl("status")
         assert f"image {second}: cannot become whole here" in agent.log()
         with pytest.raises(errors.Unusable, match="lacks"):
             agents.request(agent.control_socket, "pre-seed", image_id=second)
-    assert whole(agent, first)["state"] == "whole"
+    assert whole(agent, first)["state"] == "fully_cached"
 
 
 def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images, tmp_path):
@@ -136,12 +136,12 @@ def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images
     with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
             agent.ctl("ensure", image_id)
-            wait_for(agent, image_id, "whole")
+            wait_for(agent, image_id, "fully_cached")
     images.path(first).unlink()
     images.path(second).unlink()
     with hosts.running(tmp_path / "h1", images, cache_limit_bytes=16 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
-            assert wait_for(agent, image_id, "whole")["left_bytes"] == 0
+            assert wait_for(agent, image_id, "fully_cached")["remaining_bytes"] == 0
         read_back(agent, first, DATA)
         cache = agent.status()["cache"]
         assert cache["promised_bytes"] > cache["limit_bytes"]
@@ -154,12 +154,12 @@ def test_one_of_two_instances_closes_and_the_image_stays(images, start):
     one, two = (agent.image_path(image_id).open("rb") for _ in range(2))
     with two:
         with one:
-            wait_for(agent, image_id, "whole")
+            wait_for(agent, image_id, "fully_cached")
         next_worker(agent)  # it must find out by itself who has it open
         next_worker(agent)
         agent.ctl("ensure", newer)
-        wait_for(agent, newer, "whole")
-        assert whole(agent, image_id)["state"] == "whole"
+        wait_for(agent, newer, "fully_cached")
+        assert whole(agent, image_id)["state"] == "fully_cached"
         assert agent.status()["cache"]["promised_bytes"] > 12 * MIB / 2
 
 
@@ -169,16 +169,16 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     for image_id in (used, asked):
         agent.ctl("ensure", image_id)
     agent.ctl("pre-seed", asked)
-    wait_for(agent, used, "whole")
-    assert whole(agent, asked)["is_asked"]
+    wait_for(agent, used, "fully_cached")
+    assert whole(agent, asked)["is_pinned"]
     agent.stop()
     agent.start()
     agent.wait_ready()  # Nova has touched nothing yet
-    wait_for(agent, used, "whole")
-    assert wait_for(agent, asked, "whole")["is_asked"]
+    wait_for(agent, used, "fully_cached")
+    assert wait_for(agent, asked, "fully_cached")["is_pinned"]
     assert "pinned" in agent.ctl("status")
     agent.ctl("unpin", asked)
-    assert not wait_for(agent, asked, "whole")["is_asked"]
+    assert not wait_for(agent, asked, "fully_cached")["is_pinned"]
     agent.ctl("drop", used)
     hosts.wait_until(lambda: whole(agent, used) is None, "an image that is not kept", SOON_S)
     assert agent.status()["cache"]["promised_bytes"] == MIB
@@ -188,13 +188,13 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("pre-seed", image_id)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     its_map = agent.state_dir / "maps" / f"{image_id}.acmap"
     hidden = its_map.rename(its_map.with_suffix(".hidden"))
     its_map.mkdir()
     with pytest.raises(errors.Unusable, match="directory"):
         agents.request(agent.control_socket, "drop", image_id=image_id)
-    assert wait_for(agent, image_id, "whole")["is_asked"]
+    assert wait_for(agent, image_id, "fully_cached")["is_pinned"]
     its_map.rmdir()
     hidden.rename(its_map)
     agent.ctl("drop", image_id)
@@ -209,13 +209,13 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
     hidden = images.path(image_id).with_suffix(".hidden")
     images.path(image_id).rename(hidden)
     shown = wait_for(agent, image_id, "failing")
-    assert shown["left_bytes"] > 0 and shown["why"]
-    agent.ctl("hurry", image_id, "--within", "1s")
+    assert shown["remaining_bytes"] > 0 and shown["why"]
+    agent.ctl("hydrate", image_id, "--deadline", "1s")
     hosts.wait_until(lambda: "not whole in the 1 s" in agent.log(), "a missed deadline", SOON_S)
     assert whole(agent, image_id)["is_late"]
     pid = agent.worker_pid()
     hidden.rename(images.path(image_id))
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     assert agent.worker_pid() == pid
 
 
@@ -227,25 +227,25 @@ def test_pause_hurry_and_resume(images, start):
     wait_for(agent, first, "filling")
     agent.ctl("pause", first)
     wait_for(agent, first, "paused")
-    agent.ctl("hurry", second)
-    wait_for(agent, second, "whole")
-    left_bytes = whole(agent, first)["left_bytes"]
+    agent.ctl("hydrate", second)
+    wait_for(agent, second, "fully_cached")
+    left_bytes = whole(agent, first)["remaining_bytes"]
     assert left_bytes > 8 * MIB  # at one megabit a second
     next_worker(agent)
-    assert wait_for(agent, first, "paused")["left_bytes"] == left_bytes
+    assert wait_for(agent, first, "paused")["remaining_bytes"] == left_bytes
     agent.ctl("resume", first)
     shown = wait_for(agent, first, "filling")
-    assert shown["pace"] == "usual"
-    agent.ctl("hurry", first, "--within", "1h")
+    assert shown["mode"] == "usual"
+    agent.ctl("hydrate", first, "--deadline", "1h")
     next_worker(agent)
     shown = wait_for(agent, first, "filling")
-    assert shown["pace"] == "hurry" and 3000 < shown["due_in_s"] <= 3600
+    assert shown["mode"] == "hurry" and 3000 < shown["due_in_s"] <= 3600
     assert "due in" in agent.ctl("status")
-    agent.ctl("hurry", first, "--within", "6s")
-    wait_for(agent, first, "whole")
+    agent.ctl("hydrate", first, "--deadline", "6s")
+    wait_for(agent, first, "fully_cached")
     hosts.wait_until(lambda: whole(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
     with pytest.raises(errors.Unusable, match="not kept whole"):
-        agents.request(agent.control_socket, "set-pace", image_id=UNKNOWN, pace="hurry")
+        agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, pace="hurry")
 
 
 def test_rate_is_bounded(images, start):
@@ -253,9 +253,9 @@ def test_rate_is_bounded(images, start):
     agent = start(**KEEPING, whole_limit_mbit=8.0)
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "filling")
-    before, at_s = whole(agent, image_id)["left_bytes"], time.monotonic()
+    before, at_s = whole(agent, image_id)["remaining_bytes"], time.monotonic()
     time.sleep(4)
-    left, took_s = whole(agent, image_id)["left_bytes"], time.monotonic() - at_s
+    left, took_s = whole(agent, image_id)["remaining_bytes"], time.monotonic() - at_s
     assert before - left <= 1_000_000 * took_s + 2 * MIB
 
 
@@ -264,7 +264,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("ensure", image_id)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     agent.stop()
     file = agent.state_dir / "promises.json"
     assert json.loads(file.read_bytes())["images"][0]["image_id"] == image_id
@@ -275,7 +275,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
     images.path(image_id).unlink()
     agent.start()
     agent.wait_ready()
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     assert agent.status()["cache"]["pinned_bytes"] > 0
     read_back(agent, image_id, DATA)
 
@@ -284,19 +284,19 @@ def test_lost_chunks_of_a_whole_image_come_back(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING, cache_limit_bytes=32 * MIB)
     agent.ctl("ensure", image_id)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     cache_dir = agent.folder / "cache"
     sorted(cache_dir.glob("slab-*.acslab"))[0].unlink()
     hosts.wait_until(lambda: "was deleted" in agent.log(), "a slab that is missed", SOON_S)
     hosts.wait_until(lambda: not agent.status()["cache"]["pinned_missing_chunks"], "all", SOON_S)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
 
 
 def test_dropped_image_is_not_kept(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("ensure", image_id)
-    wait_for(agent, image_id, "whole")
+    wait_for(agent, image_id, "fully_cached")
     agent.ctl("drop", image_id)
     assert agent.status()["cache"]["promised_bytes"] == 0
     assert json.loads((agent.state_dir / "promises.json").read_bytes())["images"] == []
@@ -319,7 +319,9 @@ def test_other_hosts_are_asked_before_the_source(images, tmp_path):
     with hosts.cloud(tmp_path, images, **KEEPING) as cloud:
         for agent in cloud.agents.values():
             agent.ctl("ensure", image_id)
-        total_bytes = [wait_for(a, image_id, "whole")["total_bytes"] for a in cloud.agents.values()]
+        total_bytes = [
+            wait_for(a, image_id, "fully_cached")["total_bytes"] for a in cloud.agents.values()
+        ]
         source_bytes = sum(one["exchange"]["source_bytes"] for one in cloud.statuses().values())
         assert source_bytes <= 1.1 * total_bytes[0]
         images.path(image_id).unlink()
@@ -332,11 +334,11 @@ def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, 
     agent = start(**KEEPING)
     file = agent.state_dir / "promises.json"
     agent.ctl("ensure", first)
-    wait_for(agent, first, "whole")
+    wait_for(agent, first, "fully_cached")
     file.unlink()
     file.mkdir()  # nothing can take its place
     agent.ctl("ensure", second)
-    wait_for(agent, second, "whole")
+    wait_for(agent, second, "fully_cached")
     assert "cannot be written" in agent.status()["troubles"]["promises.json"]["why"]
     file.rmdir()
     agent.ctl("pause", second)

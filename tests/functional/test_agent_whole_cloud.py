@@ -26,7 +26,7 @@ DATA = local.random_bytes(8 * MIB + 12345, zero_share=0.1)
 
 
 def whole(agent: agents.Agent, image_id: str) -> dict | None:
-    return agent.status()["images"].get(image_id, {}).get("whole")
+    return agent.status()["images"].get(image_id, {}).get("fill")
 
 
 def wait_for(agent: agents.Agent, image_id: str, state: str, why: str = "") -> dict:
@@ -60,7 +60,7 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3", "h4"), **KEEPING) as cloud:
         cloud["h1"].ctl("ensure", image_id)
-        total_bytes = wait_for(cloud["h1"], image_id, "whole")["total_bytes"]
+        total_bytes = wait_for(cloud["h1"], image_id, "fully_cached")["total_bytes"]
         sums = {name: promised_bytes(agent) for name, agent in cloud.agents.items()}
         assert all(0 < one < 0.75 * total_bytes / 2 for one in sums.values())
         statuses = cloud.statuses()
@@ -69,7 +69,7 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
         for name in ("h2", "h3", "h4"):
             shown = statuses[name]
             assert shown["shares"]["images"] == shown["shares"]["leased_images"] == 1
-            assert shown["images"][image_id]["whole"] is None  # no instance uses it there
+            assert shown["images"][image_id]["fill"] is None  # no instance uses it there
         shutil.rmtree(images.folder)
         for agent in cloud.agents.values():
             hosts.wait_written(agent)
@@ -82,7 +82,7 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
         hosts.wait_until(
             lambda: all(cloud[name].status()["ring"]["epoch"] == 2 for name in left), "2", SOON_S
         )
-        wait_for(cloud["h1"], image_id, "whole")
+        wait_for(cloud["h1"], image_id, "fully_cached")
         for name in left:
             hosts.wait_written(cloud[name])
             assert cloud[name].status()["cache"]["pinned_missing_chunks"] == 0

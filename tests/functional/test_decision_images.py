@@ -159,7 +159,7 @@ def test_an_image_is_brought_to_the_hosts_that_are_named_and_to_those_that_lack_
     assert shown["fetched"]["source"] > 0 and shown["fetched"]["peer"] > 0
 
 
-def test_disks_are_hydrated_whose_image_glance_does_not_have(cloud):
+def test_disks_are_flattened_whose_image_glance_does_not_have(cloud):
     agent, disk_ids = cloud.agents["h1"], [str(uuid.uuid4()) for _ in range(2)]
     whole, lost = (cloud.images.add(local.random_bytes(2 << 20, seed=n)) for n in (68, 69))
     for disk_id, image_id in zip(disk_ids, (whole, lost), strict=True):
@@ -172,14 +172,14 @@ def test_disks_are_hydrated_whose_image_glance_does_not_have(cloud):
         "the agent's next look at its images",
         agent.log,
     )
-    done = cloud.acstor("image", "hydrate", whole, "--wait")
+    done = cloud.acstor("image", "flatten", whole, "--wait")
     assert {row["Host"]: row["Task"] for row in done} == dict.fromkeys(
-        cloud.agents, "hydrate: done, 100 %"
+        cloud.agents, "flatten: done, 100 %"
     )
     original = cloud.images.path(whole).read_bytes()
     cloud.images.path(whole).unlink()
     assert (agent.mount_point / "disks" / f"{disk_ids[0]}.raw").read_bytes() == original
-    why = cloud.refused("image", "hydrate", lost, "--host", "h1", "--wait")
+    why = cloud.refused("image", "flatten", lost, "--host", "h1", "--wait")
     assert f"disk {disk_ids[1]}: 32 chunks cannot be had" in why
     for disk_id in disk_ids:
         agent.ctl("drop-disk", disk_id)
@@ -193,11 +193,11 @@ def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Clou
         """Return how far the image is on h2."""
         answer = asking.get(f"/v1/images/{image_id}/hosts", raise_exc=False)
         found = answer.json()["hosts"] if answer.status_code == 200 else []
-        return next((row["whole"] for row in found if row["host"] == "h2"), None) or {}
+        return next((row["fill"] for row in found if row["host"] == "h2"), None) or {}
 
     def wait_until(state: str) -> dict[str, Any]:
         runs.wait_for(
-            lambda: whole().get("state") == state and whole()["share"] is not None,
+            lambda: whole().get("state") == state and whole()["cached_share"] is not None,
             DEADLINE_S,
             state,
             lambda: str(whole()),
@@ -207,17 +207,19 @@ def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Clou
     with cloud.agents["h2"].image_path(image_id).open("rb") as guest:
         guest.read(1)
         part = wait_until("booting")  # the rest would come when the boot is over
-        assert part["is_used"] and part["total_bytes"] == 4 << 20 and 0 < part["share"] < 1
+        assert part["is_used"] and part["total_bytes"] == 4 << 20 and 0 < part["cached_share"] < 1
         cloud.acstor("image", "pause", image_id, "--wait")
-        assert wait_until("paused")["pace"] == "paused"
-        assert cloud.acstor("image", "show", image_id)["whole"] == "on 0 of 1 hosts that use it"
-        [row] = cloud.acstor("image", "hurry", image_id, "--within", "600", "--wait")
-        assert row == {"Host": "h2", "Task": "hurry: done"}
-        assert wait_until("whole")["left_bytes"] == 0
+        assert wait_until("paused")["mode"] == "paused"
+        assert (
+            cloud.acstor("image", "show", image_id)["fully_cached"] == "on 0 of 1 hosts that use it"
+        )
+        [row] = cloud.acstor("image", "hydrate", image_id, "--deadline", "600", "--wait")
+        assert row == {"Host": "h2", "Task": "hydrate: done"}
+        assert wait_until("fully_cached")["remaining_bytes"] == 0
         shown = cloud.acstor("image", "show", image_id)
-        assert (shown["using_hosts"], shown["whole_hosts"]) == (1, 1)
-        assert shown["whole_by_host"]["h2"]["share"] == 1.0
-    why = cloud.refused("image", "hurry", image_id, "--host", "h1", "--wait")
+        assert (shown["using_hosts"], shown["fully_cached_hosts"]) == (1, 1)
+        assert shown["fill_by_host"]["h2"]["cached_share"] == 1.0
+    why = cloud.refused("image", "hydrate", image_id, "--host", "h1", "--wait")
     assert "h1: " in why and "is not kept whole: keep_images is none" in why
     cloud.agents["h2"].ctl("drop", image_id)
 
@@ -411,6 +413,6 @@ def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:
     for words in ("acstor_image='", "acstor_boot_image='", "acstor_server='"):
         assert f"cmds_{words}" in script
     [line] = [line for line in script.splitlines() if "cmds_acstor_image='" in line]
-    assert {"list", "show", "prepare", "pre-seed", "hurry", "pause", "resume", "unpin"} <= set(
+    assert {"list", "show", "prepare", "pre-seed", "hydrate", "pause", "resume", "unpin"} <= set(
         line.partition("'")[2].strip("'").split()
     )

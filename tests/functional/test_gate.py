@@ -64,10 +64,14 @@ FAULTS = {
     "dead agent": Fault(Cloud.agent_dead, HOST, "host-silent", "agent", "AcstorAgentDown"),
     "dead mount": Fault(Cloud.mount_dead, HOST, "mount-dead", "guests", "AcstorGuestsOnDeadMount"),
     "full cache": Fault(
-        Cloud.cache_full, HOST, "image-not-whole", "room for images", "AcstorImageHasNoRoom"
+        Cloud.cache_full, HOST, "image-not-cached", "room for images", "AcstorImageHasNoRoom"
     ),
     "expired certificate": Fault(
-        Cloud.certificate_ended, HOST, "certificate-ended", "certificate", "AcstorCertificateEnded"
+        Cloud.certificate_ended,
+        HOST,
+        "certificate-expired",
+        "certificate",
+        "AcstorCertificateEnded",
     ),
     "two versions": Fault(
         Cloud.versions_apart, HOST, "versions-differ", "version", "AcstorVersionsDiffer"
@@ -80,7 +84,7 @@ FAULTS = {
         "AcstorGlanceListenerDown",
     ),
     "stopped leader": Fault(
-        lambda it: it.hung("leader"), CONTROLLER, "decision-deaf", "hosts", "AcstorDecisionDown"
+        lambda it: it.hung("leader"), CONTROLLER, "no-samples", "hosts", "AcstorDecisionDown"
     ),
 }
 

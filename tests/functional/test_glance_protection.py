@@ -39,13 +39,13 @@ from tests.unit.decision.api import conftest as samples
 as_documented, preparing_user, project = roles.as_documented, roles.preparing_user, roles.project
 
 FILLING = decision_api.HeldImage(
-    whole=whole_image.Whole(
-        state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=4
+    fill=whole_image.FillStatus(
+        state=whole_image.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=4
     )
 )
 WHOLE = decision_api.HeldImage(
-    whole=whole_image.Whole(
-        state=whole_image.State.WHOLE, is_used=True, total_bytes=9, left_bytes=0
+    fill=whole_image.FillStatus(
+        state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=9, remaining_bytes=0
     )
 )
 

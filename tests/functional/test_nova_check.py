@@ -25,7 +25,7 @@ def check(nova: compute_host.Compute) -> dict[str, dict[str, str]]:
 def wait_for(agent: agents.Agent, state: str, *image_ids: str) -> None:
     def is_so() -> bool:
         shown = agent.status()["images"]
-        return all((shown[one]["whole"] or {}).get("state") == state for one in image_ids)
+        return all((shown[one]["fill"] or {}).get("state") == state for one in image_ids)
 
     hosts.wait_until(is_so, f"images that are {state}", SOON_S)
 
@@ -54,14 +54,14 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
         assert before in found["room for images"]["detail"]
         running.ctl("ensure", first)
         running.ctl("ensure", second)
-        wait_for(running, "no room", first)  # the other one was touched later
+        wait_for(running, "no_space", first)  # the other one was touched later
         assert f"{first} lacks" in check(nova)["room for images"]["detail"]
 
     with agent(keep_images="host", cache_limit_bytes=LARGE) as running:
         nova = compute_host.Compute(tmp_path / "nova", running)
         for image_id in (first, second):
             running.ctl("ensure", image_id)
-        wait_for(running, "whole", first, second)
+        wait_for(running, "fully_cached", first, second)
         found = check(nova)
         about = ("keep_images", "room for images", "whole images", "[image_cache] manager_interval")
         assert {found[what]["level"] for what in about} == {"ok"}

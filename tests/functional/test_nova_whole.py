@@ -42,7 +42,7 @@ def slow_host(cluster) -> Iterator[nova_hosts.Host]:
 
 
 def state(host: nova_hosts.Host, image_id: str) -> str:
-    whole = host.agent.status()["images"].get(image_id, {}).get("whole")
+    whole = host.agent.status()["images"].get(image_id, {}).get("fill")
     return whole["state"] if whole else "not used"
 
 
@@ -94,7 +94,7 @@ def without_glance(cluster: nova_hosts.NovaHosts) -> Iterator[None]:
 def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, host):
     image_id = cluster.images.new()
     with cluster.server(image_id, host) as server:
-        wait_for(host, image_id, "whole")
+        wait_for(host, image_id, "fully_cached")
         kept = keep(cluster, image_id)
         cluster.images.client.delete_image(image_id)
         with without_glance(cluster), nova_hosts.agent_away(cluster.hosts[1]):
@@ -102,7 +102,7 @@ def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, 
             hosts.kill(host.agent.worker_pid())
             server.hard_reboot()
             assert "Images are identical" in compare(server, kept)
-            assert state(host, image_id) == "whole"
+            assert state(host, image_id) == "fully_cached"
 
 
 def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow_host):
@@ -119,8 +119,8 @@ def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow
             assert reader.poll() is None
         said, _ = reader.communicate(timeout=SOON_S)
         assert (reader.returncode, b"Images are identical" in said) == (0, True)
-        slow_host.agent.ctl("hurry", image_id)
-        wait_for(slow_host, image_id, "whole")
+        slow_host.agent.ctl("hydrate", image_id)
+        wait_for(slow_host, image_id, "fully_cached")
 
 
 def test_image_becomes_whole_from_another_host_when_glance_has_lost_it(cluster, host):
@@ -130,7 +130,7 @@ def test_image_becomes_whole_from_another_host_when_glance_has_lost_it(cluster, 
     kept = keep(cluster, image_id)
     with cluster.server(image_id, host) as server:
         cluster.images.client.delete_image(image_id)
-        wait_for(host, image_id, "whole")
+        wait_for(host, image_id, "fully_cached")
         with without_glance(cluster), nova_hosts.agent_away(second):
             assert "Images are identical" in compare(server, kept)
 
@@ -140,8 +140,8 @@ def test_image_of_two_servers_becomes_whole_though_one_is_deleted(cluster, slow_
     with cluster.server(image_id, slow_host) as server:
         with cluster.server(image_id, slow_host):
             wait_for(slow_host, image_id, "filling")
-        slow_host.agent.ctl("hurry", image_id)
-        wait_for(slow_host, image_id, "whole")
+        slow_host.agent.ctl("hydrate", image_id)
+        wait_for(slow_host, image_id, "fully_cached")
         with without_glance(cluster):
             assert "Images are identical" in compare(server, keep(cluster, image_id))
 
@@ -158,7 +158,7 @@ def test_image_becomes_whole_though_its_host_loses_power_meanwhile(cluster, slow
         nova_hosts.wait_started(slow_host.compute)
         server.client.start_server(server.id)
         server.wait("ACTIVE")
-        slow_host.agent.ctl("hurry", image_id)
-        wait_for(slow_host, image_id, "whole")
+        slow_host.agent.ctl("hydrate", image_id)
+        wait_for(slow_host, image_id, "fully_cached")
         with without_glance(cluster):
             assert "Images are identical" in compare(server, keep(cluster, image_id))

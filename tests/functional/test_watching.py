@@ -233,7 +233,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
                 checkpoints=(),
                 checkpoint_failures=failures,
             )
-            found = [one for one in health.findings(seen) if one.code == "checkpoint-fails"]
+            found = [one for one in health.findings(seen) if one.code == "checkpoint-failed"]
             return [subject for one in found for subject in one.subjects]
 
         def is_found() -> bool:

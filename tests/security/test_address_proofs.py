@@ -45,7 +45,7 @@ def believed(*shown: bytes) -> trust.Trust:
         )
         rows[str(found.host)] = models.Enrolment(
             host=found.host,
-            state=enrolment.State.ENROLLED,
+            state=enrolment.EnrolmentState.ENROLLED,
             public_key=key.decode(),
             former_key="",
             revoked_before_s=0,

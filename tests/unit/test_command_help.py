@@ -113,7 +113,7 @@ def test_every_list_is_paged_in_the_same_way(name):
 VERBS = {
     **{"list": "List", "show": "Show", "create": "Create", "delete": "Delete"},
     **{"allow": "Allow", "drain": "Drain", "enable": "Enable", "forget": "Forget"},
-    **{"hurry": "Hurry", "hydrate": "Hydrate", "pause": "Pause", "pre-seed": "PreSeed"},
+    **{"flatten": "Flatten", "hydrate": "Hydrate", "pause": "Pause", "pre-seed": "PreSeed"},
     **{"prepare": "Prepare", "record": "Record", "resume": "Resume", "revoke": "Revoke"},
     **{"status": "Show", "timeline": "Show", "unpin": "Unpin"},
 }

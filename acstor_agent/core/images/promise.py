@@ -15,7 +15,7 @@ from acstor_common import ids
 VERSION = 1
 
 
-Pace = control_wire.Pace
+FillMode = control_wire.FillMode
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,18 +28,18 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     :param is_asked: an operator wants it kept, whether it is used or not
     :param is_for_others: only instances of other hosts use it, and this host keeps its share of it
     :param leased_until_s: until when others have asked for it, wall clock: of use after a restart
-    :param within_s: it is to be whole in so long, from when that was asked; 0: as fast as it comes
-    :param by_s: when that time is over, wall clock
+    :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
+    :param due_at_s: the same deadline by the wall clock
     """
 
     image_id: str
     since_s: float
     is_asked: bool = False
-    pace: Pace = Pace.USUAL
+    mode: FillMode = FillMode.NORMAL
     is_for_others: bool = False
     leased_until_s: float = 0.0
-    within_s: control_wire.Within = 0.0
-    by_s: float = 0.0
+    deadline_s: control_wire.Deadline = 0.0
+    due_at_s: float = 0.0
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

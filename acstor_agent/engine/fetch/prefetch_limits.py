@@ -22,11 +22,11 @@ WISHES = 1024
 """Of one image, that wait in a lane of mere guesses; of more the oldest is forgotten.  What
 somebody decided to fetch waits, however much it is: he gives it in batches."""
 GUESSES = frozenset({Priority.SOON, Priority.ADVERTISED})
-LANES = (Priority.SOON, Priority.SEED, Priority.HYDRATE, Priority.ADVERTISED, Priority.WHOLE)
+LANES = (Priority.SOON, Priority.SEED, Priority.FLATTEN, Priority.ADVERTISED, Priority.WHOLE)
 
 
 class PrefetchLimits:
-    """Lanes for SOON, SEED, HYDRATE, ADVERTISED and WHOLE.
+    """Lanes for SOON, SEED, FLATTEN, ADVERTISED and WHOLE.
 
     :param limit: chunks at a time in each; a transfer that has begun may exceed it
     :ivar waiting: those that have not begun

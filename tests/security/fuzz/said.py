@@ -165,15 +165,19 @@ TASK_EXAMPLE = decision_api.ImageTask(
     request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=stored.IMAGE
 )
 PROGRESS = decision_api.TaskProgress(
-    request=1, kind=decision_api.TaskKind.HYDRATE, state=decision_api.TaskState.FAILED, why="no"
+    request=1, kind=decision_api.TaskKind.FLATTEN, state=decision_api.TaskState.FAILED, why="no"
 )
 HELD = decision_api.HeldImage(
     size_bytes=10,
     cached_bytes=5,
     missing_bytes=1,
     boot_image="used",
-    whole=whole_image.Whole(
-        state=whole_image.State.FILLING, is_used=True, total_bytes=5, left_bytes=1, left_s=0.5
+    fill=whole_image.FillStatus(
+        state=whole_image.FillState.FILLING,
+        is_used=True,
+        total_bytes=5,
+        remaining_bytes=1,
+        remaining_s=0.5,
     ),
     task=PROGRESS,
 )

@@ -34,13 +34,13 @@ LATE = boot_ahead.UNDER_WAY + 2
 KeepClass = public_cache.KeepClass
 
 
-def task(*after, is_open=False):
+def task(*after, is_public=False):
     return decision_api.ImageTask(
         request=1,
-        kind=decision_api.TaskKind.BOOT_AHEAD,
+        kind=decision_api.TaskKind.PREFETCH_BOOT_IMAGE,
         image_id=NEW,
-        after=after,
-        is_open=is_open,
+        previous_images=after,
+        is_public=is_public,
     )
 
 
@@ -146,18 +146,18 @@ async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_image_of_which_no_predecessor_is_here_comes_only_where_all_are_wanted(parts, mode):
     ahead = parts.ahead(mode)
-    assert ahead.is_for(task(FORMER, is_open=True)) is (mode is Mode.ALL)
+    assert ahead.is_for(task(FORMER, is_public=True)) is (mode is Mode.ALL)
     assert not ahead.is_for(task(FORMER))
 
 
 async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
     blob = base.Blob(NEW, base.BlobKind.CHUNK_MAP)
     parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
-    came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_open=True), report)
+    came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
     assert came == {"done_bytes": parts.frames_bytes}
     await parts.host.mirrors.attach(FORMER)
     with pytest.raises(errors.ChunkMissing):
-        await parts.ahead(Mode.ALL).bring(task(FORMER, is_open=True), report)
+        await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
 
 
 async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
@@ -170,7 +170,7 @@ async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts)
 async def test_nothing_comes_where_boot_images_are_not_used(parts):
     await parts.host.mirrors.attach(FORMER)
     parts.host.memory.limit_bytes = 0
-    assert not parts.ahead(Mode.ALL).is_for(task(FORMER, is_open=True))
+    assert not parts.ahead(Mode.ALL).is_for(task(FORMER, is_public=True))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ async def test_private_image_comes_only_where_its_project_has_the_one_before(
         assert parts.kept["ahead"] > 0
         return
     with pytest.raises(errors.Unusable, match="project"):  # though the decision service says so
-        await ahead.bring(task(FORMER, is_open=True), report)
+        await ahead.bring(task(FORMER, is_public=True), report)
     assert parts.kept["ahead"] == 0
 
 

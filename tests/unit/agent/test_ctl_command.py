@@ -66,17 +66,17 @@ def test_a_file_that_is_no_table_is_named_before_the_agent_is_asked(tmp_path, te
         request.make(request)
 
 
-@pytest.mark.parametrize(("given", "within_s"), [([], 0.0), (["--within", "2h"], 7200.0)])
-def test_hurry_is_asked_for_with_and_without_a_deadline(given, within_s):
-    asked = ctl._parser().parse_args(["hurry", IMAGE, *given])
-    expected = control_wire.SetPace(IMAGE, control_wire.Pace.HURRY, within_s)
+@pytest.mark.parametrize(("given", "deadline_s"), [([], 0.0), (["--deadline", "2h"], 7200.0)])
+def test_hydrate_is_requested_with_and_without_a_deadline(given, deadline_s):
+    asked = ctl._parser().parse_args(["hydrate", IMAGE, *given])
+    expected = control_wire.SetFillMode(IMAGE, control_wire.FillMode.URGENT, deadline_s)
     assert asked.make(asked) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5s", "1w", "nan", "1e3", "400d", "99999999999"])
 def test_deadline_that_makes_no_sense_is_refused(text, capsys):
     with pytest.raises(SystemExit):
-        ctl._parser().parse_args(["hurry", IMAGE, f"--within={text}"])
+        ctl._parser().parse_args(["hydrate", IMAGE, f"--deadline={text}"])
     assert "not a time up to" in capsys.readouterr().err
 
 
@@ -94,7 +94,13 @@ def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
 
 
 def test_an_image_of_a_worker_that_tells_no_deadlines_is_shown():
-    told = {"state": "filling", "why": "", "share": 0.5, "left_s": None, "is_asked": False}
+    told = {
+        "state": "filling",
+        "why": "",
+        "cached_share": 0.5,
+        "remaining_s": None,
+        "is_pinned": False,
+    }
     assert ctl._whole(told) == "filling 50 %"
 
 

@@ -152,8 +152,8 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     assert (sample.cache_bytes, sample.cache_limit_bytes, sample.ring_epoch) == (70, 100, 3)
     assert sample.sketch == sketch.make(CIDS)
     assert sample.peers == {
-        "h2": decision_api.Exchanged(600, 7, decision_api.Timed(500, 0.75)),
-        "h3": decision_api.Exchanged(400, 0),
+        "h2": decision_api.PeerTraffic(600, 7, decision_api.TimedTraffic(500, 0.75)),
+        "h3": decision_api.PeerTraffic(400, 0),
     }
 
 

@@ -245,7 +245,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     io.change_policy("pregather")
     mine = [n for n in range(40) if cloud.home(cloud.want(n)) == "h1"]
     theirs = iter(n for n in range(40) if n not in mine)
-    urgencies = (Priority.GUEST, Priority.SOON, Priority.SEED, Priority.HYDRATE, Priority.WHOLE)
+    urgencies = (Priority.GUEST, Priority.SOON, Priority.SEED, Priority.FLATTEN, Priority.WHOLE)
     for priority in urgencies:
         await exchange_cloud.bring(host, cloud.want(next(theirs)), priority)
     told = cloud.want(next(theirs))
@@ -264,8 +264,8 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
         "prefetch:advertised": 1,
         "prefetch:peers": 1,
         "fill:pre-seed": 1,
+        "fill:flatten": 1,
         "fill:hydrate": 1,
-        "fill:whole": 1,
     }
 
 
@@ -891,7 +891,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
 
     cloud.caches[name].store = noted
     guest = requests.Stream(requests.Klass.GUEST, "a guest")
-    fill = requests.Stream(requests.Klass.FILL, "whole")
+    fill = requests.Stream(requests.Klass.FILL, "hydrate")
     later = requests.Stream(requests.Klass.BACKGROUND, "agent")
     wanted = {cloud.want(here): fill, wants[0]: fill, wants[1]: later, wants[2]: later}
     with disk_io.as_stream(guest):

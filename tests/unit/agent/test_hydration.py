@@ -42,7 +42,7 @@ class Host:
             self.reports.append((done_bytes, total_bytes))
 
         image = await self.parts.mirrors.attach(one_host.IMAGE)
-        return await hydration.hydrate(made, image, self.parts.chunks, report)
+        return await hydration.flatten(made, image, self.parts.chunks, report)
 
     def lose_everything(self):
         """Empty the cache, and let the source have nothing any more."""

@@ -19,9 +19,11 @@ DATA = one_host.image_bytes(4 * CHUNK)
 LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=0)
 State = decision_api.TaskState
 Kind = decision_api.TaskKind
-NOT_USED = whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False, why="not used")
-FILLING = whole_image.Whole(
-    state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=5
+NOT_USED = whole_image.FillStatus(
+    state=whole_image.FillState.EVICTABLE, is_used=False, why="not used"
+)
+FILLING = whole_image.FillStatus(
+    state=whole_image.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=5
 )
 
 
@@ -138,11 +140,13 @@ async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
     assert await host.tasks.news() is None  # nobody uses it: that can wait
     for told in (
         FILLING,
-        msgspec.structs.replace(FILLING, state=whole_image.State.WHOLE, left_bytes=0),
+        msgspec.structs.replace(
+            FILLING, state=whole_image.FillState.FULLY_CACHED, remaining_bytes=0
+        ),
         NOT_USED,
     ):
         host.whole[one_host.IMAGE] = told
-        assert (await host.tasks.news())[one_host.IMAGE].whole == told
+        assert (await host.tasks.news())[one_host.IMAGE].fill == told
         assert await host.tasks.news() is None
 
 
@@ -150,7 +154,7 @@ async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
     await host.tasks.news()
     host.bases.add(one_host.OTHER)
     host.whole[one_host.OTHER] = FILLING
-    assert (await host.tasks.news())[one_host.OTHER].whole.is_used
+    assert (await host.tasks.news())[one_host.OTHER].fill.is_used
     host.now_s += image_tasks.LOOK_AGAIN_S
     assert list(await host.tasks.news()) == [one_host.OTHER]
 
@@ -159,11 +163,13 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     await host.parts.mirrors.attach(one_host.IMAGE)
     host.whole[one_host.IMAGE] = FILLING
     await host.tasks.news()
-    further = msgspec.structs.replace(FILLING, state=whole_image.State.QUEUED, left_bytes=1)
+    further = msgspec.structs.replace(
+        FILLING, state=whole_image.FillState.QUEUED, remaining_bytes=1
+    )
     host.whole[one_host.IMAGE] = further
     assert await host.tasks.news() is None
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert (await host.tasks.news())[one_host.IMAGE].whole == further
+    assert (await host.tasks.news())[one_host.IMAGE].fill == further
 
 
 async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypatch):
@@ -183,7 +189,9 @@ async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(ho
     """Else they count as needed no longer, and may be deleted."""
     monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
     host.bases = {one_host.IMAGE, one_host.OTHER}
-    whole = msgspec.structs.replace(FILLING, state=whole_image.State.WHOLE, left_bytes=0)
+    whole = msgspec.structs.replace(
+        FILLING, state=whole_image.FillState.FULLY_CACHED, remaining_bytes=0
+    )
     for lacking in sorted(host.bases):
         host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
         assert list(await host.tasks.news()) == [lacking]
@@ -236,7 +244,7 @@ async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
     assert (await host.wait(lambda told: True)).state is State.DONE
 
 
-WISHES = (Kind.HURRY, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
+WISHES = (Kind.HYDRATE, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
 
 
 async def test_wishes_do_not_wait_for_images_that_are_brought(host):
@@ -255,10 +263,10 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
     assert told.kind is Kind.UNPIN  # not what became of an earlier task
 
 
-@pytest.mark.expect_log("cannot hurry: image")
+@pytest.mark.expect_log("cannot hydrate: image")
 async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
     host.failure = errors.Unusable("image x", "is not kept whole here")
-    host.tasks.take(task(1, Kind.HURRY))
+    host.tasks.take(task(1, Kind.HYDRATE))
     told = await host.wait(lambda told: told.state is State.FAILED)
     assert told.why == "image x: is not kept whole here"
     host.failure = None
@@ -312,17 +320,17 @@ async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
 
 
 async def test_boot_images_that_come_keep_nothing_else_waiting(host):
-    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
     await host.wait(lambda told: told.state is State.RUNNING)
     other = str(one_host.OTHER)
-    host.tasks.take(task(2, Kind.HYDRATE, other))
+    host.tasks.take(task(2, Kind.FLATTEN, other))
     while (await host.told(other)).state is not State.DONE:
         host.now_s += image_tasks.LOOK_AGAIN_S
         await trio.sleep(0.01)
     assert (await host.told()).state is State.RUNNING
     host.may_come.set()
     done = await host.wait(lambda told: told.state is State.DONE)
-    assert (done.kind, done.done, done.total) == (Kind.BOOT_AHEAD, 9, 9)
+    assert (done.kind, done.done, done.total) == (Kind.PREFETCH_BOOT_IMAGE, 9, 9)
 
 
 async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
@@ -330,12 +338,12 @@ async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
     host.tasks.take(task(1))
     await host.wait(lambda told: told.done)
     host.may_come.set()
-    host.tasks.take(task(2, Kind.BOOT_AHEAD))
+    host.tasks.take(task(2, Kind.PREFETCH_BOOT_IMAGE))
     told = await host.wait(lambda told: True)
     assert (told.request, told.state, told.total) == (1, State.RUNNING, len(DATA))
     host.may_go_on.set()
     await host.wait(lambda told: told.state is State.DONE)
-    host.tasks.take(task(3, Kind.BOOT_AHEAD))
+    host.tasks.take(task(3, Kind.PREFETCH_BOOT_IMAGE))
     assert (await host.wait(lambda told: True)).request == 1
     host.tasks.take(task(4))
     assert (await host.wait(lambda told: True)).request == 4
@@ -347,7 +355,9 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
     host.may_come.set()
     begun_s = trio.current_time()
     for number in range(100):
-        host.tasks.take(task(number, Kind.BOOT_AHEAD, f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}"))
+        host.tasks.take(
+            task(number, Kind.PREFETCH_BOOT_IMAGE, f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}")
+        )
     left = True
     with trio.fail_after(50):
         while left:
@@ -356,17 +366,17 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
     assert trio.current_time() - begun_s >= 1.0
 
 
-@pytest.mark.expect_log("cannot boot_ahead: the boot image")
+@pytest.mark.expect_log("cannot prefetch_boot_image: the boot image")
 async def test_why_a_boot_image_does_not_come_is_told(host):
     host.failure = errors.Unusable("the boot image", "would be more than comes in a day")
     host.may_come.set()
-    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
     failed = await host.wait(lambda told: told.state is State.FAILED)
     assert "more than comes in a day" in failed.why
 
 
 async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
     host.is_ahead_wanted = False
-    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
     host.now_s += image_tasks.LOOK_AGAIN_S
     assert await host.tasks.news() == {}

@@ -24,15 +24,15 @@ WHOLE = {
     "state": "filling",
     "why": "",
     "total_bytes": 1000,
-    "left_bytes": 250,
-    "share": 0.75,
-    "bytes_s": 50,
-    "left_s": 5.0,
+    "remaining_bytes": 250,
+    "cached_share": 0.75,
+    "rate_bytes_s": 50,
+    "remaining_s": 5.0,
     "due_in_s": 3.5,
     "is_late": True,
-    "lacking_bytes": 0,
-    "is_asked": False,
-    "pace": "usual",
+    "shortfall_bytes": 0,
+    "is_pinned": False,
+    "mode": "normal",
 }
 
 
@@ -191,9 +191,9 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
     times = 1 if by_image else 2
     for name, value in (
         ("total_bytes", 1000 * times),
-        ("left_bytes", 250 * times),
-        ("lacking_bytes", 0),
-        ("bytes_s", 50 * times),
+        ("remaining_bytes", 250 * times),
+        ("shortfall_bytes", 0),
+        ("rate_bytes_s", 50 * times),
         ("due_in_s", 3.5),
         ("is_late", 1),
     ):
@@ -208,7 +208,7 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
 
 
 def test_agent_without_images_has_metrics_too():
-    picture = {"by_image": True, "reads": {}, "whole": {}, "late": {}}
+    picture = {"by_image": True, "reads": {}, "fill": {}, "late": {}}
     picture |= {"ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["troubles"] = {}
     picture["sources"] = {}

@@ -8,7 +8,7 @@ from tests.fakes import exchange_cloud
 
 CHUNK = exchange_cloud.CHUNK
 GUEST, AHEAD = exchange.Priority.GUEST, exchange.Priority.WHOLE
-LANES = [exchange.Priority.SOON, exchange.Priority.SEED, exchange.Priority.HYDRATE, AHEAD]
+LANES = [exchange.Priority.SOON, exchange.Priority.SEED, exchange.Priority.FLATTEN, AHEAD]
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
         host.add(SHARED, OTHER)
         await make(host, OTHER)
         await make(host, IMAGE, is_asked=True)
-        await host.promises.change(OTHER, pace=promise.Pace.PAUSED)
+        await host.promises.change(OTHER, mode=promise.FillMode.PAUSED)
         before = host.promises.all()
     async with keeping(tmp_path) as host:
         assert host.promises.all() == before and list(before) == [OTHER, IMAGE]

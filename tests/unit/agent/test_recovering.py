@@ -372,7 +372,7 @@ async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, 
     async def report(done_bytes, total_bytes):
         pass
 
-    await hydration.hydrate([one], image, host.chunks, report)
+    await hydration.flatten([one], image, host.chunks, report)
     assert await content(one) == truth()
 
 

@@ -375,7 +375,9 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         keeper.asks(H2, OTHER)
         await keeper.answer(H2, OTHER)
         await keeper.use(IMAGE)
-        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("left_bytes") == 200 * CHUNK)
+        await until(
+            lambda: (keeper.whole.telling.of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+        )
         await keeper.answer(H2, OTHER, peer_keeping.ShareState.NO_ROOM)
         assert keeper.promised_bytes() == 200 * CHUNK
 
@@ -415,7 +417,11 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         for host, total_bytes in say:
             share = peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, total_bytes, 0)
             keeper.sharing.heard(host, peer_wire.Kept(1, (share,)))
-        assert (shown()["state"], shown()["left_bytes"], shown()["share"]) == ("whole", 0, 1.0)
+        assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
+            "fully_cached",
+            0,
+            1.0,
+        )
         assert shown()["is_shared"] is True
         await until(lambda: shown()["state"] == "filling")  # nobody has confirmed it of late
 
@@ -425,7 +431,7 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
         await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
-        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("state") == "whole")
+        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("state") == "fully_cached")
         assert (
             keeper.whole.telling.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
         )
@@ -485,7 +491,7 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         assert not whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
         told = whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (True, whole_telling.State.NO_ROOM)
+        assert (told.is_used, told.state) == (True, whole_telling.State.NO_SPACE)
         await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
         assert not keeper.host.promises.pinned(IMAGE)
         assert keeper.whole.telling.used() == [IMAGE]
@@ -501,6 +507,6 @@ async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_n
         keeper.asks(H2, IMAGE, lease_s=0)
         await until(lambda: not keeper.host.promises.all())
         told = whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (False, whole_telling.State.NOT_KEPT)
+        assert (told.is_used, told.state) == (False, whole_telling.State.EVICTABLE)
         await keeper.use(IMAGE)
         assert whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE).is_used

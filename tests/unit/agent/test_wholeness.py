@@ -148,20 +148,20 @@ async def keeper(tmp_path, fast):
 
 async def test_image_that_is_used_becomes_whole(keeper):
     image = await keeper.use()
-    shown = await keeper.wait("whole")
+    shown = await keeper.wait("fully_cached")
     assert image.held().missing_bytes == 0
     assert shown["total_bytes"] == 40 * CHUNK + 777
-    assert (shown["left_bytes"], shown["share"], shown["is_asked"]) == (0, 1.0, False)
+    assert (shown["remaining_bytes"], shown["cached_share"], shown["is_pinned"]) == (0, 1.0, False)
     told = keeper.told()
-    assert told.is_used and told.is_whole and told.total_bytes == shown["total_bytes"]
+    assert told.is_used and told.is_fully_cached and told.total_bytes == shown["total_bytes"]
 
 
 async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fails(keeper):
     await keeper.use()
     told = whole_telling.told(None, keeper.uses, IMAGE)
-    assert (told.state, told.is_used) == (whole_telling.State.NOT_KEPT, True)
+    assert (told.state, told.is_used) == (whole_telling.State.EVICTABLE, True)
     assert told.why == "keep_images is none"
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     known = keeper.whole._known[IMAGE]
     known.left_bytes = CHUNK
     known.backoff.failed("x" * 999, trio.current_time())
@@ -184,27 +184,27 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
         made = Keeper(host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.whole.run)  # nobody has looked yet
-            await made.wait("whole", IMAGE)
+            await made.wait("fully_cached", IMAGE)
             assert host.promises.get(OTHER) is None
             told = made.told(OTHER)
-            assert told.is_used and told.state is whole_telling.State.NOT_KEPT and told.why
+            assert told.is_used and told.state is whole_telling.State.EVICTABLE and told.why
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
             assert host.promises.get(IMAGE) and not host.promises.get(OTHER)
             host.mirrors.touch(OTHER, 10**18)
-            await made.wait("whole", OTHER)
+            await made.wait("fully_cached", OTHER)
             nursery.cancel_scope.cancel()
 
 
 async def test_image_that_nobody_uses_is_not_kept(keeper):
     image = await keeper.host.mirrors.attach(IMAGE)
-    await keeper.wait("whole")  # it was attached a moment ago
+    await keeper.wait("fully_cached")  # it was attached a moment ago
     await keeper.use(OTHER)
     for _ in range(20):
         keeper.uses.touched(OTHER)
         await trio.sleep(IN_USE_S / 5)
-    assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "whole"
+    assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "fully_cached"
     assert keeper.host.promises.get(IMAGE) is None
     assert keeper.promised_bytes() == 30 * CHUNK
     assert image.held().missing_bytes == 0  # until others need the room
@@ -216,7 +216,7 @@ async def test_filling_waits_for_the_end_of_the_boot(keeper):
     await keeper.wait("booting")
     await image.read(0, CHUNK)
     assert image.held().cached_bytes == CHUNK
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
 
 
@@ -224,7 +224,7 @@ async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(ke
     image = await keeper.use()
     image.boots.begin()
     image.counters.in_flight += 1
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
 
 
@@ -238,7 +238,7 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
 
     def is_whole():
         image.boots.begin()
-        return keeper.state() == "whole"
+        return keeper.state() == "fully_cached"
 
     await until(is_whole)
     assert trio.current_time() - began_s >= LIMITS.boot_longest_s
@@ -249,12 +249,12 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
 async def test_boot_after_a_pause_is_waited_for_again(keeper):
     image = await keeper.use()
     image.boots.begin()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     await trio.sleep(LIMITS.boot_longest_s + LIMITS.boot_idle_s)
     image.boots.begin()
     keeper.host.cache.drop(image.map.cid(3))
     await keeper.wait("booting")
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
 
 
@@ -265,14 +265,14 @@ async def test_boot_image_in_memory_is_a_boot(keeper):
     assert keeper.state() == "booting"
     assert image.held().cached_bytes == 0
     image.boots.state = booting.State.DROPPED
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(keeper):
     keeper.is_waiting = True
     began_s = trio.current_time()
     await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert trio.current_time() - began_s >= 41 / filling.UNDER_WAY * filling.YIELD_S
 
 
@@ -295,7 +295,7 @@ async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, 
     keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.02
     keeper.is_waiting = True
     await keeper.use()
-    while keeper.state() != "whole":
+    while keeper.state() != "fully_cached":
         keeper.is_waiting = len(batches) % 4 == 0
         await trio.sleep(0.005)
     assert batches == 41 * [(1, 1)]
@@ -303,13 +303,13 @@ async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, 
 
 async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper, batches):
     await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert max(batches) == (filling.UNDER_WAY, filling.UNDER_WAY)
     assert max(under_way for _, under_way in batches) <= filling.UNDER_WAY
     batches.clear()
     keeper.whole._filler._limit_bytes_s = 2.5 * CHUNK / filling.TOGETHER_S
     await keeper.use(OTHER)
-    await keeper.wait("whole", OTHER)
+    await keeper.wait("fully_cached", OTHER)
     assert max(batches)[0] == 2
 
 
@@ -325,7 +325,7 @@ async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
 
     monkeypatch.setattr(filling.Filler, "_fetch", noted)
     await keeper.use()
-    while keeper.state() != "whole":
+    while keeper.state() != "fully_cached":
         if waits:
             keeper.is_waiting = False  # one has waited just now
         await trio.sleep(0.1)
@@ -336,14 +336,14 @@ async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
 async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
     keeper.link_fails = True
     await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 async def test_slow_rate_is_kept_over_many_slices(keeper):
     keeper.whole._filler._limit_bytes_s = 12.0 * CHUNK
     began_s = trio.current_time()
     image = await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert trio.current_time() - began_s >= 39 / 12 - whole_pace.AHEAD_S
     assert image.held().missing_bytes == 0
 
@@ -352,7 +352,7 @@ async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
     keeper.host.add(one_host.image_bytes(3 * CHUNK))
     keeper.whole._filler._limit_bytes_s = CHUNK / (5 * filling.SLICE_S)
     image = await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert image.held().missing_bytes == 0
 
 
@@ -367,8 +367,8 @@ async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_bo
     for image_id in (IMAGE, OTHER):
         (await keeper.use(image_id)).boots.state = booting.State.READY
     await keeper.wait("booting", OTHER)
-    await keeper.whole.set_pace(OTHER, wholeness.Pace.HURRY)
-    await keeper.wait("whole", OTHER)
+    await keeper.whole.set_fill_mode(OTHER, wholeness.FillMode.URGENT)
+    await keeper.wait("fully_cached", OTHER)
     assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
 
 
@@ -392,9 +392,9 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         change_policy=str,
     )
 
-    async def wish(kind, within_s=0.0, by_s=0.0):
+    async def wish(kind, deadline_s=0.0, due_at_s=0.0):
         task = decision_api.ImageTask(
-            request=1, kind=kind, image_id=IMAGE, within_s=within_s, by_s=by_s
+            request=1, kind=kind, image_id=IMAGE, deadline_s=deadline_s, due_at_s=due_at_s
         )
         return await wishes.wish(task)
 
@@ -408,22 +408,22 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     filler._fetch = held_up
     image = await keeper.use()
     await wish(decision_api.TaskKind.PAUSE)
-    assert keeper.told().pace is wholeness.Pace.PAUSED
-    hurried = await wish(decision_api.TaskKind.HURRY, 3600.0)
-    assert hurried["pace"] == keeper.told().pace == "hurry"
+    assert keeper.told().mode is wholeness.FillMode.PAUSED
+    hurried = await wish(decision_api.TaskKind.HYDRATE, 3600.0)
+    assert hurried["mode"] == keeper.told().mode == "urgent"
     assert 3500 < hurried["due_in_s"] <= 3600
-    late = await wish(decision_api.TaskKind.HURRY, 3600.0, time.time() + 1800)
+    late = await wish(decision_api.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
     assert 1700 < late["due_in_s"] <= 1800  # it was asked half an hour ago
-    over = await wish(decision_api.TaskKind.HURRY, 3600.0, time.time() - 5)
-    assert (over["pace"], over["due_in_s"]) == ("hurry", None)
-    assert (await wish(decision_api.TaskKind.RESUME))["pace"] == "usual"
+    over = await wish(decision_api.TaskKind.HYDRATE, 3600.0, time.time() - 5)
+    assert (over["mode"], over["due_in_s"]) == ("urgent", None)
+    assert (await wish(decision_api.TaskKind.RESUME))["mode"] == "normal"
     await keeper.whole.ask(image)
     with pytest.raises(errors.Unusable, match="does not know"):
-        await wish(decision_api.TaskKind.HYDRATE)
-    assert keeper.told().is_asked  # whatever else is asked for does not unpin
-    assert not (await wish(decision_api.TaskKind.UNPIN))["is_asked"]
+        await wish(decision_api.TaskKind.FLATTEN)
+    assert keeper.told().is_pinned  # whatever else is asked for does not unpin
+    assert not (await wish(decision_api.TaskKind.UNPIN))["is_pinned"]
     may_come.set()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
@@ -431,14 +431,14 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     image = await keeper.use()
     await keeper.wait("filling")
     began_s = trio.current_time()
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=4.0)
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=4.0)
     assert 3.0 < keeper.whole.telling.of(IMAGE)["due_in_s"] <= 4.0
-    shown = await keeper.wait("whole")
+    shown = await keeper.wait("fully_cached")
     assert trio.current_time() - began_s > 2.0  # and not as fast as it can
     assert image.held().missing_bytes == 0
     await until(lambda: keeper.whole.telling.of(IMAGE)["due_in_s"] is None)
-    assert keeper.host.promises.get(IMAGE).within_s == 0
-    assert shown["pace"] == "hurry"
+    assert keeper.host.promises.get(IMAGE).deadline_s == 0
+    assert shown["mode"] == "urgent"
 
 
 async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
@@ -449,11 +449,11 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     keeper.whole._filler._limit_bytes_s = CHUNK / 10
     keeper.is_waiting = True  # fetchers look all the time whether they may go on
     await keeper.use()
-    left_bytes = (await keeper.wait("filling"))["left_bytes"]
+    left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
     monkeypatch.setattr(promise_file, "_write", slow)
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=600.0)
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=600.0)
     shown = keeper.whole.telling.of(IMAGE)
-    assert left_bytes - 8 * CHUNK <= shown["left_bytes"] <= left_bytes
+    assert left_bytes - 8 * CHUNK <= shown["remaining_bytes"] <= left_bytes
     assert 590.0 < shown["due_in_s"] <= 600.0
 
 
@@ -467,9 +467,9 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
             for _ in range(2):  # promised, then counted
                 await whole._keep(image_id, is_for_others=False)
         assert whole._next() == IMAGE
-        await whole.set_pace(OTHER, wholeness.Pace.HURRY, within_s=100.0)
+        await whole.set_fill_mode(OTHER, wholeness.FillMode.URGENT, deadline_s=100.0)
         assert whole._next() == OTHER
-        await whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=10.0)
+        await whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=10.0)
         assert whole._next() == IMAGE
         first, second = whole._known[IMAGE], whole._known[OTHER]
         assert whole._due_besides(first) == [second]
@@ -479,11 +479,11 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         second.backoff.failed("why", whole._clock())
         assert whole._due_besides(first) == []  # nobody waits for it
         second.backoff.succeeded()
-        await whole.set_pace(OTHER, wholeness.Pace.HURRY)
+        await whole.set_fill_mode(OTHER, wholeness.FillMode.URGENT)
         assert whole._due_besides(first) == []
         assert whole._next() == OTHER
-        await whole.set_pace(OTHER, wholeness.Pace.USUAL)
-        await whole.set_pace(IMAGE, wholeness.Pace.PAUSED)
+        await whole.set_fill_mode(OTHER, wholeness.FillMode.NORMAL)
+        await whole.set_fill_mode(IMAGE, wholeness.FillMode.PAUSED)
         assert whole._next() == OTHER
 
 
@@ -494,14 +494,14 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     source._fail = range(1, 10_000)
     await keeper.use()
     await keeper.wait("failing")
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=0.3)
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=0.3)
     await until(lambda: "not whole in" in caplog.text)
     shown = keeper.whole.telling.of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("not whole in") == 1
     source._fail = range(0)
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     await until(lambda: keeper.whole.telling.of(IMAGE)["is_late"] is None)
 
 
@@ -516,7 +516,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         made.host.chunks.ahead = _never
         await made.use()
         await made.wait("filling")
-        await made.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=3600.0)
+        await made.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=3600.0)
         made.wall_jumped_s = jumped_s
         assert (
             3500 < made.whole.telling.of(IMAGE)["due_in_s"] <= 3600
@@ -542,20 +542,20 @@ def _never(priority):
 async def test_image_can_be_hurried_before_it_was_promised(keeper):
     image = await keeper.use()
     image.boots.state = booting.State.READY
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY)
-    await keeper.wait("whole")
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT)
+    await keeper.wait("fully_cached")
 
 
 async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
     (await keeper.use()).boots.state = booting.State.READY
     await keeper.wait("booting")
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.PAUSED)
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.PAUSED)
     keeper.host.mirrors.get_nowait(IMAGE).boots.state = booting.State.DROPPED
     await trio.sleep(1)
     assert keeper.state() == "paused"
-    assert keeper.whole.telling.of(IMAGE)["left_bytes"] == 40 * CHUNK + 777
-    await keeper.whole.set_pace(IMAGE, wholeness.Pace.USUAL)
-    await keeper.wait("whole")
+    assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
+    await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.NORMAL)
+    await keeper.wait("fully_cached")
 
 
 async def test_source_that_fails_is_asked_less_and_less_often(keeper):
@@ -563,14 +563,14 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     kept = keeper.host.blobs.copy()
     keeper.host.blobs.clear()
     shown = await keeper.wait("failing")
-    assert shown["why"] and shown["left_bytes"] > 0
+    assert shown["why"] and shown["remaining_bytes"] > 0
     backoff = keeper.whole._known[IMAGE].backoff
     await until(lambda: backoff._pause_s == whole_pace.LONGEST_PAUSE_S)
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (filling.FAILURES + filling.UNDER_WAY)
     keeper.host.blobs.update(kept)
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert image.held().missing_bytes == 0
 
 
@@ -580,10 +580,10 @@ async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper
     host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
-    await until(lambda: keeper.whole.telling.of(IMAGE)["left_bytes"] == CHUNK)
+    await until(lambda: keeper.whole.telling.of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
     host.blobs[blob] = kept
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 async def test_fetch_that_never_ends_counts_as_failed(keeper):
@@ -592,28 +592,28 @@ async def test_fetch_that_never_ends_counts_as_failed(keeper):
     shown = await keeper.wait("failing")
     assert "did not come in" in shown["why"]
     keeper.host.chunks.ahead = made
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
 async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path, fast):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
-        await keeper.wait("whole", IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
         await keeper.use(OTHER)
-        shown = await keeper.wait("no room", OTHER)
-        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_whole
-        assert shown["lacking_bytes"] > 0
+        shown = await keeper.wait("no_space", OTHER)
+        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_fully_cached
+        assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
             await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
         with pytest.raises(errors.Unusable, match="is not kept whole here: the cache lacks"):
-            await keeper.whole.set_pace(OTHER, wholeness.Pace.HURRY)
-        assert keeper.state(IMAGE) == "whole"
+            await keeper.whole.set_fill_mode(OTHER, wholeness.FillMode.URGENT)
+        assert keeper.state(IMAGE) == "fully_cached"
         keeper.uses.closed(IMAGE)
 
         def is_whole():
             keeper.uses.touched(OTHER)  # Nova is alive
-            return keeper.state(OTHER) == "whole"
+            return keeper.state(OTHER) == "fully_cached"
 
         await until(is_whole)
         assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
@@ -628,7 +628,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         image = await keeper.use()
         image.boots.state = booting.State.READY
         await until(
-            lambda: keeper.state() and keeper.whole.telling.of(IMAGE)["left_bytes"]
+            lambda: keeper.state() and keeper.whole.telling.of(IMAGE)["remaining_bytes"]
         )  # is promised
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
@@ -640,10 +640,10 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         await until(lambda: "no room" in keeper.whole.telling.of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
         await until(lambda: backoff._pause_s == whole_pace.LONGEST_PAUSE_S)
-        assert keeper.whole.telling.of(IMAGE)["left_bytes"] > 30 * CHUNK
+        assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin(ids.cid_of(data), CHUNK)
-        await keeper.wait("whole")
+        await keeper.wait("fully_cached")
         assert image.held().missing_bytes == 0
 
 
@@ -653,13 +653,13 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
 ):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
-        await keeper.wait("whole", IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
         image = await keeper.use(OTHER)
-        await keeper.wait("no room", OTHER)
+        await keeper.wait("no_space", OTHER)
         monkeypatch.setattr(wholeness, "RECOUNT_S", math.inf)
         await keeper.host.promises.take_back(IMAGE, keeper.host.cache)
         await keeper.whole.ask(image)
-        assert (await keeper.wait("whole", OTHER))["lacking_bytes"] == 0
+        assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
 
 async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
@@ -668,7 +668,7 @@ async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper
     for _ in range(10):
         keeper.uses.touched(OTHER)
         await trio.sleep(IN_USE_S / 2)
-    assert (await keeper.wait("whole"))["is_asked"]
+    assert (await keeper.wait("fully_cached"))["is_pinned"]
     await keeper.whole.unask(IMAGE)
     await until(lambda: keeper.state() is None)
     assert keeper.promised_bytes() == 0
@@ -678,10 +678,10 @@ async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper
 
 async def test_chunk_that_is_lost_is_fetched_again(keeper):
     image = await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     keeper.host.cache.drop(image.map.cid(3))
     await until(lambda: not image.held().missing_bytes)
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
 
 
 async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keeper):
@@ -694,7 +694,7 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
 
     keeper.whole._filler.count = noted
     image = await keeper.use()
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     await host.mirrors.attach(OTHER)
     kept = host.blobs.copy()
     host.blobs.clear()
@@ -706,8 +706,8 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
     host.cache.drop(image.map.cid(3))
     await until(lambda: counted.count(IMAGE) > before)
     host.blobs.update(kept)
-    await keeper.wait("whole", OTHER)
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached", OTHER)
+    await keeper.wait("fully_cached")
     assert image.held().missing_bytes == 0
 
 
@@ -715,9 +715,9 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
 async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
-        await keeper.wait("whole", IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
         await keeper.use(OTHER)
-        await keeper.wait("no room", OTHER)
+        await keeper.wait("no_space", OTHER)
         looked, slots_of = [], room.slots_of
         monkeypatch.setattr(
             room, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
@@ -729,8 +729,8 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, mo
 async def test_image_of_zeros_needs_nothing(keeper):
     keeper.host.add(bytes(8 * CHUNK))
     await keeper.use()
-    shown = await keeper.wait("whole")
-    assert (shown["total_bytes"], shown["share"]) == (0, 1.0)
+    shown = await keeper.wait("fully_cached")
+    assert (shown["total_bytes"], shown["cached_share"]) == (0, 1.0)
 
 
 async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
@@ -741,7 +741,7 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
     await until(lambda: image.boots.state is booting.State.READY)
     image.boots.drop()
     before = host.chunks.counters.source_bytes
-    await keeper.wait("whole")
+    await keeper.wait("fully_cached")
     assert host.chunks.counters.source_bytes - before == 20 * CHUNK + 777
     assert image.held().missing_bytes == 0
 
@@ -814,10 +814,10 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
             nursery.cancel_scope.cancel()
         told = keeper.told()
         assert keeper.whole._known[IMAGE].left_bytes == 0
-        assert (told.state, told.left_bytes) == (whole_telling.State.FILLING, told.total_bytes)
+        assert (told.state, told.remaining_bytes) == (whole_telling.State.FILLING, told.total_bytes)
         monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
         with trio.fail_after(PATIENCE_S):
-            while not keeper.told().is_whole:
+            while not keeper.told().is_fully_cached:
                 await keeper.whole._settle()
                 await trio.sleep(0.01)
 

@@ -34,8 +34,8 @@ def test_a_sample_comes_out_as_it_went_in():
     )
     carried = json.loads(json.dumps(decision_api.encode(sample)))
     assert decision_api.decode(carried, decision_api.Sample) == sample
-    timed = decision_api.Timed(2, 0.5)
-    assert sample.peers["h2"] == decision_api.Exchanged(3, 4, timed) and sample.source == timed
+    timed = decision_api.TimedTraffic(2, 0.5)
+    assert sample.peers["h2"] == decision_api.PeerTraffic(3, 4, timed) and sample.source == timed
 
 
 def test_fields_of_a_later_version_are_overlooked():
@@ -110,20 +110,29 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         {IMAGE: {"boot_image": "<script>"}},
         {IMAGE: {"boot_image": "x" * 17}},
         {IMAGE: {"task": {"request": 1, "kind": "erase", "state": "done"}}},
-        {IMAGE: {"whole": {"is_used": True}}},
-        {IMAGE: {"whole": {"state": "lost", "is_used": True}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": 1}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_bytes": 1}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "total_bytes": 2**63}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "bytes_s": -1}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_s": float("nan")}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_s": float("inf")}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "why": "x" * 256}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "pace": "gentle"}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "due_in_s": 1e9}}},
-        {IMAGE: {"whole": {"state": "queued", "is_used": True, "due_in_s": float("-inf")}}},
-        {IMAGE: {"whole": {"state": "whole", "is_used": True}}},
-        {IMAGE: {"whole": {"state": "whole", "is_used": True, "total_bytes": 1, "left_bytes": 1}}},
+        {IMAGE: {"fill": {"is_used": True}}},
+        {IMAGE: {"fill": {"state": "lost", "is_used": True}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": 1}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "remaining_bytes": 1}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "total_bytes": 2**63}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "rate_bytes_s": -1}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "remaining_s": float("nan")}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "remaining_s": float("inf")}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "why": "x" * 256}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "mode": "gentle"}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "due_in_s": 1e9}}},
+        {IMAGE: {"fill": {"state": "queued", "is_used": True, "due_in_s": float("-inf")}}},
+        {IMAGE: {"fill": {"state": "fully_cached", "is_used": True}}},
+        {
+            IMAGE: {
+                "fill": {
+                    "state": "fully_cached",
+                    "is_used": True,
+                    "total_bytes": 1,
+                    "remaining_bytes": 1,
+                }
+            }
+        },
         {IMAGE: {"task": {"request": 1, "kind": "pre_seed", "state": "done", "why": "x" * 256}}},
         {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}": {} for n in range(decision_api.MAX_IMAGES + 1)},
         [],
@@ -144,15 +153,15 @@ def test_images_come_out_as_they_went_in():
         boot_revision=2,
         read=decision_api.ReadBytes(1, 2, 3, 4),
         fetched=decision_api.FetchedBytes(5, 6),
-        whole=whole_image.Whole(
-            state=whole_image.State.FILLING,
+        fill=whole_image.FillStatus(
+            state=whole_image.FillState.FILLING,
             is_used=True,
             total_bytes=9,
-            left_bytes=2,
-            bytes_s=7,
-            left_s=0.5,
-            is_asked=True,
-            pace=control_wire.Pace.HURRY,
+            remaining_bytes=2,
+            rate_bytes_s=7,
+            remaining_s=0.5,
+            is_pinned=True,
+            mode=control_wire.FillMode.URGENT,
         ),
         task=decision_api.TaskProgress(
             request=7, kind=decision_api.TaskKind.PRE_SEED, state=decision_api.TaskState.DONE
@@ -168,8 +177,8 @@ def test_images_come_out_as_they_went_in():
 
 @pytest.mark.parametrize("after", [["../x"], [""], [7], IMAGE, 17 * [IMAGE], None])
 def test_a_task_that_names_what_is_no_image_before_is_refused(after):
-    task = {"request": 1, "kind": "boot_ahead", "image_id": IMAGE, "is_open": False}
-    found = decision_api.decode({**task, "after": [IMAGE]}, decision_api.ImageTask)
-    assert found.after == (IMAGE,)
+    task = {"request": 1, "kind": "prefetch_boot_image", "image_id": IMAGE, "is_public": False}
+    found = decision_api.decode({**task, "previous_images": [IMAGE]}, decision_api.ImageTask)
+    assert found.previous_images == (IMAGE,)
     with pytest.raises(errors.RemoteProtocolError):
-        decision_api.decode({**task, "after": after}, decision_api.ImageTask)
+        decision_api.decode({**task, "previous_images": after}, decision_api.ImageTask)

@@ -268,7 +268,7 @@ def test_located_ring_decodes_to_the_same_table(threshold, outer):
     )
 )
 def test_shares_of_places_count_beyond_them_and_nowhere_else(given_shares):
-    places = {place: outward.Outward(share) for place, share in given_shares.items()}
+    places = {place: outward.LocationPolicy(share) for place, share in given_shares.items()}
     plain = located(1, 4)
     of = ring.Ring(1, plain.hosts, 1, 4, {}, places)
     again = ring.decode(ring.encode(of), "again")
@@ -286,7 +286,7 @@ def test_smaller_share_is_a_part_of_a_larger_one_and_moves_contents_away_only():
     hosts = located(1, 4).hosts
     of_share = []
     for share in (100, 60, 20, 1):
-        places = {"s1/p1/r1": outward.Outward(share)}
+        places = {"s1/p1/r1": outward.LocationPolicy(share)}
         of_share.append(homes(ring.Ring(1, hosts, 1, 4, {}, places)))
     for more, less in itertools.pairwise(of_share):
         for before, after in zip(more, less, strict=True):

@@ -78,15 +78,15 @@ def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, a
     second = images.add(DATA, name="web", owner="ours", **NEW)
     images.add(DATA, name="web", owner="others", visibility="public", **OLD)
     ahead.made(image_id(second))
-    path = f"/v1/images/{second['id']}/boot-ahead"
-    assert decision.told == [(path, {"after": [first["id"]], "is_open": False})]
+    path = f"/v1/images/{second['id']}/prefetch-boot-image"
+    assert decision.told == [(path, {"previous_images": [first["id"]], "is_public": False})]
 
 
 def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decision, ahead):
     made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
     ahead.made(image_id(made))
     [(_, body)] = decision.told
-    assert body == {"after": [], "is_open": True}
+    assert body == {"previous_images": [], "is_public": True}
 
 
 @pytest.mark.parametrize("visibility", ["shared", "community"])

@@ -24,13 +24,13 @@ def record(image_id=IMAGE, *, protected=False, mark="", **changed):
     return glance_records.image(id=image_id, protected=protected, tags=tags, **changed)
 
 
-def needed(*images, now_s=0.0, heard_s=0.0, known_since_s=-DAY_S, is_complete=True):
+def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_complete=True):
     """Return what the service tells at a time; all times count from WALL_S."""
     return protection.Needed(
         list(images),
         is_complete,
-        None if heard_s is None else WALL_S + heard_s,
-        None if known_since_s is None else WALL_S + known_since_s,
+        None if last_sample_s is None else WALL_S + last_sample_s,
+        None if first_sample_s is None else WALL_S + first_sample_s,
         0,
         WALL_S + now_s,
     )
@@ -105,7 +105,7 @@ def test_needed_image_is_looked_at_once_and_protected():
     made.looked(IMAGE, record(protected=True, mark=mark()), BY)
     assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([], None)
     assert (made.standings(), made.ours()) == ({IMAGE: Standing.OURS}, [IMAGE])
-    made.told(needed(IMAGE, now_s=5.0, heard_s=5.0), 5.0)
+    made.told(needed(IMAGE, now_s=5.0, last_sample_s=5.0), 5.0)
     assert made.due(5.0) == []
 
 
@@ -124,14 +124,14 @@ def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
     made.told(needed(IMAGE), 0.0)
     made.looked(IMAGE, image, BY)
     assert (made.change(IMAGE, 0.0), made.due(0.0)) == (None, [])
-    made.told(needed(now_s=9.0, heard_s=9.0), 9.0)
+    made.told(needed(now_s=9.0, last_sample_s=9.0), 9.0)
     assert made.due(9.0 + protection.UNNEEDED_S) == []
 
 
 def tell_until(made, from_s, until_s, **told):
     """Let nothing be needed from a time on; return what is due at the end."""
     for at_s in (*range(int(from_s), int(until_s), 30), until_s):
-        made.told(needed(**{"now_s": at_s, "heard_s": at_s, **told}), at_s)
+        made.told(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
     return made.due(until_s)
 
 
@@ -148,10 +148,10 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
     made = known(IMAGE)
     late_s = protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s - 1) == []
-    made.told(needed(IMAGE, now_s=late_s, heard_s=late_s), late_s)  # and again
+    made.told(needed(IMAGE, now_s=late_s, last_sample_s=late_s), late_s)  # and again
     assert tell_until(made, late_s + 1, 2 * late_s) == []
     at_s = 2 * late_s + 1
-    made.told(needed(now_s=at_s, heard_s=at_s), at_s)
+    made.told(needed(now_s=at_s, last_sample_s=at_s), at_s)
     assert (made.due(at_s), made.change(IMAGE, at_s)) == ([IMAGE], protection.Change.TAKE_BACK)
     made.looked(IMAGE, record(), BY)
     assert (made.ours(), made.due(at_s)) == ([], [])
@@ -161,20 +161,20 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
     ("told", "marked_at_s", "is_due"),
     [
         ({}, 0.0, True),
-        ({"heard_s": None}, 0.0, False),
-        ({"heard_s": 200.0 - protection.HEARD_S - 1}, 0.0, False),
-        ({"known_since_s": None}, 0.0, False),
+        ({"last_sample_s": None}, 0.0, False),
+        ({"last_sample_s": 200.0 - protection.HEARD_S - 1}, 0.0, False),
+        ({"first_sample_s": None}, 0.0, False),
         # the database was lost after the mark was set: who is silent may need it for a day more
-        ({"known_since_s": 10.0}, 0.0, False),
-        ({"known_since_s": 10.0}, 10.0, True),
-        ({"known_since_s": 200.0 - DAY_S - 1}, -2 * DAY_S, True),
-        ({"known_since_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
+        ({"first_sample_s": 10.0}, 0.0, False),
+        ({"first_sample_s": 10.0}, 10.0, True),
+        ({"first_sample_s": 200.0 - DAY_S - 1}, -2 * DAY_S, True),
+        ({"first_sample_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
     ],
 )
 def test_it_is_not_taken_back_for_want_of_news(told, marked_at_s, is_due):
     made = known(IMAGE, marked_at_s=marked_at_s)
     tell_until(made, 0.0, 199.0)
-    made.told(needed(**{"now_s": 200.0, "heard_s": 200.0, **told}), 200.0)
+    made.told(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
     assert made.due(200.0) == ([IMAGE] if is_due else [])
 
 
@@ -240,12 +240,12 @@ def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
     made.looked(IMAGE, image, BY)
     assert made.change(IMAGE, 300.0) is protection.Change.NOTE
     made.failed(IMAGE, 300.0)  # Glance is away just then
-    made.told(needed(now_s=310.0, heard_s=310.0), 310.0)
+    made.told(needed(now_s=310.0, last_sample_s=310.0), 310.0)
     assert made.due(331.0) == [IMAGE]
     made.looked(IMAGE, image, BY)
     assert made.change(IMAGE, 331.0) is protection.Change.NOTE
     made.looked(IMAGE, record(mark=NOTED), BY)
-    made.told(needed(now_s=340.0, heard_s=340.0), 340.0)
+    made.told(needed(now_s=340.0, last_sample_s=340.0), 340.0)
     assert (made.due(340.0), made.ours()) == ([], [])
 
 
@@ -263,8 +263,8 @@ def test_what_is_no_id_of_an_image_is_not_taken():
             {
                 "images": ["../x"],
                 "is_complete": True,
-                "heard_s": 1,
-                "known_since_s": 1,
+                "last_sample_s": 1,
+                "first_sample_s": 1,
                 "silent_hosts": 0,
                 "now_s": 1,
             },
@@ -333,10 +333,10 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
         while later_s > 30.0:  # passes that do nothing
             self.now_s += 30.0
             later_s -= 30.0
-            told = needed(*sorted(self.needed), now_s=self.now_s, heard_s=self.now_s)
+            told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
             self.guard.told(told, self.now_s)
         self.now_s += later_s
-        told = needed(*sorted(self.needed), now_s=self.now_s, heard_s=self.now_s)
+        told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
         self.guard.told(told, self.now_s)
         for image_id in self.guard.due(self.now_s):
             image = self.glance[image_id]

@@ -79,11 +79,17 @@ class Machine:
             file.write(str(link).encode())
         return disk
 
-    def image(self, state="whole", size_bytes=10 * MIB, **changes):
+    def image(self, state="fully_cached", size_bytes=10 * MIB, **changes):
         """Return what the agent says of an image; without a state, that it is not kept."""
-        whole = {"state": state, "why": "", "share": 1.0, "left_s": None, "lacking_bytes": 0}
-        whole |= {"total_bytes": size_bytes, "left_bytes": 0}
-        return {"size_bytes": size_bytes, "whole": {**whole, **changes} if state else None}
+        whole = {
+            "state": state,
+            "why": "",
+            "cached_share": 1.0,
+            "remaining_s": None,
+            "shortfall_bytes": 0,
+        }
+        whole |= {"total_bytes": size_bytes, "remaining_bytes": 0}
+        return {"size_bytes": size_bytes, "fill": {**whole, **changes} if state else None}
 
     def findings(self):
         """Return everything that is found, by what was looked at; what is bad counts."""
@@ -265,7 +271,7 @@ def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_k
 def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.promised_bytes = 10 * MIB
-    lacks = machine.image("no room", None, share=None, lacking_bytes=90 * MIB)
+    lacks = machine.image("no_space", None, cached_share=None, shortfall_bytes=90 * MIB)
     machine.images = {IMAGE: lacks}
     found = machine.look()["room for images"]
     assert f"{IMAGE} lacks 90 MiB" in found.detail
@@ -285,13 +291,13 @@ def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warnin
         machine.make_instance(IMAGE, f"one{number}")
     machine.make_instance(OTHER, "two")
     machine.make_instance("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13", "three")
-    filling = machine.image("filling", share=0.4, left_s=12.0)
+    filling = machine.image("filling", cached_share=0.4, remaining_s=12.0)
     machine.images = {IMAGE: filling, OTHER: machine.image()}
     assert machine.look() == {}
     detail = machine.findings()["whole images"].detail
     assert detail.startswith("4 instances still need other hosts or the image store: ")
     assert f"{IMAGE} filling 40 %, 12 s left" in detail and "0a13 not promised yet" in detail
-    machine.images[IMAGE] = machine.image("failing", why="the source is away", share=None)
+    machine.images[IMAGE] = machine.image("failing", why="the source is away", cached_share=None)
     found = machine.look()["failing images"]
     assert found.detail == f"{IMAGE}: the source is away"
     machine.images[IMAGE] = machine.image()
@@ -302,7 +308,7 @@ def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warnin
 
 def test_paused_image_of_an_instance_is_a_warning(machine, agent):
     machine.make_instance(IMAGE, "one")
-    machine.images = {IMAGE: machine.image("paused", share=0.4)}
+    machine.images = {IMAGE: machine.image("paused", cached_share=0.4)}
     found = machine.look()["paused images"]
     assert IMAGE in found.detail and "image resume" in found.remedy
 
@@ -310,10 +316,12 @@ def test_paused_image_of_an_instance_is_a_warning(machine, agent):
 def test_image_whose_map_cannot_be_had_is_not_counted_as_promised(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.promised_bytes = 75 * MIB
-    nothing = {"share": None, "total_bytes": 0, "left_bytes": None}
+    nothing = {"cached_share": None, "total_bytes": 0, "remaining_bytes": None}
     machine.images = {IMAGE: machine.image("failing", 21 * MIB, why="no map", **nothing)}
     assert "will be no room" in machine.look()["room for images"].detail
-    machine.images = {IMAGE: machine.image("whole", 21 * MIB, total_bytes=0)}  # all of it zeros
+    machine.images = {
+        IMAGE: machine.image("fully_cached", 21 * MIB, total_bytes=0)
+    }  # all of it zeros
     assert machine.look() == {}
 
 

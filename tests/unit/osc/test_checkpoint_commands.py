@@ -129,7 +129,7 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, t
     ("command", "name", "why"),
     [
         (checkpoint.CreateCheckpoint, "nobody", "no server nobody"),
-        (checkpoint.ShowCheckpoint, "web", "no id of a checkpoint"),
+        (checkpoint.ShowCheckpoint, "web", "is not a checkpoint id"),
         (checkpoint.ShowCheckpoint, checkpoint_id(1), "not known"),
         (checkpoint.CreateCheckpoint, checkpoint_hosts.OTHER_SERVER, "not known"),
     ],

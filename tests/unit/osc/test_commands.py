@@ -175,7 +175,7 @@ def test_hosts_are_listed_with_their_identity(run, store):
     run(host.AllowHost, "h0001")
     run(host.RevokeHost, "h0002")
     rows = table(run(host.ListHost))
-    assert [row["Identity"] for row in rows] == ["none", "allowed", "revoked"]
+    assert [row["Enrolment"] for row in rows] == ["none", "allowed", "revoked"]
 
 
 def test_a_host_is_allowed_and_revoked_before_it_was_ever_heard(run):
@@ -189,7 +189,7 @@ def test_a_host_is_allowed_with_its_key_or_whoever_asks_next_and_the_output_says
     run,
 ):
     shown = fields(run(host.AllowHost, "h9"))
-    assert shown["trusts"].startswith("whoever asks next for this name: any key, of any user")
+    assert shown["trusts"].startswith("the next request for this name: any key, of any user")
     told = fields(run(host.AllowHost, "h9", "--fingerprint", "AB:" * 31 + "AB", "--user", "u9"))
     assert told["trusts"] == "the key that --fingerprint names, of user u9"
     assert told["enrolment"].machine_readable()["fingerprint"] == "ab" * 32
@@ -210,7 +210,7 @@ def test_a_host_that_waits_is_listed_with_its_key_and_allowing_it_says_whom_it_t
     [row] = [row for row in table(run(host.ListHost)) if row["Host"] == "h9"]
     assert re.fullmatch("[0-9a-f]{64}", row["Waiting Key"])
     trusts = fields(run(host.AllowHost, "h9"))["trusts"]
-    assert f"who asked first: the key {row['Waiting Key']}, of user u9, from 192.0.2.9" in trusts
+    assert f"the first request: key {row['Waiting Key']}, of user u9, from 192.0.2.9" in trusts
 
 
 def test_a_host_that_is_gone_is_forgotten(run):
@@ -265,7 +265,7 @@ def test_waiting_ends_and_says_that_the_work_goes_on(run):
 
 
 def test_tables_and_their_owners(run, store):
-    places = {"pod1/rack0": outward.Outward(20)}
+    places = {"pod1/rack0": outward.LocationPolicy(20)}
     samples.publish(store, 5, hosts=2, thresholds=(1, 9), places=places)
     shown = fields(run(ring.ShowRing))
     assert (shown["epoch"], shown["threshold"], shown["outer_threshold"]) == (5, 1, 9)
@@ -308,41 +308,41 @@ def test_image_is_shown_with_its_parents(run, store, glance):
     shown = fields(run(image.ShowImage, IMAGE))
     assert (shown["parents"].human_readable(), shown["depth"]) == (base, 1)
     assert shown["own_bytes"].human_readable() == "95.4 MiB"
-    assert shown["shared_bytes"] == "not told"
+    assert shown["shared_bytes"] == "unknown"
 
 
 FILLING = {
     "state": "filling",
     "is_used": True,
     "total_bytes": 4_000_000,
-    "left_bytes": 1_000_000,
-    "bytes_s": 10_000,
-    "left_s": 100.0,
-    "pace": "hurry",
+    "remaining_bytes": 1_000_000,
+    "rate_bytes_s": 10_000,
+    "remaining_s": 100.0,
+    "mode": "urgent",
 }
-OWNED = {"state": "whole", "is_used": True, "total_bytes": 4_000_000, "left_bytes": 0}
-NOT_USED = {"state": "not kept", "is_used": False, "why": "not used"}
+OWNED = {"state": "fully_cached", "is_used": True, "total_bytes": 4_000_000, "remaining_bytes": 0}
+NOT_USED = {"state": "evictable", "is_used": False, "why": "not used"}
 
 
-def test_image_is_shown_with_where_it_is_whole_and_how_far_it_is_elsewhere(run, store, glance):
+def test_image_is_shown_with_its_fill_status_on_each_host(run, store, glance):
     glance.add(IMAGE)
-    hold(store, ["h0000"], whole=OWNED)
-    hold(store, ["h0001"], whole=FILLING)
-    hold(store, ["h0002"], whole=NOT_USED)
+    hold(store, ["h0000"], fill=OWNED)
+    hold(store, ["h0001"], fill=FILLING)
+    hold(store, ["h0002"], fill=NOT_USED)
     [row] = table(run(image.ListImage))
-    assert (row["In Use"], row["Whole"]) == (2, 1)
+    assert (row["In Use"], row["Fully Cached"]) == (2, 1)
     shown = fields(run(image.ShowImage, IMAGE))
-    assert shown["whole"] == "on 1 of 2 hosts that use it"
-    assert shown["whole_by_host"].human_readable().splitlines() == [
-        "h0000: whole",
-        "h0001: filling, 75 %, 0.0095 MiB/s, 1 min 40 s left, in a hurry",
+    assert shown["fully_cached"] == "on 1 of 2 hosts that use it"
+    assert shown["fill_by_host"].human_readable().splitlines() == [
+        "h0000: fully cached",
+        "h0001: filling, 75 %, 0.0095 MiB/s, 1 min 40 s left, urgent",
     ]
-    machine = shown["whole_by_host"].machine_readable()
-    assert (machine["h0001"]["share"], machine["h0001"]["left_s"]) == (0.75, 100.0)
+    machine = shown["fill_by_host"].machine_readable()
+    assert (machine["h0001"]["cached_share"], machine["h0001"]["remaining_s"]) == (0.75, 100.0)
     assert machine["h0002"]["is_used"] is False
-    columns = [row["Whole"] for row in table(run(image.ListImageHost, IMAGE))]
-    assert [one.human_readable() for one in columns][::2] == ["whole", "not kept: not used"]
-    assert columns[0].machine_readable()["left_bytes"] == 0
+    columns = [row["Fill"] for row in table(run(image.ListImageHost, IMAGE))]
+    assert [one.human_readable() for one in columns][::2] == ["fully cached", "evictable: not used"]
+    assert columns[0].machine_readable()["remaining_bytes"] == 0
 
 
 @pytest.mark.parametrize(
@@ -357,43 +357,21 @@ def test_deadline_of_an_image_is_shown_and_whether_it_is_missed(
     due_in_s, is_late, words, run, store, glance
 ):
     glance.add(IMAGE)
-    hold(store, ["h0001"], whole={**FILLING, "due_in_s": due_in_s, "is_late": is_late})
+    hold(store, ["h0001"], fill={**FILLING, "due_in_s": due_in_s, "is_late": is_late})
     [row] = table(run(image.ListImageHost, IMAGE))
-    assert row["Whole"].human_readable().endswith(words)
+    assert row["Fill"].human_readable().endswith(words)
 
 
 def test_image_that_no_host_uses_says_so(run, store, glance):
     glance.add(IMAGE)
-    hold(store, ["h0000"], whole=NOT_USED)
-    assert fields(run(image.ShowImage, IMAGE))["whole"] == "no host uses it"
+    hold(store, ["h0000"], fill=NOT_USED)
+    assert fields(run(image.ShowImage, IMAGE))["fully_cached"] == "no host uses it"
     hold(store, ["h0000"])  # who says nothing may use it
     shown = fields(run(image.ShowImage, IMAGE))
-    assert shown["whole"] == "on 0 of 1 hosts that use it"
-    assert shown["whole_by_host"].human_readable() == ""
+    assert shown["fully_cached"] == "on 0 of 1 hosts that use it"
+    assert shown["fill_by_host"].human_readable() == ""
     [row] = table(run(image.ListImageHost, IMAGE))
-    assert row["Whole"].human_readable() == "not told"
-
-
-def test_a_service_that_is_older_tells_less_and_that_is_said(run, store, glance, monkeypatch):
-    glance.add(IMAGE)
-    hold(store, whole=OWNED)
-    get, later = InProcess.get, ("using_hosts", "whole_hosts", "whole", "due_in_s", "is_shared")
-
-    def without(found):
-        if isinstance(found, dict):
-            return {name: without(of) for name, of in found.items() if name not in later}
-        return [without(one) for one in found] if isinstance(found, list) else found
-
-    monkeypatch.setattr(InProcess, "get", lambda *asked, **more: without(get(*asked, **more)))
-    [row] = table(run(image.ListImage))
-    assert (row["In Use"], row["Whole"]) == ("not told", "not told")
-    shown = fields(run(image.ShowImage, IMAGE))
-    assert (shown["whole"], shown["whole_by_host"].human_readable()) == ("not told", "")
-    assert table(run(image.ListImageHost, IMAGE))[0]["Whole"].human_readable() == "not told"
-    assert "nobody can tell" in fields(run(server.ShowServer, "s1"))["depends_on"]
-    later = ("due_in_s", "is_late", "is_shared")
-    assert table(run(image.ListImageHost, IMAGE))[0]["Whole"].human_readable() == "whole"
-    assert "nobody: " in fields(run(server.ShowServer, "s1"))["depends_on"]
+    assert row["Fill"].human_readable() == "unknown"
 
 
 def test_what_hosts_say_does_nothing_to_a_terminal(run, store, glance, bus, agents):
@@ -402,18 +380,18 @@ def test_what_hosts_say_does_nothing_to_a_terminal(run, store, glance, bus, agen
     agents.update(state="failed", why=why)
     with pytest.raises(exceptions.CommandError) as raised:
         run(image.PauseImage, IMAGE, "--host", "h0001", "--wait")
-    failing = {**FILLING, "state": "failing", "left_s": None, "why": why}
+    failing = {**FILLING, "state": "failing", "remaining_s": None, "why": why}
     task = {"request": 1, "kind": "pause", "state": "failed", "why": why}
-    hold(store, ["h0001"], whole=failing, task=task)
+    hold(store, ["h0001"], fill=failing, task=task)
     [row] = [row for row in table(run(image.ListImageHost, IMAGE)) if row["Host"] == "h0001"]
     depends_on = fields(run(server.ShowServer, "s1"))["depends_on"]
-    for said in (str(raised.value), row["Whole"].human_readable(), row["Task"], depends_on):
+    for said in (str(raised.value), row["Fill"].human_readable(), row["Task"], depends_on):
         assert "away?]0;owned" in said and said.isprintable()
 
 
 def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, glance, monkeypatch):
     glance.add(IMAGE)
-    hold(store, whole=OWNED)
+    hold(store, fill=OWNED)
     get = InProcess.get
 
     def refuse_hosts(asked, path, query=None):
@@ -424,8 +402,8 @@ def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, gl
     monkeypatch.setattr(InProcess, "get", refuse_hosts)
     status = 403
     shown = fields(run(image.ShowImage, IMAGE))
-    assert shown["whole"] == "on 3 of 3 hosts that use it"
-    assert shown["whole_by_host"].machine_readable() == {}
+    assert shown["fully_cached"] == "on 3 of 3 hosts that use it"
+    assert shown["fill_by_host"].machine_readable() == {}
     status = 503
     with pytest.raises(client.Refused, match="does not let you"):
         run(image.ShowImage, IMAGE)
@@ -434,14 +412,14 @@ def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, gl
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        (image.HurryImage, "hurry"),
+        (image.HydrateImage, "hydrate"),
         (image.PauseImage, "pause"),
         (image.ResumeImage, "resume"),
         (image.UnpinImage, "unpin"),
     ],
 )
 def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, bus, agents):
-    hold(store, ["h0000", "h0001"], whole=FILLING)
+    hold(store, ["h0000", "h0001"], fill=FILLING)
     rows = table(run(command, IMAGE, "--wait"))
     assert rows == [{"Host": name, "Task": f"{kind}: done"} for name in ("h0000", "h0001")]
     agents.update(state="failed", why="is not kept whole here")
@@ -449,57 +427,60 @@ def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, b
         run(command, IMAGE, "--host", "h0002", "--wait")
 
 
-def test_an_image_is_hurried_to_be_whole_within_a_time_or_by_one(run, store, bus, capsys):
-    hold(store, ["h0000"], whole=FILLING)
-    run(image.HurryImage, IMAGE)
-    run(image.HurryImage, IMAGE, "--within", "1.5m")
+def test_an_image_is_hydrated_by_a_deadline_that_is_a_duration_or_a_time(run, store, bus, capsys):
+    hold(store, ["h0000"], fill=FILLING)
+    run(image.HydrateImage, IMAGE)
+    run(image.HydrateImage, IMAGE, "--deadline", "1.5m")
     noon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
-    run(image.HurryImage, IMAGE, "--by", noon.isoformat())
-    asked_s = [task.within_s for task, _ in bus.tasks]
+    run(image.HydrateImage, IMAGE, "--deadline-at", noon.isoformat())
+    asked_s = [task.deadline_s for task, _ in bus.tasks]
     assert asked_s[:2] == [0.0, 90.0] and 3000 < asked_s[2] <= 3600
-    with pytest.raises(exceptions.CommandError, match="that time is over"):
-        run(image.HurryImage, IMAGE, "--by", "2020-01-31T18:00")
-    with pytest.raises(exceptions.CommandError, match="within_s"):  # not for a year
-        run(image.HurryImage, IMAGE, "--by", "9999-12-31T23:59:59")
-    for option, words in (("--by", "write it as 2030-01-31T18:00"), ("--within", "as 90s or 2h")):
+    with pytest.raises(exceptions.CommandError, match="this time has passed"):
+        run(image.HydrateImage, IMAGE, "--deadline-at", "2020-01-31T18:00")
+    with pytest.raises(exceptions.CommandError, match="deadline_s"):  # not for a year
+        run(image.HydrateImage, IMAGE, "--deadline-at", "9999-12-31T23:59:59")
+    for option, words in (
+        ("--deadline-at", "write it as 2030-01-31T18:00"),
+        ("--deadline", "as 90s or 2h"),
+    ):
         with pytest.raises(SystemExit):
-            run(image.HurryImage, IMAGE, option, "tomorrow")
+            run(image.HydrateImage, IMAGE, option, "tomorrow")
         assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (OWNED, "nobody: all of its image is on its host, and stays there as long as it is used"),
-        ({**OWNED, "is_shared": True}, "other hosts, of which any one may be lost"),
+        (OWNED, "nothing: its host has the image fully cached and pinned"),
+        ({**OWNED, "is_shared": True}, "other hosts, any one of which may fail"),
         (
             FILLING,
             "other hosts and the image store, for 0.95 MiB of the 3.8 MiB of its image; "
             "for about 1 min 40 s",
         ),
-        ({**FILLING, "left_s": None}, "of its image"),
-        ({**FILLING, "state": "booting", "left_s": None}, "comes when its boot is over"),
-        ({**FILLING, "state": "queued", "left_s": None}, "the host fills other images first"),
-        ({**FILLING, "state": "paused", "left_s": None}, "openstack acstor image resume"),
+        ({**FILLING, "remaining_s": None}, "of its image"),
+        ({**FILLING, "state": "booting", "remaining_s": None}, "the fill goes on after the boot"),
+        ({**FILLING, "state": "queued", "remaining_s": None}, "the host fills other images first"),
+        ({**FILLING, "state": "paused", "remaining_s": None}, "openstack acstor image resume"),
         (
-            {"state": "no room", "is_used": True, "why": "the cache lacks 5 bytes"},
-            "for what of its image is not on its host; that stays so, the cache lacks 5 bytes: "
+            {"state": "no_space", "is_used": True, "why": "the cache lacks 5 bytes"},
+            "for the part of its image that is not cached; the cache lacks 5 bytes: "
             "raise cache_limit_bytes",
         ),
         (
-            {**FILLING, "state": "failing", "left_s": None, "why": "the store is away {0}"},
-            "the store is away {0}; it is tried again",
+            {**FILLING, "state": "failing", "remaining_s": None, "why": "the store is away {0}"},
+            "the store is away {0}; the agent tries again",
         ),
-        (NOT_USED, "that stays so: not used"),
-        (None, "nobody can tell"),
+        (NOT_USED, "the agent does not fill it: not used"),
+        (None, "unknown: its host does not report"),
     ],
 )
 def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance):
     glance.add(IMAGE)
-    hold(store, whole=told)
+    hold(store, fill=told)
     shown = fields(run(server.ShowServer, "web"))
     assert words in shown["depends_on"] and "{why}" not in shown["depends_on"]
-    assert (shown["whole"].machine_readable() or {}).get("state") == (told or {}).get("state")
+    assert (shown["fill"].machine_readable() or {}).get("state") == (told or {}).get("state")
 
 
 def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
@@ -507,7 +488,7 @@ def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
     hold(store)
     health = decision_api.HostHealth(on_dead_mounts=(SERVER,))
     samples.note(store, samples.sample(1, sent_s=time.time(), health=health))
-    assert "a mount that has ended" in fields(run(server.ShowServer, "web"))["depends_on"]
+    assert "a dead mount" in fields(run(server.ShowServer, "web"))["depends_on"]
 
 
 def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
@@ -544,7 +525,7 @@ def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, a
 def test_hosts_that_do_not_hear_of_a_pre_seed_are_named(run, glance, monkeypatch):
     glance.add(IMAGE)
     monkeypatch.setattr(image, "TAKEN_S", -1.0)
-    with pytest.raises(exceptions.CommandError, match=r"1 of 1 hosts did not hear of it \(h0001\)"):
+    with pytest.raises(exceptions.CommandError, match=r"1 of 1 hosts did not receive it \(h0001\)"):
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
 
 
@@ -596,19 +577,19 @@ def test_boots_are_recorded(run, glance, bus, agents):
     assert bus.tasks[0][0].boots == 2
 
 
-def test_disks_are_hydrated_on_the_hosts_that_are_named(run, store, bus, agents):
+def test_disks_are_flattened_on_the_hosts_that_are_named(run, store, bus, agents):
     hold(store)
-    rows = table(run(image.HydrateImage, IMAGE, "--host", "h0002", "--wait"))
-    assert rows == [{"Host": "h0002", "Task": "hydrate: done, 100 %"}]
-    assert bus.tasks[0][0].kind == "hydrate"
+    rows = table(run(image.FlattenImage, IMAGE, "--host", "h0002", "--wait"))
+    assert rows == [{"Host": "h0002", "Task": "flatten: done, 100 %"}]
+    assert bus.tasks[0][0].kind == "flatten"
     agents.update(state="failed", why="disk d: 3 chunks cannot be had")
     with pytest.raises(exceptions.CommandError, match="h0000: disk d: 3 chunks cannot be had"):
-        run(image.HydrateImage, IMAGE, "--wait")
+        run(image.FlattenImage, IMAGE, "--wait")
 
 
 def test_server_is_shown_by_its_image_on_its_host_and_pre_seeded(run, store, glance, bus):
     glance.add(IMAGE)
-    with pytest.raises(exceptions.CommandError, match="host h0001 tells nothing of image"):
+    with pytest.raises(exceptions.CommandError, match="host h0001 does not report image"):
         run(server.ShowServer, "web")
     hold(store)
     shown = fields(run(server.ShowServer, "web"))
@@ -658,10 +639,10 @@ def asked_of_nova(action, before_s, *events):
 
 
 def test_boot_of_a_server_is_drawn_from_the_request_to_nova_on(run, store, sdk, capsys):
-    with pytest.raises(exceptions.CommandError, match="has told of no boot of server web"):
+    with pytest.raises(exceptions.CommandError, match="has reported no boot of server web"):
         run(server.ShowServerTimeline, "web")
     tell_of_boot(store, 2, boot_image="failed")  # where the server was before
-    with pytest.raises(exceptions.CommandError, match="host h0001 has told of no boot"):
+    with pytest.raises(exceptions.CommandError, match="host h0001 has reported no boot"):
         run(server.ShowServerTimeline, "web")
     tell_of_boot(store, 1, boot_image="ready")
     sdk.actions = [

@@ -21,7 +21,7 @@ def test_hosts_are_paged_sorted_and_chosen_by_the_service(run):
     assert names(run(host.ListHost, "--sort", "host:desc", "--limit", "2")) == ["h0002", "h0001"]
     assert names(run(host.ListHost, "--location", "pod1/rack2")) == ["h0002"]
     assert names(run(host.ListHost, "--state", "silent")) == []
-    assert names(run(host.ListHost, "--identity", "none", "--state", "up", "--limit", "1")) == [
+    assert names(run(host.ListHost, "--enrolment", "none", "--state", "up", "--limit", "1")) == [
         "h0000"
     ]
 

@@ -49,13 +49,13 @@ def collect(of: rings.TrafficTable, times: int, first: int = 1) -> None:
             rings.Figures(
                 decision_api.Traffic(),
                 {
-                    of.hosts[peer]: decision_api.Timed(
+                    of.hosts[peer]: decision_api.TimedTraffic(
                         100, 10.0 if TREE.rack_of(peer) == SLOW_RACK else 1.0
                     )
                     for peer in hosts
                     if peer != host
                 },
-                decision_api.Timed(),
+                decision_api.TimedTraffic(),
             )
             for host in hosts
         ]
@@ -92,7 +92,9 @@ def tell(of: rings.TrafficTable, busy: int, times: int, first: int = 1) -> list[
     for collection in range(first, first + times):
         figures = [
             rings.Figures(
-                decision_api.Traffic(full if host == busy else 0, 0), {}, decision_api.Timed()
+                decision_api.Traffic(full if host == busy else 0, 0),
+                {},
+                decision_api.TimedTraffic(),
             )
             for host in range(TREE.shape.hosts)
         ]

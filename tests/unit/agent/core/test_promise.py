@@ -11,7 +11,7 @@ TWO = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 def test_promises_are_read_as_they_were_written_in_their_order():
     made = [
-        promise.Promise(TWO, 5.0, is_asked=True, pace=promise.Pace.PAUSED),
+        promise.Promise(TWO, 5.0, is_asked=True, mode=promise.FillMode.PAUSED),
         promise.Promise(ONE, 6.0),
     ]
     read = promise.decode(promise.encode(made), "file")

@@ -20,7 +20,7 @@ def table(
     vnodes: dict[str, int] | None = None,
     threshold: int | None = None,
     outer: int | None = None,
-    outward: dict[str, outward_.Outward] | None = None,
+    outward: dict[str, outward_.LocationPolicy] | None = None,
 ) -> ring.Ring:
     weights = vnodes or {}
     hosts = tuple(
@@ -72,7 +72,7 @@ def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
 
 
 def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
-    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(10)})
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.LocationPolicy(10)})
     givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
     for oid, giver in zip(OIDS, givers, strict=True):
         assert placement.home(of, giver, oid) == giver
@@ -93,7 +93,7 @@ def test_golden_table_with_places_gives_the_homes_that_are_committed():
 
 
 def test_group_that_is_to_read_the_source_asks_no_wider_home():
-    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(outer_threshold=0)})
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.LocationPolicy(outer_threshold=0)})
     for oid in OIDS:
         assert placement.outer_home(of, "h1", oid) is None
         assert placement.upstreams(of, None, placement.home(of, "h1", oid), oid) == []

@@ -148,7 +148,7 @@ def publish(
     hosts: int,
     vnodes: int = 3,
     thresholds: tuple[int | None, int | None] = (None, None),
-    places: Mapping[str, outward.Outward] = MappingProxyType({}),
+    places: Mapping[str, outward.LocationPolicy] = MappingProxyType({}),
 ) -> None:
     """Publish a table of hosts h0000, h0001 and so on."""
     given = [sample(number) for number in range(hosts)]

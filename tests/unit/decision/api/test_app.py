@@ -43,7 +43,7 @@ BODIES = {
     },
     "listener:report": {"listener": "controller1"},
     "checkpoint:create": {"instance_id": checkpoint_hosts.SERVER},
-    **{f"image:{name}": {"hosts": ["h0000"]} for name in ("hurry", "pause", "resume", "unpin")},
+    **{f"image:{name}": {"hosts": ["h0000"]} for name in ("hydrate", "pause", "resume", "unpin")},
 }
 
 
@@ -61,6 +61,10 @@ def test_document_in_the_manual_is_that_of_the_code():
     """But for the order of what a value may be, which differs between versions of msgspec."""
     document = in_one_order(json.loads(DOCUMENT.read_text()))
     assert document == in_one_order(openapi.document())
+
+
+def test_no_schema_is_named_by_a_python_module():
+    assert not [name for name in openapi.document()["components"]["schemas"] if "." in name]
 
 
 def in_one_order(value):
@@ -176,17 +180,17 @@ def test_bodies_of_another_form_are_refused(body, client, filled, bus):
         assert not filled.drained() and not bus.tasks and not bus.wanted
 
 
-@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.12", "acstor latest", "compute 2.99"])
+@pytest.mark.parametrize("version", ["acstor 1.0", "acstor latest", "compute 2.99"])
 def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.13", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.1", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406
-    assert "1.0, 1.1, 1.2, 1.3, 1.4" in answer.json["error"]["message"]
+    assert "but 1.0" in answer.json["error"]["message"]
 
 
 @pytest.mark.allow_log(r"the database fails")

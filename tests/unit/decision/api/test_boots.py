@@ -35,7 +35,7 @@ def test_last_boot_on_each_host_is_told_the_newest_last(client, store):
     ]
     assert told[1]["timeline"]["bytes"] == {"boot": 7}
     at = datetime.datetime.fromtimestamp(conftest.NOW_S + 5, datetime.UTC)
-    assert datetime.datetime.fromisoformat(told[1]["told_at"]) == at
+    assert datetime.datetime.fromisoformat(told[1]["reported_at"]) == at
 
 
 @pytest.mark.parametrize(("who", "status"), [(conftest.READER, 200), (conftest.TENANT, 403)])

@@ -66,7 +66,7 @@ def test_one_is_shown_without_its_key(client, three):
     answer = client.get(ONE)
     assert answer.json["taken_at"] == "2027-01-15T08:00:00.001000Z"
     assert answer.json["holders"] == ["h2", "h3"]
-    assert answer.json["forgotten_from"] is None
+    assert answer.json["server_deleted_at"] is None
     for path in (ONE, "/v1/checkpoints"):
         assert "cd" * 32 not in client.get(path).text
 
@@ -129,7 +129,7 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client
     assert client.get(ONE).json["recovered_at"]
     answer = client.post(f"{ONE}/delete")
     assert answer.status_code == 409
-    assert "was given out for recovery at" in answer.json["error"]["message"]
+    assert "a recovery from checkpoint" in answer.json["error"]["message"]
     assert client.get(ONE).status_code == 200
     assert client.post(f"{ONE}/delete", json={"force": True}).status_code == 200
     assert client.get(ONE).status_code == 404
@@ -165,7 +165,7 @@ def test_one_is_asked_of_the_servers_host(client, bus, three):
         "instance_id": SERVER,
         "host": "h1",
         "latest": checkpoint_id(3),
-        "after": 7,
+        "previous_number": 7,
     }
     assert bus.wanted == [(SERVER, "h1", request)]
 

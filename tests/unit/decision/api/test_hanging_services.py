@@ -58,7 +58,7 @@ def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, 
         " ".join(one["subjects"])
         for answer in answers
         for one in answer["findings"]
-        if one["code"] == "glance-away"
+        if one["code"] == "glance-unreachable"
     ]
     assert len(away) == len(answers)
     named = "no answer within 2 s ([glance] timeout): Request to " + glance.url

@@ -13,7 +13,7 @@ from tests.unit.decision.api import conftest
 
 
 def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
-    peers = {"h0001": decision_api.Exchanged(7, 9, decision_api.Timed(5, 0.5))}
+    peers = {"h0001": decision_api.PeerTraffic(7, 9, decision_api.TimedTraffic(5, 0.5))}
     conftest.note(store, conftest.sample(0, sent_s=time.time(), peers=peers))
     conftest.publish(store, 1, hosts=2, vnodes=5)
     shown = client.get("/v1/hosts/h0000").json
@@ -30,14 +30,14 @@ def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
 
 def test_host_that_tells_nothing_any_more_is_silent(client, store):
     conftest.note(store, conftest.sample(0, sent_s=1.0))
-    assert client.get("/v1/hosts/h0000").json["state"] == hosts.State.SILENT
+    assert client.get("/v1/hosts/h0000").json["state"] == hosts.HostState.SILENT
     assert client.get("/v1/hosts/h0000").json["vnodes"] == 0
 
 
 def test_overloaded_host_says_so(client, store):
     conftest.note(store, conftest.sample(0, sent_s=time.time()), overloaded=2)
     shown = client.get("/v1/hosts/h0000").json
-    assert (shown["state"], shown["overloaded_in_a_row"]) == ("overloaded", 2)
+    assert (shown["state"], shown["overloads_in_a_row"]) == ("overloaded", 2)
 
 
 def test_host_is_drained_and_enabled_again(client, store):
@@ -114,7 +114,10 @@ def test_table_shows_how_far_homes_may_be(thresholds, client, store):
 
 
 def test_table_shows_what_places_give_and_whom_they_ask(client, store):
-    places = {"pod1/rack0": outward.Outward(20), "pod2": outward.Outward(outer_threshold=0)}
+    places = {
+        "pod1/rack0": outward.LocationPolicy(20),
+        "pod2": outward.LocationPolicy(outer_threshold=0),
+    }
     conftest.publish(store, 1, hosts=2, thresholds=(1, 9), places=places)
     shown = client.get("/v1/ring").json
     assert shown["places"] == {"pod1/rack0": {"share": 20}, "pod2": {"outer_threshold": 0}}

@@ -27,21 +27,21 @@ WARM = decision_api.HeldImage(
     read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
 )
 COLD = decision_api.HeldImage()
-OWNED = whole_image.Whole(
-    state=whole_image.State.WHOLE, is_used=True, total_bytes=SIZE, left_bytes=0
+OWNED = whole_image.FillStatus(
+    state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=SIZE, remaining_bytes=0
 )
-FILLING = whole_image.Whole(
-    state=whole_image.State.FILLING,
+FILLING = whole_image.FillStatus(
+    state=whole_image.FillState.FILLING,
     is_used=True,
     total_bytes=SIZE,
-    left_bytes=SIZE // 4,
-    bytes_s=1000,
-    left_s=262.1,
+    remaining_bytes=SIZE // 4,
+    rate_bytes_s=1000,
+    remaining_s=262.1,
 )
-LACKING = decision_api.HeldImage(whole=FILLING)
-PINNED = whole_image.Whole(state=whole_image.State.QUEUED, is_used=False, is_asked=True)
-NOT_USED = whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False)
-ABOUT_IMAGES = ("prepare", "pre-seed", "hydrate", "record-boots")
+LACKING = decision_api.HeldImage(fill=FILLING)
+PINNED = whole_image.FillStatus(state=whole_image.FillState.QUEUED, is_used=False, is_pinned=True)
+NOT_USED = whole_image.FillStatus(state=whole_image.FillState.EVICTABLE, is_used=False)
+ABOUT_IMAGES = ("prepare", "pre-seed", "flatten", "record-boots")
 
 
 def hold(store, *images_of_hosts, **fields):
@@ -183,7 +183,7 @@ def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, gl
 
 def keep(store, *wholes):
     """Let host n tell how far the first image is there."""
-    hold(store, *({IMAGES[0]: decision_api.HeldImage(whole=whole)} for whole in wholes))
+    hold(store, *({IMAGES[0]: decision_api.HeldImage(fill=whole)} for whole in wholes))
 
 
 def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store):
@@ -193,20 +193,26 @@ def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store
         client.get("/v1/images").json["images"][0],
     ):
         # Who says nothing may use it.
-        assert (shown["hosts"], shown["using_hosts"], shown["whole_hosts"]) == (5, 3, 1)
+        assert (shown["hosts"], shown["using_hosts"], shown["fully_cached_hosts"]) == (5, 3, 1)
     rows = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
-    shown = [row["whole"] for row in rows]
-    assert [whole and (whole["state"], whole["is_used"], whole["share"]) for whole in shown] == [
-        ("whole", True, 1.0),
+    shown = [row["fill"] for row in rows]
+    assert [
+        whole and (whole["state"], whole["is_used"], whole["cached_share"]) for whole in shown
+    ] == [
+        ("fully_cached", True, 1.0),
         ("filling", True, 0.75),
         ("queued", False, None),
-        ("not kept", False, None),
+        ("evictable", False, None),
         None,
     ]
-    assert (shown[1]["bytes_s"], shown[1]["left_s"], shown[1]["pace"]) == (1000, 262.1, "usual")
+    assert (shown[1]["rate_bytes_s"], shown[1]["remaining_s"], shown[1]["mode"]) == (
+        1000,
+        262.1,
+        "normal",
+    )
 
 
-@pytest.mark.parametrize("action", ["hurry", "pause", "resume", "unpin"])
+@pytest.mark.parametrize("action", ["hydrate", "pause", "resume", "unpin"])
 def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, store, bus):
     keep(store, OWNED, FILLING, PINNED, NOT_USED, None)
     answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
@@ -216,24 +222,24 @@ def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, st
         (action, ["h0000", "h0001", "h0002"]),
         (action, ["h0003"]),
     ]
-    assert {task.within_s for task, _ in bus.tasks} == {0.0}
+    assert {task.deadline_s for task, _ in bus.tasks} == {0.0}
     assert [given.host for given in store.unheard_tasks(0)] == [f"h{n:04}" for n in range(4)]
 
 
-@pytest.mark.parametrize("within_s", [-1, 1e9, "soon", None])
-def test_deadlines_that_make_no_sense_are_refused(within_s, client, store, bus):
+@pytest.mark.parametrize("deadline_s", [-1, 1e9, "soon", None])
+def test_deadlines_that_make_no_sense_are_refused(deadline_s, client, store, bus):
     keep(store, FILLING)
-    path = f"/v1/images/{IMAGES[0]}/hurry"
-    assert client.post(path, json={"within_s": within_s}).status_code == 400
-    assert client.post(path, json={"within_s": 90.5}).status_code == 202
+    path = f"/v1/images/{IMAGES[0]}/hydrate"
+    assert client.post(path, json={"deadline_s": deadline_s}).status_code == 400
+    assert client.post(path, json={"deadline_s": 90.5}).status_code == 202
     [(task, _)] = bus.tasks
-    assert task.within_s == 90.5
-    assert 30 < task.by_s - time.time() <= 90.5  # however late a host hears of it
+    assert task.deadline_s == 90.5
+    assert 30 < task.due_at_s - time.time() <= 90.5  # however late a host hears of it
 
 
-def test_an_image_that_no_host_is_to_keep_is_not_hurried(client, store, bus):
+def test_an_image_that_no_host_is_to_keep_is_not_hydrated(client, store, bus):
     keep(store, NOT_USED, None)
-    answer = client.post(f"/v1/images/{IMAGES[0]}/hurry")
+    answer = client.post(f"/v1/images/{IMAGES[0]}/hydrate")
     assert answer.status_code == 409
     assert answer.json["error"]["message"].startswith(f"no host uses image {IMAGES[0]}")
     assert not bus.tasks
@@ -245,16 +251,16 @@ def test_unknown_images_are_not_found(path, client, store):
     assert client.get(f"/v1/images/no-image{path}").status_code == 400
 
 
-def test_disks_are_hydrated_though_glance_has_their_image_no_more(client, store, bus):
+def test_disks_are_flattened_though_glance_has_their_image_no_more(client, store, bus):
     hold(store, {IMAGES[0]: WARM}, {})
-    answer = client.post(f"/v1/images/{IMAGES[0]}/hydrate", json={"hosts": ["h0001"]})
+    answer = client.post(f"/v1/images/{IMAGES[0]}/flatten", json={"hosts": ["h0001"]})
     assert (answer.status_code, answer.json["hosts"]) == (202, ["h0001"])
-    assert client.post(f"/v1/images/{IMAGES[0]}/hydrate").json["hosts"] == ["h0000", "h0001"]
+    assert client.post(f"/v1/images/{IMAGES[0]}/flatten").json["hosts"] == ["h0000", "h0001"]
     (first, to_one), (_, to_all) = bus.tasks
-    assert (first.kind.value, to_one, to_all) == ("hydrate", ["h0001"], None)
+    assert (first.kind.value, to_one, to_all) == ("flatten", ["h0001"], None)
 
 
-@pytest.mark.parametrize("action", [*ABOUT_IMAGES, "hurry", "pause", "resume", "unpin"])
+@pytest.mark.parametrize("action", [*ABOUT_IMAGES, "hydrate", "pause", "resume", "unpin"])
 def test_nothing_is_done_about_unknown_images(action, client, store, bus):
     hold(store, {IMAGES[0]: WARM})
     assert client.post(f"/v1/images/{IMAGES[1]}/{action}").status_code == 404
@@ -373,30 +379,30 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
     ],
 )
 def test_services_are_told_which_images_hosts_need(roles, status, client, store):
-    hold(store, {IMAGES[1]: decision_api.HeldImage(whole=OWNED), IMAGES[0]: LACKING})
-    answer = client.get("/v1/needed", headers={"X-Roles": roles})
+    hold(store, {IMAGES[1]: decision_api.HeldImage(fill=OWNED), IMAGES[0]: LACKING})
+    answer = client.get("/v1/needed-images", headers={"X-Roles": roles})
     assert answer.status_code == status
     if status == 200:
         assert answer.json["images"] == [IMAGES[0]]
         assert (answer.json["is_complete"], answer.json["silent_hosts"]) == (True, 0)
-        assert answer.json["known_since_s"] <= answer.json["heard_s"] <= answer.json["now_s"]
+        assert answer.json["first_sample_s"] <= answer.json["last_sample_s"] <= answer.json["now_s"]
 
 
 def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
     for silent_s, needs in ((held_images.KEPT_S - 60, [IMAGES[0]]), (held_images.KEPT_S + 60, [])):
         told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
         conftest.note(store, told)
-        assert client.get("/v1/needed").json["images"] == needs
+        assert client.get("/v1/needed-images").json["images"] == needs
 
 
 def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, store, bus):
     hold(store, {}, {})
-    body = {"after": [IMAGES[1], IMAGES[2]], "is_open": True}
-    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", json=body)
+    body = {"previous_images": [IMAGES[1], IMAGES[2]], "is_public": True}
+    answer = client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image", json=body)
     assert answer.status_code == 202
     [(task, hosts)] = bus.tasks
     assert (task.kind, task.image_id, hosts) == ("boot_ahead", IMAGES[0], None)
-    assert (task.after, task.is_open) == ((IMAGES[1], IMAGES[2]), True)
+    assert (task.previous_images, task.is_public) == ((IMAGES[1], IMAGES[2]), True)
     assert answer.json == {"image_id": IMAGES[0], "request": task.request}
     assert store.unheard_tasks(0) == []
 
@@ -413,18 +419,20 @@ def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, st
 )
 def test_who_prepares_images_may_tell_hosts_of_boot_images(roles, status, client, bus):
     headers = {"X-Roles": roles, "OpenStack-System-Scope": "all"}
-    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", headers=headers)
+    answer = client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image", headers=headers)
     assert answer.status_code == status
     assert len(bus.tasks) == (status == 202)
 
 
 @pytest.mark.parametrize("after", [["../x"], [IMAGES[0]] * 17, [7], IMAGES[0]])
 def test_predecessors_that_are_none_are_refused(after, client, bus):
-    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", json={"after": after})
+    answer = client.post(
+        f"/v1/images/{IMAGES[0]}/prefetch-boot-image", json={"previous_images": after}
+    )
     assert answer.status_code == 400
     assert not bus.tasks
 
 
 def test_hosts_are_told_of_no_boot_image_while_the_bus_is_gone(client, bus):
     bus.failure = rpc.BusUnreachable("refused")
-    assert client.post(f"/v1/images/{IMAGES[0]}/boot-ahead").status_code == 503
+    assert client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image").status_code == 503

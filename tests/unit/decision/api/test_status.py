@@ -37,9 +37,12 @@ def codes(found):
 
 
 def held(state, **fields):
-    total = {"total_bytes": 100, "left_bytes": 0 if state is whole_image.State.WHOLE else 40}
-    whole = whole_image.Whole(state=state, is_used=True, **total, **fields)
-    return decision_api.HeldImage(size_bytes=100, whole=whole)
+    total = {
+        "total_bytes": 100,
+        "remaining_bytes": 0 if state is whole_image.FillState.FULLY_CACHED else 40,
+    }
+    whole = whole_image.FillStatus(state=state, is_used=True, **total, **fields)
+    return decision_api.HeldImage(size_bytes=100, fill=whole)
 
 
 def enrol(store, host, ago_s):
@@ -49,16 +52,16 @@ def enrol(store, host, ago_s):
 
 def test_cloud_without_hosts_is_not_ready(status):
     found = status()
-    assert (found["health"], codes(found), found["table"]) == ("warning", ["no-hosts"], None)
-    assert found["hosts"]["up"] == 0 and found["checkpoints"]["oldest_s"] is None
+    assert (found["health"], codes(found), found["ring"]) == ("warning", ["no-hosts"], None)
+    assert found["hosts"]["up"] == 0 and found["checkpoints"]["oldest_age_s"] is None
 
 
 def test_all_is_told_together(status, store, glance):
     told = decision_api.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     images = {
-        IMAGE.format(1): held(whole_image.State.WHOLE),
-        IMAGE.format(2): held(whole_image.State.NO_ROOM, why="it lacks 40 bytes"),
-        IMAGE.format(3): held(whole_image.State.QUEUED),
+        IMAGE.format(1): held(whole_image.FillState.FULLY_CACHED),
+        IMAGE.format(2): held(whole_image.FillState.NO_SPACE, why="it lacks 40 bytes"),
+        IMAGE.format(3): held(whole_image.FillState.QUEUED),
     }
     api.note(store, sample(0, health=told, images=images), sample(1, health=told))
     store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
@@ -74,7 +77,7 @@ def test_all_is_told_together(status, store, glance):
     found = status()
     assert found["health"] == "warning"
     assert set(codes(found)) >= {
-        *("host-silent", "nova-falls-back", "image-failed", "image-not-begun", "image-not-whole")
+        *("host-silent", "nova-fallback", "image-failed", "image-not-prepared", "image-not-cached")
     }
     assert found["hosts"] == {
         "up": 2,
@@ -84,20 +87,20 @@ def test_all_is_told_together(status, store, glance):
         "drained": 0,
         "versions": {"1.2": 2},
     }
-    assert found["table"]["epoch"] == 1 and found["table"]["up_to_date"] == 2
-    (why,) = found["images"].pop("not_served")
+    assert found["ring"]["epoch"] == 1 and found["ring"]["up_to_date_hosts"] == 2
+    (why,) = found["images"].pop("unsupported")
     assert why.startswith("its disk format is iso")
     assert found["images"] == {
         "ready": 1,
         "preparing": 2,
         "failed": 1,
-        "not_served_in_all": 1,
+        "unsupported_total": 1,
         "is_complete": True,
     }
-    assert found["images_in_use"] == {"used": 3, "whole": 1}
+    assert found["images_in_use"] == {"used": 3, "fully_cached": 1}
     assert found["guests"]["fallbacks"] == {"not-mapped": 6}
     assert found["checkpoints"]["servers"] == 1
-    (unfinished,) = (one for one in found["findings"] if one["code"] == "image-not-whole")
+    (unfinished,) = (one for one in found["findings"] if one["code"] == "image-not-cached")
     assert unfinished["subjects"] == [f"h0000: {IMAGE.format(2)}: it lacks 40 bytes"]
 
 
@@ -105,13 +108,13 @@ def test_rest_is_told_when_glance_is_away(status, store, glance):
     api.note(store, sample(0))
     glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
     found = status()
-    assert found["images"] is None and "glance-away" in codes(found)
+    assert found["images"] is None and "glance-unreachable" in codes(found)
     assert found["hosts"]["up"] == 1
 
 
 def test_hosts_that_are_shut_out_are_not_missed(status, store):
     store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
-    assert codes(status()) == ["decision-deaf", "no-table"]
+    assert codes(status()) == ["no-samples", "no-table"]
 
     store.change_enrolment("h0009", lambda _: models.Enrolment(host="h0009", state="revoked"))
     assert codes(status()) == ["no-hosts"]
@@ -123,7 +126,7 @@ def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
     for host, ago_s in (("h0000", 3600), ("h0001", 600), ("h0002", 1)):
         enrol(store, host, ago_s)
     found = status()
-    assert codes(found) == ["host-unheard"] and found["health"] == "warning"
+    assert codes(found) == ["host-no-samples"] and found["health"] == "warning"
     assert found["findings"][0]["subjects"] == ["h0001: its certificate is 10 min old"]
     assert (found["hosts"]["up"], found["hosts"]["silent"]) == (1, 2)
     assert store.silent_hosts(time.time() - 120) == (1, ["h0001"])
@@ -132,7 +135,7 @@ def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
 
 def test_cloud_in_which_nobody_is_heard_is_not_ready(status, store):
     enrol(store, "h0001", 600)
-    assert codes(status()) == ["host-unheard", "no-table"]
+    assert codes(status()) == ["host-no-samples", "no-table"]
 
 
 def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(status, store):
@@ -142,7 +145,7 @@ def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(statu
     for host, ago_s in (("h0000", 1700), ("h0001", 1900)):
         store.note_checkpoint_failures(host, full, time.time() - ago_s)
     (found,) = status()["findings"]
-    assert (found["code"], found["subjects"]) == ("checkpoint-fails", ["vault on h0000: full"])
+    assert (found["code"], found["subjects"]) == ("checkpoint-failed", ["vault on h0000: full"])
     assert "vault_limit_bytes" in found["remedy"]
 
 

@@ -70,8 +70,8 @@ class Cloud:
             total=decision_api.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
             sketch=self.sketches.get(host, ()),
             peers={
-                other: decision_api.Exchanged(
-                    1000, 0, decision_api.Timed(1000, self.wait(host, other))
+                other: decision_api.PeerTraffic(
+                    1000, 0, decision_api.TimedTraffic(1000, self.wait(host, other))
                 )
                 for other in self.hosts
                 if self.wait and other != host

@@ -3,7 +3,7 @@ import pytest
 
 from acstor_decision.core import enrolment
 
-S, V = enrolment.State, enrolment.Verdict
+S, V = enrolment.EnrolmentState, enrolment.Verdict
 
 
 def judge(known, user="u", key="k1", proven=(), automatic=True):

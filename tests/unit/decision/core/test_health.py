@@ -46,32 +46,32 @@ def checkpoint(age_s, interval_s):
 
 TROUBLE = decision_api.HostTrouble("address in use", NOW_S - 301)
 FOUND = {
-    "decision-deaf": seen(host(is_heard=False)),
+    "no-samples": seen(host(is_heard=False)),
     "host-silent": seen(host(), host("h2", is_heard=False)),
-    "host-unheard": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
+    "host-no-samples": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
     "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
-    "host-waits": seen(host(), host("h2", is_heard=False, waits=True)),
-    "certificate-ended": seen(host(left_share=-0.1)),
-    "certificate-ends": seen(host(left_share=0.1)),
+    "host-waiting": seen(host(), host("h2", is_heard=False, waits=True)),
+    "certificate-expired": seen(host(left_share=-0.1)),
+    "certificate-expires": seen(host(left_share=0.1)),
     "no-table": seen(epoch=0, published_ago_s=None),
     "table-old": seen(host(epoch=6)),
     "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
     "reads-failed": seen(told(failed_reads=1)),
     "mount-dead": seen(told(on_dead_mounts=("s1", "process 7 (qemu)"))),
-    "nova-falls-back": seen(told(fallbacks={"agent-unreachable": 2})),
-    "part-broken": seen(told(troubles={"metrics": TROUBLE})),
+    "nova-fallback": seen(told(fallbacks={"agent-unreachable": 2})),
+    "agent-fault": seen(told(troubles={"metrics": TROUBLE})),
     "versions-differ": seen(told(version="1.1"), host("h2")),
-    "glance-away": seen(images=None),
+    "glance-unreachable": seen(images=None),
     "listener-silent": seen(listeners=[health.Listener(name="c1", reported_ago_s=181.0)]),
-    "image-not-begun": seen(images=[image(health.ImageState.NOT_BEGUN)]),
+    "image-not-prepared": seen(images=[image(health.ImageState.NOT_BEGUN)]),
     "image-failed": seen(images=[image(health.ImageState.FAILED, "no room")]),
-    "image-not-whole": seen(
+    "image-not-cached": seen(
         unfinished=[health.Unfinished(host="h1", image_id="i1", why="no room")]
     ),
-    "checkpoint-fails": seen(
+    "checkpoint-failed": seen(
         checkpoint_failures={"h1": [messages.Failing(SERVER, "holder", "h2")]}
     ),
-    "checkpoint-old": seen(checkpoints=[checkpoint(7501.0, 3600)]),
+    "checkpoint-late": seen(checkpoints=[checkpoint(7501.0, 3600)]),
 }
 
 

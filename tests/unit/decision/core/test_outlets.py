@@ -114,13 +114,15 @@ def test_sample_says_what_a_byte_took():
         link_bytes_s=1000,
         total=decision_api.Traffic(),
         peers={
-            "fast": decision_api.Exchanged(900, 5, decision_api.Timed(800, 0.4)),
-            "given-up": decision_api.Exchanged(0, 0, decision_api.Timed(0, 0.4)),
-            "prefetched": decision_api.Exchanged(100, 0),
-            "tiny": decision_api.Exchanged(1 << 62, 0, decision_api.Timed(1 << 62, 5e-324)),
-            "huge": decision_api.Exchanged(1, 0, decision_api.Timed(1, 1e12)),
+            "fast": decision_api.PeerTraffic(900, 5, decision_api.TimedTraffic(800, 0.4)),
+            "given-up": decision_api.PeerTraffic(0, 0, decision_api.TimedTraffic(0, 0.4)),
+            "prefetched": decision_api.PeerTraffic(100, 0),
+            "tiny": decision_api.PeerTraffic(
+                1 << 62, 0, decision_api.TimedTraffic(1 << 62, 5e-324)
+            ),
+            "huge": decision_api.PeerTraffic(1, 0, decision_api.TimedTraffic(1, 1e12)),
         },
-        source=decision_api.Timed(1000, 2.0),
+        source=decision_api.TimedTraffic(1000, 2.0),
     )
     read = outlets.reader((), sample)
     assert read.wait == {
@@ -133,7 +135,10 @@ def test_sample_says_what_a_byte_took():
 
 
 def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
-    many = {f"h{n}": decision_api.Exchanged(1, 0, decision_api.Timed(1, 1.0)) for n in range(999)}
+    many = {
+        f"h{n}": decision_api.PeerTraffic(1, 0, decision_api.TimedTraffic(1, 1.0))
+        for n in range(999)
+    }
     sample = decision_api.Sample(
         host="h1",
         address="10.0.0.1:7201",

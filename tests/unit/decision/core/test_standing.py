@@ -156,18 +156,18 @@ def test_places_that_are_no_more_are_not_spoken_of(of):
     for _ in range(NEEDED):
         of.note_slowness({RACK: 8.0, "gone": 8.0})
         of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}, "gone": {USUAL: 4.0, 2: 1.0}})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.Outward(12, 2)}
-    assert of.places({RACK}, (), 1) == {RACK: outward.Outward(12)}
+    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.LocationPolicy(12, 2)}
+    assert of.places({RACK}, (), 1) == {RACK: outward.LocationPolicy(12)}
     assert of.places((), (), 1) == {}
     assert of.places((), {RACK}, 2) == {}, "a way that is not above the threshold any more"
 
 
 def test_what_another_instance_published_is_gone_on_from():
-    said = {RACK: outward.Outward(12, 2)}
+    said = {RACK: outward.LocationPolicy(12, 2)}
     of = standing.Standing(NEEDED, said)
     assert of.places({RACK}, {RACK}, 1) == said
-    of.replace({RACK: outward.Outward(50)})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.Outward(50)}
+    of.replace({RACK: outward.LocationPolicy(50)})
+    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.LocationPolicy(50)}
     for _ in range(standing.RAISE_AFTER):
         of.note_slowness({RACK: 1.0})
     assert of.places({RACK}, {RACK}, 1) == {}
