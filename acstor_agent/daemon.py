@@ -417,7 +417,7 @@ class Agent:
             "shares": status.of_shares(self._sharing, self._promises),
             "disk_io": status.of_disk_io(self._io),
             "event_loop": status.of_latency(self._turns.latency),
-            "troubles": self._troubles(),
+            "faults": self._troubles(),
             "sources": status.of_sources(self._source.places()),
             "guests": status.of_guests(
                 self._waiting,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint: what the vault keeps, and how checkpoints of this host's servers go.
+"""The Prometheus endpoint: the vault, and the checkpoints of this host's servers.
 
 What is shown is read when it is asked for, and nothing waits for who asks.
 """
@@ -32,47 +32,51 @@ class VaultCollector(registry.Collector):
         room = self._vault.room
         used, limits = room.used(), room.limits
         for name, text, value in (
-            ("used_bytes", "What is kept, on disk", sum(one.size_bytes for one in used.values())),
+            (
+                "used_bytes",
+                "Size of the vault's files on disk",
+                sum(one.size_bytes for one in used.values()),
+            ),
             (
                 "inodes",
-                "Files and folders that are kept",
+                "Files and folders of the vault",
                 sum(one.inodes for one in used.values()),
             ),
-            ("hosts", "Hosts of which something is kept", len(used)),
-            ("full_hosts", "Hosts that have used up their quota", room.full_hosts()),
-            ("limit_bytes", "What may be kept", limits.total_bytes),
-            ("limit_inodes", "How many files and folders may be kept", limits.inodes),
+            ("hosts", "Hosts with data in the vault", len(used)),
+            ("full_hosts", "Hosts whose quota is used up", room.full_hosts()),
+            ("limit_bytes", "Limit of the size of the vault's files", limits.total_bytes),
+            ("limit_inodes", "Limit of the number of files and folders", limits.inodes),
             (
-                "is_safe",
-                "Whether what is put is safe on the disk",
+                "sync_ok",
+                "Whether the vault can flush data to the disk: 1, or 0",
                 not self._vault.safety.has_failed,
             ),
             (
-                "scrubbed_timestamp_seconds",
-                "When all of it had been read the last time; 0: never",
+                "last_scrub_timestamp_seconds",
+                "End of the last complete scrub; 0: none",
                 scrubbing.ended_s(self._vault.folder) or 0.0,
             ),
         ):
             yield core.GaugeMetricFamily(f"acstor_vault_{name}", text, value)
         refused = core.CounterMetricFamily(
-            "acstor_vault_refused",
-            "Files and folders for which there was no room, by the bound that was reached",
-            labels=["bound"],
+            "acstor_vault_refused_files",
+            "Files and folders refused, by the limit that was reached",
+            labels=["limit"],
         )
         for bound in room_.Bound:
             refused.add_metric([bound], room.refused[bound])
         yield refused
         yield core.SummaryMetricFamily(
             "acstor_vault_sync_seconds",
-            "How long the disk took to make safe what was put",
+            "Duration of flushes to the disk",
             self._vault.safety.passes,
             self._vault.safety.took_s,
         )
         for name, text, value in (
-            ("spoilt", "Files that were not what was put, and were removed", self._vault.spoilt),
+            ("corrupt_files", "Corrupt files that were removed", self._vault.spoilt),
             (
                 "throttled_seconds",
-                "How long requests of hosts waited that had too many names looked up",
+                "Time that the rate limit of lookups delayed requests",
                 self._vault.lookups.waited_s,
             ),
         ):
@@ -105,12 +109,12 @@ class TakingCollector(registry.Collector):
         for name, text, found in (
             (
                 "overdue_seconds",
-                "How long a server has waited for a checkpoint beyond its interval",
+                "Time that a server has waited for a checkpoint beyond its interval",
                 self._daemon.overdue_s(),
             ),
             (
-                "taking_seconds",
-                "How long a server's disk has been read, while it cannot be moved",
+                "capture_seconds",
+                "Time that the capture of a server's disk has taken; it blocks migrations",
                 self._daemon.taking_s(),
             ),
         ):
@@ -125,14 +129,14 @@ class TakingCollector(registry.Collector):
         yield from self._failed()
 
     def _failed(self) -> Iterator[core.Metric]:
-        text = "Checkpoints that failed"
+        text = "Checkpoints that failed, by reason"
         family = core.CounterMetricFamily("acstor_checkpoint_failures", text, labels=["reason"])
         for reason, count in self._daemon.failures.by_reason().items():
             family.add_metric([reason], count)
         yield family
         family = core.CounterMetricFamily(
             "acstor_checkpoint_holder_failures",
-            "Checkpoints that failed by a holder, and why",
+            "Checkpoints that failed at a holder, and why",
             labels=["holder", "reason"],
         )
         for labels, count in self._daemon.failures.by_holder().items():

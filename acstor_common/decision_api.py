@@ -55,7 +55,7 @@ MAX_BOOTS = 32
 MAX_PREVIOUS_IMAGES = 16
 MAX_WHY = 255
 MAX_REASONS = 64
-MAX_TROUBLES = 16
+MAX_FAULTS = 16
 MAX_GUESTS = 256
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
@@ -238,7 +238,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("more of the image is cached or missing than it has")
 
 
-class HostTrouble(msgspec.Struct, frozen=True):
+class HostFault(msgspec.Struct, frozen=True):
     """A part of a host that does not work, although guests are served.
 
     :param why: the last failure in words
@@ -258,7 +258,7 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
     :param waits_for: what the oldest of them waits for, as far as that is known
     :param failed_reads: of guests, in the last hour
     :param fallbacks: how often Nova did without acstor in the last hour, by the reason
-    :param troubles: by the part
+    :param faults: faults of the host by the part that fails
     :param on_dead_mounts: servers, or processes, that use a mount that has ended
     """
 
@@ -268,7 +268,7 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: Label = ""
     failed_reads: Bytes = 0
     fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}
-    troubles: Annotated[dict[Label, HostTrouble], msgspec.Meta(max_length=MAX_TROUBLES)] = {}
+    faults: Annotated[dict[Label, HostFault], msgspec.Meta(max_length=MAX_FAULTS)] = {}
     on_dead_mounts: Annotated[tuple[Label, ...], msgspec.Meta(max_length=MAX_GUESTS)] = ()
 
 

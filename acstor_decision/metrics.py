@@ -112,8 +112,8 @@ class Collector(registry.Collector):
         yield from _of_instance(picture)
         yield from _of_hosts(picture.hosts)
         silent = core.GaugeMetricFamily(
-            "acstor_decision_host_is_silent",
-            "1 for a host that enrolled and sends no samples; of many, the first by name",
+            "acstor_decision_host_silent",
+            "1: the host enrolled and sends no samples; of many hosts, the first by name",
             labels=["host"],
         )
         for host in picture.silent:
@@ -121,22 +121,22 @@ class Collector(registry.Collector):
         yield silent
         yield from _of_checkpoints(picture.checkpoints, self._by_server)
         for name, text, label, counts in (
-            ("samples_refused", "Samples that were not used", "reason", picture.refused),
+            ("refused_samples", "Samples refused, by reason", "reason", picture.refused),
             (
-                "enrolments_refused",
-                "Requests for a certificate that were refused, ever, at all instances of the API",
+                "refused_enrolments",
+                "Requests for a certificate refused by all instances of the API, by reason",
                 "reason",
                 picture.refused_enrolments,
             ),
             (
-                "checkpoints_refused",
-                "Checkpoints that hosts wanted to register and may not",
+                "refused_checkpoints",
+                "Registrations of checkpoints refused, by reason",
                 "reason",
                 picture.checkpoints_refused,
             ),
             (
-                "rings_published",
-                "V-node tables that this one published",
+                "published_rings",
+                "V-node tables that this instance published, by reason",
                 "reason",
                 picture.published,
             ),
@@ -163,28 +163,40 @@ def serve(
 
 def _of_instance(picture: Picture) -> Iterator[core.Metric]:
     for name, text, value in (
-        ("leads", "Whether this instance leads", picture.leads),
-        ("round_timestamp_seconds", "When the last round ended", picture.round_s),
-        ("has_database", "Whether the database answers", picture.has_database),
-        ("has_switch_loads", "Whether the loads of switches are known", picture.has_loads),
-        ("ring_epoch", "Epoch of the v-node table in force", picture.epoch),
-        ("threshold", "The table's threshold; 0: none", picture.thresholds.near or 0),
-        ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
-        ("places", "Places that the table says something of", picture.places),
-        ("segment_chunks", "Chunks of an image that have one home", picture.segment_chunks),
-        ("hosts", "Hosts that live", len(picture.hosts)),
+        ("is_leader", "Whether this instance leads: 1, or 0", picture.leads),
+        ("last_round_timestamp_seconds", "End of the last round", picture.round_s),
+        ("database_up", "Whether the database answers: 1, or 0", picture.has_database),
+        ("switch_loads_up", "Whether the switches' loads are known: 1, or 0", picture.has_loads),
+        ("ring_epoch", "Epoch of the current v-node table", picture.epoch),
+        ("ring_threshold", "Threshold of the table; 0: none", picture.thresholds.near or 0),
+        (
+            "ring_outer_threshold",
+            "Outer threshold of the table; 0: none",
+            picture.thresholds.outer or 0,
+        ),
+        ("ring_places", "Locations with settings of their own in the table", picture.places),
+        (
+            "ring_segment_chunks",
+            "Consecutive chunks of an image that have the same home",
+            picture.segment_chunks,
+        ),
+        ("hosts", "Hosts that send samples", len(picture.hosts)),
         ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent_total),
         (
             "traffic_cv",
-            "Deviation of what hosts carry, chunks too, by its mean",
+            "Coefficient of variation of hosts' traffic, with chunks",
             picture.traffic_cv,
         ),
     ):
         yield core.GaugeMetricFamily(f"acstor_decision_{name}", text, value)
     for name, text, value in (
-        ("samples", "Samples that were used", picture.heard),
-        ("checkpoints", "Checkpoints that this one registered", picture.checkpoints_registered),
-        ("vnodes_moved", "V-nodes that this one's tables moved", picture.moved),
+        ("accepted_samples", "Samples accepted", picture.heard),
+        (
+            "registered_checkpoints",
+            "Checkpoints that this instance registered",
+            picture.checkpoints_registered,
+        ),
+        ("moved_vnodes", "V-nodes that this instance's tables moved", picture.moved),
     ):
         yield core.CounterMetricFamily(f"acstor_decision_{name}", text, value)
 
@@ -193,9 +205,9 @@ def _of_hosts(hosts: Mapping[str, HostPicture]) -> Iterator[core.Metric]:
     vnodes, share, overloaded = (
         core.GaugeMetricFamily(f"acstor_decision_host_{name}", text, labels=["host"])
         for name, text in (
-            ("vnodes", "V-nodes of a host"),
-            ("traffic_share", "Its traffic without chunks, in plus out, of its link's rate"),
-            ("is_overloaded", "Whether its last collection was overloaded"),
+            ("vnodes", "V-nodes of the host"),
+            ("traffic_ratio", "Traffic without chunks, in and out, by the rate of its links"),
+            ("overloaded", "Whether the host was overloaded in the last collection: 1, or 0"),
         )
     )
     for name, host in hosts.items():

@@ -139,9 +139,9 @@ OPTS = [
             ("built", "by booting each image once in a throw-away guest on this host"),
             ("both", "by booting it, and better ones of recorded boots"),
         ],
-        help="How boot images are made; a listener decides it when it starts and says it in its "
-        "log and in the metric acstor_glance_boot_images_made. To build them needs QEMU and some "
-        "minutes of a processor for each image; for images with the property "
+        help="How boot images are made. A listener decides this when it starts; its log and the "
+        "metric acstor_glance_boot_image_method_enabled show the decision. A build needs QEMU and "
+        "some minutes of a processor for each image; for images with the property "
         "hw_firmware_type=uefi also OVMF.",
     ),
     cfg.StrOpt(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a listener counts, as Prometheus shows it.
-
-The names are those of ``doc/source/admin/glance.rst`` and never change.
-"""
+"""Prometheus metrics of a listener; ``doc/source/admin/glance.rst`` lists them."""
 
 import collections
 from collections.abc import Callable
@@ -23,60 +20,65 @@ class Counters:
     def __init__(self) -> None:
         self.registry = prometheus_client.CollectorRegistry()
         self.messages = self._counter(
-            "acstor_glance_messages", "Notifications of Glance, by event type", ["event"]
+            "acstor_glance_notifications", "Notifications from Glance, by event type", ["event"]
         )
         self.images = self._counter(
-            "acstor_glance_images", "Images that were looked at, by what came of it", ["outcome"]
+            "acstor_glance_processed_images", "Images processed, by outcome", ["outcome"]
         )
         self.hashed_bytes = self._counter(
-            "acstor_glance_hashed_bytes", "Bytes of images that were hashed or skipped as holes"
+            "acstor_glance_hashed_bytes", "Bytes of images hashed or skipped as holes"
         )
         self.compared_images = self._counter(
             "acstor_glance_compared_images",
-            "Images that were compared with their base, by what became of their room in the store",
-            ["room"],
+            "Images compared with their backing image, by the result of deduplication",
+            ["result"],
         )
         self.shared_bytes = self._counter(
-            "acstor_glance_shared_bytes", "Bytes of images that share room with their base now"
+            "acstor_glance_deduplicated_bytes",
+            "Bytes of images that now share blocks with their backing image",
         )
         self.deleted_artefacts = self._counter(
-            "acstor_glance_deleted_artefacts", "Artefacts deleted because nobody needs them"
+            "acstor_glance_deleted_artefacts", "Artefacts deleted because no image needs them"
         )
         self.reconciles = self._counter(
-            "acstor_glance_reconciles", "Passes over all images, by how they ended", ["end"]
+            "acstor_glance_reconciles", "Reconciliations of all images, by result", ["result"]
         )
         self.reconciled_at = self._gauge(
-            "acstor_glance_last_reconcile_timestamp_seconds", "When the last whole pass ended"
+            "acstor_glance_last_reconcile_timestamp_seconds",
+            "End of the last complete reconciliation",
         )
-        self.waiting = self._gauge("acstor_glance_waiting_images", "Images that wait for a worker")
-        self.working = self._gauge("acstor_glance_working_images", "Images that are prepared now")
+        self.waiting = self._gauge(
+            "acstor_glance_queued_images", "Images in the queue of the workers"
+        )
+        self.working = self._gauge("acstor_glance_active_images", "Images in preparation")
         self.protections = self._counter(
-            "acstor_glance_protections", "Protections of images, set or taken back", ["change"]
+            "acstor_glance_protection_changes", "Protections of images set or removed", ["change"]
         )
         self.needed = self._gauge(
             "acstor_glance_needed_images",
-            "Images that hosts use and have not all of, by who protects them",
+            "Images that hosts use and have not fully cached, by protection",
             ["protection"],
         )
         self.guarded_at = self._gauge(
             "acstor_glance_last_protection_timestamp_seconds",
-            "When the last whole pass over the needed images ended",
+            "End of the last complete pass over the needed images",
         )
         self.protects = self._gauge(
-            "acstor_glance_protects_images", "Whether needed images are protected: 1, or 0"
+            "acstor_glance_protection_enabled",
+            "Whether the listener protects needed images: 1, or 0",
         )
 
         self.boot_images_made = self._gauge(
-            "acstor_glance_boot_images_made",
-            "Whether this listener makes boot images in a way: 1, or 0",
-            ["way"],
+            "acstor_glance_boot_image_method_enabled",
+            "Whether this listener makes boot images by this method: 1, or 0",
+            ["method"],
         )
         self.boot_images = self._gauge(
-            "acstor_glance_boot_images", "Images by how far their boot image is", ["state"]
+            "acstor_glance_boot_images", "Images by the state of their boot image", ["state"]
         )
         self.boot_images_waiting = self._gauge(
-            "acstor_glance_waiting_boot_images",
-            "Images that wait for this listener to look at their boot image",
+            "acstor_glance_queued_boot_images",
+            "Images in the queue for boot images",
         )
 
     def show_ways(self, ways: boot_ways.Ways) -> None:

@@ -71,7 +71,7 @@ def _table(status: Status) -> Finding:
 
 
 def _troubles(status: Status) -> Iterator[Finding]:
-    troubles = status.get("troubles") or {}
+    troubles = status.get("faults") or {}
     for part, trouble in sorted(troubles.items()):
         remedy = "It is tried again by itself. The log of the agent says more."
         yield Finding(f"agent: {part}", Level.WARNING, trouble["why"], remedy)

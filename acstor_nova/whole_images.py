@@ -129,7 +129,7 @@ def of_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Findi
 
 def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding:
     cache, images = status["cache"], status["images"]
-    limit, promised = cache["limit_bytes"], cache["promised_bytes"]
+    limit, promised = cache["limit_bytes"], cache["reserved_bytes"]
     room = limit - limit // SPARED
     coming = [image_id for image_id in used if not _is_promised(images.get(image_id))]
     coming_bytes = sum(_size_bytes(images.get(image_id)) or 0 for image_id in coming)

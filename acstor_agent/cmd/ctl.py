@@ -361,17 +361,17 @@ def _status(status: dict[str, Any]) -> str:
         "Worker": f"pid {status['worker_pid']}, up {status['uptime_s']:.0f} s",
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
         "Identity": textwrap.fill(_identity(status["identity"]), WIDTH),
-        "Troubles": "\n".join(
+        "Faults": "\n".join(
             textwrap.fill(f"{part}: {trouble['why']} (since {_time(trouble['since_s'])})", WIDTH)
-            for part, trouble in status["troubles"].items()
+            for part, trouble in status["faults"].items()
         )
         or "none",
         "Cache": f"{_mib(cache['stored_bytes'])} of {_mib(cache['limit_bytes'])} MiB, "
-        f"{cache['evictions']} evicted, {cache['healed']} healed",
-        "Cache folder": _trouble(cache["trouble"]),
+        f"{cache['evictions']} evicted, {cache['corrupt_chunks']} corrupt",
+        "Cache folder": _trouble(cache["fault"]),
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
-        "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
+        "Fallbacks": f"{exchange['failovers']}, {exchange['invalid_chunks']} invalid answers",
         "Refused": f"{status['refused']['gets']} questions of peers, "
         f"{status['refused']['connections']} connections, {status['guests']['refused']} of guests",
         "Waiting": "\n".join(

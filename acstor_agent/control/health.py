@@ -52,7 +52,7 @@ class Health:
         grown = self._window.grown(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
         lost = sorted(self._on_dead_mounts())[: decision_api.MAX_GUESTS]
-        troubles = sorted(self._troubles().items())[: decision_api.MAX_TROUBLES]
+        troubles = sorted(self._troubles().items())[: decision_api.MAX_FAULTS]
         return decision_api.HostHealth(
             version=self._version,
             waiting=sum(one.count for one in late),
@@ -60,8 +60,8 @@ class Health:
             waits_for=next((one.why for one in late if one.why), "")[: decision_api.MAX_WHY],
             failed_reads=failed,
             fallbacks=dict(sorted(grown.items())[: decision_api.MAX_REASONS]),
-            troubles={
-                what[: decision_api.MAX_WHY]: decision_api.HostTrouble(
+            faults={
+                what[: decision_api.MAX_WHY]: decision_api.HostFault(
                     one["why"][: decision_api.MAX_WHY], max(0.0, one["since_s"])
                 )
                 for what, one in troubles

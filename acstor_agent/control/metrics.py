@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of the agent: the numbers of ``status`` as metrics.
+"""The Prometheus endpoint of the agent: the counters of ``status`` as metrics.
 
 The agent counts in plain integers, because a guest's read must not pay for
 labels and locks; they become metrics when somebody asks.
@@ -48,7 +48,8 @@ class Collector(registry.Collector):
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"], by_image)
         turns = core.HistogramMetricFamily(
-            "acstor_event_loop_turn_seconds", "How long everything waits for the worker at most"
+            "acstor_event_loop_lag_seconds",
+            "Duration of event loop iterations, the longest wait of a request for the loop",
         )
         turns.add_metric([], *_buckets(status["event_loop"]))
         yield turns
@@ -56,23 +57,23 @@ class Collector(registry.Collector):
         yield from _of_sources(status["sources"])
         yield from _of_late(status["late"], by_image)
         broken = core.GaugeMetricFamily(
-            "acstor_trouble_since_seconds",
-            "Since when a part does not work, as Unix time; there is none for parts that work",
+            "acstor_fault_start_timestamp_seconds",
+            "Beginning of a fault, by the part that fails; absent for parts that work",
             labels=["part"],
         )
-        for part, trouble in status["troubles"].items():
+        for part, trouble in status["faults"].items():
             broken.add_metric([part], trouble["since_s"])
         yield broken
         fallbacks = core.CounterMetricFamily(
             "acstor_nova_fallbacks",
-            "Disks that Nova made without acstor, by the reason",
+            "Fallbacks of Nova to its own download, by reason",
             labels=["reason"],
         )
         for reason, times in status["nova"]["fallbacks"].items():
             fallbacks.add_metric([reason], times)
         yield fallbacks
         for name, text in (("epoch", "Epoch"), ("hosts", "Hosts")):
-            text = f"{text} of the v-node table in force"
+            text = f"{text} of the current v-node table"
             yield core.GaugeMetricFamily(f"acstor_ring_{name}", text, status["ring"][name])
         yield from _of_identity(status["identity"])
 
@@ -108,22 +109,24 @@ async def show(
 
 def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
-        "acstor_certificate_not_after_seconds",
-        "When this host's certificate ends, wall clock; 0 if it has none",
+        "acstor_certificate_expiry_timestamp_seconds",
+        "End of this host's certificate; 0: it has none",
         identity["certificate_not_after_s"] or 0,
     )
     yield core.GaugeMetricFamily(
-        "acstor_signers", "Keys that may sign v-node tables and tasks", identity["signers"]
+        "acstor_trusted_signers",
+        "Keys that this host trusts to sign v-node tables and tasks",
+        identity["signers"],
     )
     enrolment = identity["enrolment"] or {"failures": 0, "clock_off_s": 0.0}
     yield core.GaugeMetricFamily(
-        "acstor_enrolment_failures",
-        "Attempts in a row to get a certificate that failed",
+        "acstor_enrolment_consecutive_failures",
+        "Failed attempts to get a certificate since the last success",
         enrolment["failures"],
     )
     yield core.GaugeMetricFamily(
-        "acstor_clock_off_seconds",
-        "How far this host's clock was ahead of the decision service's",
+        "acstor_clock_offset_seconds",
+        "Offset of this host's clock from the decision service's; above 0: it is ahead",
         enrolment["clock_off_s"],
     )
 
@@ -142,19 +145,23 @@ def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
     families = {
         (name, unit): core.CounterMetricFamily(f"acstor_{name}_{unit}", text, labels=by_origin)
         for name, unit, text in (
-            ("read", "bytes", "Bytes that guests read, by where they came from"),
-            ("read", "requests", "Stretches of guests' reads, by where they came from"),
-            ("fetched", "bytes", "Bytes of chunks that came to this host, by who gave them"),
-            ("fetched", "requests", "Chunks that came to this host, by who gave them"),
+            ("read", "bytes", "Bytes that guests read, by origin"),
+            ("read", "requests", "Read requests of guests, counted once for each origin"),
+            ("fetched", "bytes", "Bytes of chunks that this host fetched, by origin"),
+            ("fetched", "requests", "Chunks that this host fetched, by origin"),
         )
     }
     seconds = core.HistogramMetricFamily(
-        "acstor_read_seconds", "How long guests' reads took", labels=labels
+        "acstor_read_duration_seconds", "Duration of guests' reads", labels=labels
     )
-    in_flight = core.GaugeMetricFamily("acstor_reads_in_flight", "Reads waiting", labels=labels)
-    failed = core.CounterMetricFamily("acstor_failed_reads", "Reads with EIO", labels=labels)
+    in_flight = core.GaugeMetricFamily(
+        "acstor_reads_in_flight", "Reads that have no answer yet", labels=labels
+    )
+    failed = core.CounterMetricFamily(
+        "acstor_failed_reads", "Reads that failed with EIO", labels=labels
+    )
     lost = core.CounterMetricFamily(
-        "acstor_lost_reads", "Reads with EIO of bytes that are nowhere any more", labels=labels
+        "acstor_lost_reads", "Reads that failed with EIO because the data is lost", labels=labels
     )
     for image_id, row in reads.items():
         key = _key(image_id)
@@ -170,10 +177,10 @@ def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
 
 def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
     for name, text, count in (
-        ("images_detached", "Images detached because nobody used them", detached["images"]),
+        ("images_detached", "Images detached after a time without use", detached["images"]),
         (
             "purged_chunks",
-            "Chunks dropped with images that the source has no more",
+            "Chunks deleted with images that the source no longer has",
             detached["purged_chunks"],
         ),
     ):
@@ -182,19 +189,19 @@ def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
 
 def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
     families = {
-        name: core.GaugeMetricFamily(f"acstor_whole_{name}", text, labels=_labels(by_image))
-        for name, text in (
-            ("total_bytes", "Bytes of images that are to be whole here, without zeros"),
-            ("remaining_bytes", "Bytes of them that are not here yet"),
-            ("shortfall_bytes", "Bytes that the cache lacks for them: they do not become whole"),
-            ("rate_bytes_s", "How fast they become whole"),
-            ("due_in_s", "Seconds until the first is to be whole, as an operator asked; <0: since"),
-            ("is_late", "How many will not be whole then at this speed, or were not"),
+        key: core.GaugeMetricFamily(f"acstor_fill_{name}", text, labels=_labels(by_image))
+        for key, name, text in (
+            ("total_bytes", "target_bytes", "Data of images to cache completely, without zeros"),
+            ("remaining_bytes", "remaining_bytes", "Part of this data that is not cached yet"),
+            ("shortfall_bytes", "shortfall_bytes", "Space that the cache lacks for these images"),
+            ("rate_bytes_s", "rate_bytes_per_second", "Rate at which the cache is filled"),
+            ("due_in_s", "deadline_seconds", "Time to the first deadline; below 0: it has passed"),
+            ("is_late", "late_images", "Images that missed their deadline, or will miss it"),
         )
     }
     states = core.GaugeMetricFamily(
-        "acstor_whole_state",
-        "Images by the state that they are in",
+        "acstor_fill_images",
+        "Images by fill state",
         labels=_labels(by_image, "state"),
     )
     for image_id, row in whole.items():
@@ -211,61 +218,60 @@ def _of_shares(shares: dict[str, int] | None) -> Iterator[core.Metric]:
     if shares is None:
         return
     for name, text in (
-        ("images", "Images that this host keeps a share of for instances of other hosts alone"),
-        ("bytes", "Bytes of these shares"),
-        ("leased_images", "Images that other hosts have asked this one to keep its share of"),
+        ("images", "Images of which this host keeps a part only for other hosts"),
+        ("bytes", "Data of these parts"),
+        ("leased_images", "Images of which other hosts lease a part from this host"),
     ):
-        yield core.GaugeMetricFamily(f"acstor_shares_{name}", text, shares[name])
-    for name, text in (
-        ("refused", "Times that a host asked for more images than are kept for it"),
-        ("ignored", "Messages of shares from hosts that are not on this host's v-node table"),
+        yield core.GaugeMetricFamily(f"acstor_replica_{name}", text, shares[name])
+    for key, name, text in (
+        ("refused", "refused_images", "Leases refused because the host had too many"),
+        ("ignored", "ignored_messages", "Lease messages of hosts outside the v-node table"),
     ):
-        yield core.CounterMetricFamily(f"acstor_shares_{name}", text, shares[name])
+        yield core.CounterMetricFamily(f"acstor_replica_{name}", text, shares[key])
 
 
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
-        "acstor_chunks_in_flight", "Chunks on their way to this host", exchange["chunks_in_flight"]
+        "acstor_chunks_in_flight", "Chunks that this host fetches now", exchange["chunks_in_flight"]
     )
     yield core.GaugeMetricFamily(
-        "acstor_peers_in_backoff", "Peers that are left alone now", len(exchange["in_backoff"])
+        "acstor_peers_in_backoff",
+        "Peers that are backing off after failures",
+        len(exchange["in_backoff"]),
     )
     yield core.GaugeMetricFamily(
-        "acstor_is_source_first",
-        "Whether guests ask the source first, because peers are clearly slower",
-        exchange["is_source_first"],
+        "acstor_is_source_preferred",
+        "Whether guests' reads prefer the source because peers are slower: 1, or 0",
+        exchange["is_source_preferred"],
     )
     for name, text in (
         ("source_bytes", "Bytes that this host read from the source, for itself and for peers"),
-        ("relayed_bytes", "Bytes that this host, as a home, took from another home"),
-        (
-            "prefetched_bytes",
-            "Bytes fetched because neighbours have them, before any guest waited",
-        ),
-        ("served_bytes", "Bytes of chunks given to peers"),
-        ("served_chunks", "Chunks given to peers"),
-        ("invalid_chunks", "Answers of peers that were not what was asked for"),
-        ("fallbacks", "Times that a place failed and the next one was asked"),
-        ("hedges", "Times that a place was slow and the next one was asked as well"),
-        ("referrals_followed", "Times that a busy peer named others to ask instead"),
-        ("source_first", "Times that a guest's read went to the source because peers were slower"),
-        ("advertised", "Chunks told to neighbours, once for each of them"),
-        ("advertised_ignored", "Chunks that peers told of faster than is listened to"),
-        ("advertised_denied", "Chunks that a peer had told of and had not got"),
-        ("taken_back", "Chunks told to neighbours that were gone later, and told so"),
-        ("endpoint_reopened", "Times that this host's own endpoint for peers had died"),
-        ("peer_faults", "Requests and connections of peers that ended by a fault of the agent's"),
-        ("copies_told", "Chunks that others were asked to let go first, as their home"),
-        ("copies_demoted", "Chunks that their homes asked this host to let go first"),
+        ("relayed_bytes", "Bytes that this host, as a home, fetched from another home"),
+        ("prefetched_bytes", "Bytes fetched before a guest read them, as neighbours had them"),
+        ("served_bytes", "Bytes of chunks sent to peers"),
+        ("served_chunks", "Chunks sent to peers"),
+        ("invalid_chunks", "Chunks from peers that failed verification"),
+        ("failovers", "Requests sent to the next place because a place failed"),
+        ("hedged_requests", "Requests also sent to the next place because a place was slow"),
+        ("referrals_followed", "Referrals of busy peers to other hosts"),
+        ("source_preferred_reads", "Guests' reads that went to the source as peers were slower"),
+        ("advertised_chunks", "Chunks advertised to neighbours, counted for each neighbour"),
+        ("ignored_advertisements", "Chunks that peers advertised beyond the rate limit"),
+        ("false_advertisements", "Chunks that a peer had advertised and did not have"),
+        ("withdrawn_advertisements", "Advertised chunks that this host evicted and withdrew"),
+        ("peer_listener_restarts", "Restarts of this host's listener for peers"),
+        ("peer_internal_errors", "Requests and connections of peers that an internal error ended"),
+        ("demotion_requests_sent", "Chunks that this home asked other hosts to evict first"),
+        ("demoted_chunks", "Chunks that their home asked this host to evict first"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
 
 
 def _of_refused(refused: dict[str, int]) -> core.Metric:
     family = core.CounterMetricFamily(
-        "acstor_peer_refused",
-        "What hosts asked for in vain, and connections that did not show to be a host's",
-        labels=["what"],
+        "acstor_refused_peer_requests",
+        "Requests of peers that were refused, and connections without a valid certificate",
+        labels=["kind"],
     )
     for what, times in refused.items():
         family.add_metric([what], times)
@@ -274,80 +280,80 @@ def _of_refused(refused: dict[str, int]) -> core.Metric:
 
 def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
     for name, text in (
-        ("memory_bytes", "Bytes of memory that boot images take"),
-        ("limit_bytes", "Upper bound of the memory that boot images take"),
-        ("images_loaded", "Boot images that came into memory as a whole"),
+        ("memory_bytes", "Memory that boot images use"),
+        ("memory_limit_bytes", "Limit of the memory for boot images"),
+        ("images_loaded", "Boot images loaded into memory"),
         ("images_dropped", "Boot images dropped from memory after boots"),
-        ("images_ignored", "Boot images that were damaged or of other bytes"),
-        ("images_refused", "Boot images for which there was no room in memory"),
-        ("images_failed", "Boot images that could not be had"),
-        ("images_recorded", "Boots that were recorded here and handed on"),
-        ("images_ahead", "Boot images that are here before a guest asked for them"),
-        ("ahead_bytes", "Bytes of boot images that came before a guest here asked for them"),
-        ("ahead_used_bytes", "Of them those that a guest has needed since"),
+        ("images_ignored", "Boot images that were damaged or belonged to other data"),
+        ("images_refused", "Boot images refused because they exceed the memory limit"),
+        ("images_failed", "Boot images that could not be fetched"),
+        ("images_recorded", "Boots recorded here and sent to the listener"),
+        ("images_prefetched", "Boot images fetched before a guest read them"),
+        ("prefetched_bytes", "Bytes of boot images fetched before a guest read them"),
+        ("prefetched_used_bytes", "Part of these bytes that a guest has read since"),
     ):
-        is_gauge = name in ("memory_bytes", "limit_bytes")
+        is_gauge = name in ("memory_bytes", "memory_limit_bytes")
         family = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
         yield family(f"acstor_boot_{name}", text, boots[name.removeprefix("images_")])
 
 
 def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
     for name, text in (
-        ("stored_bytes", "Bytes of chunks in the public cache"),
-        ("disk_bytes", "Bytes of the public cache's files"),
-        ("limit_bytes", "Upper bound of the public cache's files"),
-        ("beyond_bytes", "Bytes that it may grow beyond that for images that stay whole"),
-        ("promised_bytes", "Bytes that images take that are to stay whole, here or not yet"),
-        ("pinned_bytes", "Bytes of them that are here"),
-        ("pinned_missing_chunks", "Chunks of them that are not here"),
-        ("pending_bytes", "Bytes of chunks that are not on disk yet"),
-        ("chunks", "Chunks in the public cache"),
+        ("stored_bytes", "Data in the cache"),
+        ("disk_bytes", "Size of the cache's files"),
+        ("limit_bytes", "Limit of the size of the cache's files"),
+        ("growth_limit_bytes", "Space beyond this limit that pinned images may use"),
+        ("reserved_bytes", "Space reserved for pinned images, whether cached or not"),
+        ("pinned_bytes", "Cached data of pinned images"),
+        ("pinned_missing_chunks", "Chunks of pinned images that are not cached"),
+        ("pending_bytes", "Data that is not written to disk yet"),
+        ("chunks", "Chunks in the cache"),
     ):
         yield core.GaugeMetricFamily(f"acstor_cache_{name}", text, cache[name])
-    text = "Whether the cache's folder cannot be used as it should"
-    yield core.GaugeMetricFamily("acstor_cache_trouble", text, bool(cache["trouble"]))
+    text = "Whether the cache's folder has a fault: 1, or 0"
+    yield core.GaugeMetricFamily("acstor_cache_fault", text, bool(cache["fault"]))
     for name, text in (
-        ("evictions", "Chunks that made room for others"),
-        ("healed", "Chunks dropped because their bytes had gone bad"),
-        ("refused", "Chunks not cached because nothing could make room"),
-        ("write_errors", "Chunks or slab files that could not be written"),
+        ("evictions", "Chunks evicted"),
+        ("corrupt_chunks", "Chunks dropped because their data was corrupt"),
+        ("rejected_chunks", "Chunks not cached because nothing could be evicted for them"),
+        ("write_errors", "Chunks and slab files that could not be written"),
     ):
         yield core.CounterMetricFamily(f"acstor_cache_{name}", text, cache[name])
 
 
 def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
     waiting = core.GaugeMetricFamily(
-        "acstor_guests_waiting", "Requests that wait for what is not here", labels=["kind"]
+        "acstor_waiting_requests", "Requests that wait for data that is not cached", labels=["kind"]
     )
     for kind in ("reads", "writes"):
         waiting.add_metric([kind], guests[f"waiting_{kind}"])
     yield waiting
     yield core.GaugeMetricFamily(
         "acstor_guests_on_dead_mounts",
-        "Guests that use a mount that has ended, and get I/O errors",
+        "Guests that use a dead mount and get I/O errors",
         len(guests["on_dead_mounts"]),
     )
     yield core.CounterMetricFamily(
-        "acstor_guests_refused",
-        "Requests that failed because their guest had most of too many waiting",
+        "acstor_rejected_requests",
+        "Requests rejected because too many waited, of the guest with the most",
         guests["refused"],
     )
     yield core.CounterMetricFamily(
-        "acstor_guests_ended",
-        "Requests that waited and were ended because who had made them was being killed",
+        "acstor_aborted_requests",
+        "Waiting requests aborted because their process was killed",
         guests["ended"],
     )
 
 
 def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
     waiting = core.GaugeMetricFamily(
-        "acstor_reads_waiting",
+        "acstor_late_requests",
         "Requests that have waited for 5 s or more",
         labels=_labels(by_image),
     )
     longest = core.GaugeMetricFamily(
         "acstor_oldest_wait_seconds",
-        "How long the oldest of them has waited; 0 if there is none",
+        "Age of the oldest of these requests; 0: there is none",
         labels=_labels(by_image),
     )
     for file_id, row in late.items():
@@ -359,12 +365,12 @@ def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
 def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     hanging = core.GaugeMetricFamily(
         "acstor_source_hanging_calls",
-        "Calls to a source that hang in the kernel, each with a thread",
+        "Calls to a source that hang in the kernel, one thread each",
         labels=["source"],
     )
     missed = core.CounterMetricFamily(
-        "acstor_source_missed_attempts",
-        "Requests to a source that had no answer in their time",
+        "acstor_source_timeouts",
+        "Requests to a source that timed out",
         labels=["source"],
     )
     for where, health in sources.items():
@@ -375,14 +381,16 @@ def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
 
 def _of_disk_io(io: dict[str, Any], by_image: bool) -> Iterator[core.Metric]:
     yield core.InfoMetricFamily(
-        "acstor_disk_policy", "What decides about the agent's disk", {"policy": io["policy"]}
+        "acstor_disk_policy", "Scheduling policy of the agent's disk", {"policy": io["policy"]}
     )
-    yield core.GaugeMetricFamily("acstor_disk_waiting", "I/O that waits its turn", io["waiting"])
+    yield core.GaugeMetricFamily(
+        "acstor_disk_queued_requests", "Disk requests in the scheduler's queue", io["waiting"]
+    )
     yield core.CounterMetricFamily(
-        "acstor_disk_stalls", "Times that the disk did not answer in time", io["stalls"]
+        "acstor_disk_stalls", "Times when the disk did not complete a request in time", io["stalls"]
     )
     seeks = core.CounterMetricFamily(
-        "acstor_disk_seeks", "Scheduled I/O by seek distance", labels=["distance"]
+        "acstor_disk_seeks", "Disk requests by seek distance", labels=["distance"]
     )
     for distance, count in io["seeks"].items():
         seeks.add_metric([distance], count)
@@ -414,19 +422,21 @@ def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     families = {
         name: core.CounterMetricFamily(f"acstor_disk_stream_{name}", text, labels=["stream"])
         for name, text in (
-            ("requests", "Scheduled I/O"),
-            ("bytes", "Bytes of scheduled I/O"),
-            ("slices", "Time slices"),
+            ("requests", "Disk requests by stream"),
+            ("bytes", "Bytes of disk requests by stream"),
+            ("slices", "Time slices by stream"),
         )
     }
     length = core.GaugeMetricFamily(
-        "acstor_disk_stream_slice_s", "Length of the last time slice", labels=["stream"]
+        "acstor_disk_stream_slice_seconds", "Length of the last time slice", labels=["stream"]
     )
     waits = core.CounterMetricFamily(
-        "acstor_disk_stream_waits", "Waits by how they ended", labels=["stream", "end"]
+        "acstor_disk_stream_waits", "Anticipation waits by their end", labels=["stream", "end"]
     )
     seconds = core.HistogramMetricFamily(
-        "acstor_disk_stream_seconds", "From asking to being done", labels=["stream"]
+        "acstor_disk_stream_duration_seconds",
+        "Duration of disk requests, from submission to completion",
+        labels=["stream"],
     )
     for stream, count in streams.items():
         for name, family in families.items():

@@ -253,16 +253,16 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
     counted = host.counters
     return {
         "memory_bytes": host.memory.used_bytes,
-        "limit_bytes": host.memory.limit_bytes,
+        "memory_limit_bytes": host.memory.limit_bytes,
         "loaded": counted.loaded,
         "dropped": counted.dropped,
         "ignored": counted.ignored,
         "refused": counted.refused,
         "failed": counted.failed,
         "recorded": counted.recorded,
-        "ahead": counted.ahead,
-        "ahead_bytes": counted.ahead_bytes,
-        "ahead_used_bytes": counted.ahead_used_bytes,
+        "prefetched": counted.ahead,
+        "prefetched_bytes": counted.ahead_bytes,
+        "prefetched_used_bytes": counted.ahead_used_bytes,
     }
 
 
@@ -313,7 +313,7 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     """Return the public cache in numbers, and what is wrong with its folder, if anything is."""
     trouble = cache.trouble._asdict() if cache.trouble else None
-    return {**dataclasses.asdict(cache.statistics), "trouble": trouble}
+    return {**dataclasses.asdict(cache.statistics), "fault": trouble}
 
 
 def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
@@ -405,18 +405,18 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "served_bytes": counted.served_bytes,
         "served_chunks": counted.served_chunks,
         "invalid_chunks": core.invalid,
-        "fallbacks": core.fallbacks,
-        "hedges": core.hedges,
+        "failovers": core.fallbacks,
+        "hedged_requests": core.hedges,
         "referrals_followed": counted.referrals,
-        "source_first": core.source_firsts,
-        "is_source_first": chunks.core.pending.selection.preference.is_source_first,
-        "advertised": counted.advertised,
-        "advertised_ignored": core.ignored,
-        "advertised_denied": core.denied,
-        "taken_back": counted.taken_back,
-        "copies_told": counted.copies_told,
-        "copies_demoted": counted.demoted,
-        "endpoint_reopened": net.endpoint.reopened,
-        "peer_faults": net.faults.count + chunks.faults.count,
+        "source_preferred_reads": core.source_firsts,
+        "is_source_preferred": chunks.core.pending.selection.preference.is_source_first,
+        "advertised_chunks": counted.advertised,
+        "ignored_advertisements": core.ignored,
+        "false_advertisements": core.denied,
+        "withdrawn_advertisements": counted.taken_back,
+        "demotion_requests_sent": counted.copies_told,
+        "demoted_chunks": counted.demoted,
+        "peer_listener_restarts": net.endpoint.reopened,
+        "peer_internal_errors": net.faults.count + chunks.faults.count,
         "in_backoff": {host: round(left_s, 1) for host, left_s in chunks.in_backoff().items()},
     }

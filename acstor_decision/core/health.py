@@ -339,7 +339,7 @@ def _parts(seen: Seen) -> Iterator[Finding]:
     broken = [
         f"{host.name}: {what}: {trouble.why}"
         for host, told in _told(seen)
-        for what, trouble in sorted(told.troubles.items())
+        for what, trouble in sorted(told.faults.items())
         if seen.now_s - trouble.since_s > TROUBLE_S
     ]
     if broken:

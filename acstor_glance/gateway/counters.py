@@ -58,47 +58,49 @@ class Counters:
         _make_folder()
         self.registry = prometheus_client.CollectorRegistry()
         self._requests = self._counter(
-            "acstor_gateway_requests", "Requests, by the status of their answer", ["status"]
+            "acstor_gateway_requests", "Requests, by HTTP status", ["status"]
         )
         self._service_faults = self._counter(
-            "acstor_gateway_service_faults",
-            "Requests that failed because a service did not answer",
+            "acstor_gateway_service_errors",
+            "Requests that failed because a service did not answer, by service",
             ["service"],
         )
         self.store_faults = self._counter(
-            "acstor_gateway_store_faults",
-            "Reads for which a store gave nothing that counts, by what was wrong",
-            [*STORE_LABELS, "fault"],
+            "acstor_gateway_store_errors",
+            "Reads that failed at a store, by error",
+            [*STORE_LABELS, "error"],
         )
         self.read_bytes = self._counter(
-            "acstor_gateway_read_bytes", "Bytes that stores gave", STORE_LABELS
+            "acstor_gateway_read_bytes", "Bytes read from stores", STORE_LABELS
         )
         self.read_seconds = prometheus_client.Histogram(
-            "acstor_gateway_read_seconds",
-            "How long reads of stores took, without the wait for their turn",
+            "acstor_gateway_read_duration_seconds",
+            "Duration of reads from stores, without the time in the queue",
             STORE_LABELS,
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.in_flight = self._gauge(
-            "acstor_gateway_reads_in_flight", "Reads of stores that are under way"
+            "acstor_gateway_reads_in_flight", "Reads from stores in progress"
         )
         self.limit = self._gauge(
-            "acstor_gateway_reads_limit", "How many reads of a store may be under way"
+            "acstor_gateway_reads_limit", "Limit of concurrent reads from a store"
         )
         self._compositions = self._counter(
             "acstor_gateway_compositions",
-            "Images that were to be composed of a base and changes, by what came of it",
+            "Flattened images, made from a backing image and a delta, by outcome",
             ["outcome"],
         )
         self._composed_bytes = self._counter(
-            "acstor_gateway_composed_bytes", "Bytes of compositions, by what they are of", ["of"]
+            "acstor_gateway_composed_bytes",
+            "Bytes read and written by compositions, by kind",
+            ["kind"],
         )
         self.compositions_in_flight = self._gauge(
-            "acstor_gateway_compositions_in_flight", "Compositions that are under way", ()
+            "acstor_gateway_compositions_in_flight", "Compositions in progress", ()
         )
         self.compositions_limit = self._gauge(
-            "acstor_gateway_compositions_limit", "How many compositions may be under way", ()
+            "acstor_gateway_compositions_limit", "Limit of concurrent compositions", ()
         )
         for outcome in OUTCOMES:
             self._compositions.labels(outcome)

@@ -144,7 +144,7 @@ class Play:
         return {
             **figures,
             "peers_share": loopback.peers_share(reader, length),
-            "source_first": reader.status()["exchange"]["source_first"],
+            "source_first": reader.status()["exchange"]["source_preferred_reads"],
         }
 
 

@@ -175,7 +175,7 @@ def outcome(
         "served_bytes": [one["served_bytes"] for one in exchange],
         "source_bytes": [one["source_bytes"] for one in exchange],
         "referrals": sum(one["referrals_followed"] for one in exchange),
-        "hedges": sum(one["hedges"] for one in exchange),
+        "hedges": sum(one["hedged_requests"] for one in exchange),
     }
 
 

@@ -154,7 +154,7 @@ def on_demand(
                 status["exchange"]["prefetched_bytes"] for status in statuses
             ),
             "unread_share": sum(unread) / sum(r.length for r in pattern.readings),
-            "fallbacks": sum(status["exchange"]["fallbacks"] for status in statuses),
+            "fallbacks": sum(status["exchange"]["failovers"] for status in statuses),
         }
 
 

@@ -55,7 +55,7 @@ def from_cache(agent: agents.Agent) -> int:
 
 
 def trouble_of(agent: agents.Agent) -> dict | None:
-    return agent.status()["cache"]["trouble"]
+    return agent.status()["cache"]["fault"]
 
 
 def wait_well(agent: agents.Agent) -> None:

@@ -110,7 +110,7 @@ def test_new_worker_downloads_nothing_again(tmp_path, images):
             )
             status = agent.status()
             assert status["exchange"]["source_bytes"] == 0
-            assert status["cache"]["healed"] == 0
+            assert status["cache"]["corrupt_chunks"] == 0
         assert agent.image_path(image_id).read_bytes() == DATA
         assert (server.body_bytes, len(server.asked)) == (moved, asked)
 
@@ -219,5 +219,5 @@ def test_flipped_bits_in_the_cache_are_healed_at_the_next_start(tmp_path, images
         agent.wait_ready()
         assert agent.image_path(image_id).read_bytes() == DATA
         cache = agent.status()["cache"]
-        assert 10 < cache["healed"] <= 40
-        assert agent.status()["exchange"]["source_bytes"] == cache["healed"] * CHUNK
+        assert 10 < cache["corrupt_chunks"] <= 40
+        assert agent.status()["exchange"]["source_bytes"] == cache["corrupt_chunks"] * CHUNK

@@ -116,7 +116,7 @@ def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
         present = set(cache.iter_cids())
         for one in present:
             assert await cache.read_chunk(one) == content()[one]
-        assert cache.statistics.healed == 0
+        assert cache.statistics.corrupt_chunks == 0
         await cache.aclose()
         return present
 

@@ -115,7 +115,7 @@ async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_
         nursery.cancel_scope.cancel()
     await cache.aclose()
     assert stored > 120
-    assert cache.statistics.evictions > 0 and cache.statistics.healed == 0
+    assert cache.statistics.evictions > 0 and cache.statistics.corrupt_chunks == 0
     on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert on_disk == cache.statistics.disk_bytes <= LIMIT_BYTES
 

@@ -82,9 +82,10 @@ DECISION_CONSTANTS: tuned.Constants = {
     f"{HEALTH}.UNHEARD_S": 4.0,
 }
 MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.protection.HEARD_S": 4.0}
+LAST_ROUND = "acstor_decision_last_round_timestamp_seconds"
 THRESHOLDS = {
-    "acstor_trouble_since_seconds > 300": "acstor_trouble_since_seconds > 2",
-    "acstor_decision_round_timestamp_seconds > 120": "acstor_decision_round_timestamp_seconds > 6",
+    "acstor_fault_start_timestamp_seconds > 300": "acstor_fault_start_timestamp_seconds > 2",
+    f"{LAST_ROUND} > 120": f"{LAST_ROUND} > 6",
 }
 
 

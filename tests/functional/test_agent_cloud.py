@@ -96,7 +96,7 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
             statuses = cloud.statuses()
     assert sum(stop - start for start, stop in asked) == len(DATA)
     for status in statuses.values():
-        assert status["exchange"]["fallbacks"] == 0
+        assert status["exchange"]["failovers"] == 0
         assert status["fetched"]["home"]["bytes"] > 0
         assert status["ring"] == {"epoch": 1, "hosts": len(names), "is_signed": False}
 
@@ -170,7 +170,7 @@ def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, l
             assert cloud["h1"].image_path(image_id).read_bytes() == DATA
             status = cloud["h1"].status()
             assert peer.gets > 0
-            assert status["exchange"]["fallbacks"] > 0
+            assert status["exchange"]["failovers"] > 0
             assert status["fetched"]["home"]["bytes"] == 0
             assert status["images"][image_id]["failed_reads"] == 0
 
@@ -279,8 +279,8 @@ def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, im
         for n in slow[8:24]:
             assert read(path, n) == chunk(n)
         exchange = agent.status()["exchange"]
-        assert exchange["is_source_first"] and exchange["source_first"] >= 12
-        assert exchange["source_bytes"] == (8 + exchange["source_first"]) * CHUNK
+        assert exchange["is_source_preferred"] and exchange["source_preferred_reads"] >= 12
+        assert exchange["source_bytes"] == (8 + exchange["source_preferred_reads"]) * CHUNK
 
 
 def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, image_id):

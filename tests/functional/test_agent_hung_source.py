@@ -89,7 +89,7 @@ def hanging(agent) -> int:
 
 
 def source_trouble(agent, folder) -> str:
-    found = agent.status()["troubles"].get(f"source {folder.mount_point}", {"why": ""})
+    found = agent.status()["faults"].get(f"source {folder.mount_point}", {"why": ""})
     return found["why"]
 
 
@@ -215,7 +215,7 @@ def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers
     assert is_held(killed)
     assert memory_of(killed) < memory_bytes / 4
     assert "the kernel holds threads of it" in agent.log()
-    assert "peer_listen" not in agent.status()["troubles"]  # its port was taken from the dead one
+    assert "peer_listen" not in agent.status()["faults"]  # its port was taken from the dead one
     assert [read(path, number) for number in range(4)] == [chunk(n) for n in range(4)]
     folder.answer()
     assert waiting.result(WAIT_S) == chunk(9)
@@ -297,7 +297,7 @@ def test_next_source_is_read_when_a_web_server_keeps_one_waiting(images, readers
             chunk(n) for n in range(24)
         ]
         assert time.monotonic() - began_s < SOON_S
-        assert f"source {url}" in agent.status()["troubles"]
+        assert f"source {url}" in agent.status()["faults"]
 
 
 def test_web_server_that_sends_a_byte_a_second_is_given_up(images, readers, start):

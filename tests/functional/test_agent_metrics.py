@@ -52,20 +52,23 @@ def test_endpoint_agrees_with_status(images, start, port):
             for unit in ("bytes", "requests"):
                 name = f"acstor_{what}_{unit}_total"
                 assert one(samples, name, image=image_id, origin=origin) == counts[unit]
-    assert one(samples, "acstor_read_seconds_count", image=image_id) == shown["latency"]["count"]
-    assert one(samples, "acstor_read_seconds_sum", image=image_id) == pytest.approx(
+    assert (
+        one(samples, "acstor_read_duration_seconds_count", image=image_id)
+        == shown["latency"]["count"]
+    )
+    assert one(samples, "acstor_read_duration_seconds_sum", image=image_id) == pytest.approx(
         shown["latency"]["total_s"]
     )
-    endless = one(samples, "acstor_read_seconds_bucket", image=image_id, le="+Inf")
+    endless = one(samples, "acstor_read_duration_seconds_bucket", image=image_id, le="+Inf")
     assert endless == shown["latency"]["count"] > 0
-    turns = one(samples, "acstor_event_loop_turn_seconds_count")
+    turns = one(samples, "acstor_event_loop_lag_seconds_count")
     assert turns >= status["event_loop"]["count"] > 100
     assert 0 < status["event_loop"]["longest_s"] < status["uptime_s"]
-    for name in ("source_bytes", "served_bytes", "served_chunks", "invalid_chunks", "fallbacks"):
+    for name in ("source_bytes", "served_bytes", "served_chunks", "invalid_chunks", "failovers"):
         assert one(samples, f"acstor_{name}_total") == status["exchange"][name]
     for name in ("stored_bytes", "disk_bytes", "limit_bytes", "chunks"):
         assert one(samples, f"acstor_cache_{name}") == status["cache"][name] > 0
-    for name in ("evictions", "healed", "refused", "write_errors"):
+    for name in ("evictions", "corrupt_chunks", "rejected_chunks", "write_errors"):
         assert one(samples, f"acstor_cache_{name}_total") == status["cache"][name]
     assert one(samples, "acstor_ring_epoch") == status["ring"]["epoch"]
     assert one(samples, "process_start_time_seconds") > 0

@@ -72,7 +72,9 @@ def test_agent_whose_endpoint_died_opens_it_again(tmp_path, images, image_id):
         for times in (1, 2):
             shut_down_listener(pid, cloud.ports["h2"])
             hosts.wait_until(
-                lambda times=times: cloud["h2"].status()["exchange"]["endpoint_reopened"] == times,
+                lambda times=times: (
+                    cloud["h2"].status()["exchange"]["peer_listener_restarts"] == times
+                ),
                 "the endpoint",
                 30,
             )
@@ -162,7 +164,7 @@ def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
         for name in ("h2", "h3"):
             assert cloud[name].image_path(image_id).read_bytes() == DATA
         status = cloud["h1"].status()
-        assert status["exchange"]["advertised_ignored"] > 10_000
+        assert status["exchange"]["ignored_advertisements"] > 10_000
         assert status["images"][image_id]["failed_reads"] == 0
         assert cloud["h1"].worker_pid() == pid
         assert resident_bytes(pid) - before < 64 * MIB
@@ -179,7 +181,7 @@ def test_strangers_are_not_listened_to(tmp_path, images, image_id):
                 assert link.recv(1000) == b""  # not even Hello
         assert "Hello of h99 proves nothing" in cloud["h1"].log()
         status = cloud["h1"].status()["exchange"]
-        assert (status["copies_demoted"], status["advertised_denied"]) == (0, 0)
+        assert (status["demoted_chunks"], status["false_advertisements"]) == (0, 0)
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
 
 

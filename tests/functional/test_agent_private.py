@@ -60,7 +60,7 @@ def test_private_images_stay_with_hosts_that_use_them_where_that_is_wanted(
     options = {"private_images_for_others": is_for_others}
     statuses = read_on(tmp_path, images, users, naming, **options)
     read, kept = source_bytes(statuses), kept_bytes(statuses, *others)
-    vain = sum(status["exchange"]["fallbacks"] for status in statuses.values())
+    vain = sum(status["exchange"]["failovers"] for status in statuses.values())
     print(f"{len(users)} of {len(NAMES)} hosts read {len(DATA)} bytes: {read} from the source,")
     print(f"{kept} kept by the others, asked {vain} times in vain")
     assert (kept > 0) is is_elsewhere

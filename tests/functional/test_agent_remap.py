@@ -202,10 +202,12 @@ def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES[:2], **small, **ONCE) as cloud:
         with reading(cloud, image_id, "h1", "h2"):
             pass
-        hosts.wait_until(lambda: count(cloud, "taken_back") > 0, "news of what is gone", 30)
+        hosts.wait_until(
+            lambda: count(cloud, "withdrawn_advertisements") > 0, "news of what is gone", 30
+        )
         with reading(cloud, image_id, "h1", "h2"):
             pass
-        assert count(cloud, "advertised_denied") < 0.1 * count(cloud, "advertised")
+        assert count(cloud, "false_advertisements") < 0.1 * count(cloud, "advertised_chunks")
 
 
 def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
@@ -217,17 +219,17 @@ def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
             pass
         beyond = (len(NAMES) - 2) * len(DATA) // CHUNK  # all but the home and one holder
         hosts.wait_until(
-            lambda: count(cloud, "copies_demoted") > 0.8 * beyond, "chunks that may go", 30
+            lambda: count(cloud, "demoted_chunks") > 0.8 * beyond, "chunks that may go", 30
         )
-        assert count(cloud, "copies_demoted") <= count(cloud, "copies_told")
+        assert count(cloud, "demoted_chunks") <= count(cloud, "demotion_requests_sent")
 
 
 def test_home_tells_holders_beyond_the_limit_to_let_go(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, constants=FEW_COPIES, life_s=60) as cloud:
         with reading(cloud, image_id, *NAMES):
             pass
-        hosts.wait_until(lambda: count(cloud, "copies_demoted") > 0, "chunks that may go", 30)
-        assert count(cloud, "copies_demoted") <= count(cloud, "copies_told")
+        hosts.wait_until(lambda: count(cloud, "demoted_chunks") > 0, "chunks that may go", 30)
+        assert count(cloud, "demoted_chunks") <= count(cloud, "demotion_requests_sent")
         with reading(cloud, image_id, *NAMES):  # there is room: nothing was dropped
             pass
         assert count(cloud, "source_bytes") < 1.5 * len(DATA)

@@ -125,7 +125,7 @@ def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
     agent = begin(start, server)
     for _ in range(2):
         assert errno_of(os.stat, agent.image_path(image_id)) == errno.EIO
-    told = agent.status()["troubles"][f"source {server.url}"]
+    told = agent.status()["faults"][f"source {server.url}"]
     assert remedy in told["why"]
     warned = [line for line in agent.log().splitlines() if "Source " in line and remedy in line]
     assert [" WARNING " in line for line in warned] == [True]
@@ -133,7 +133,7 @@ def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
     assert errno_of(os.stat, agent.image_path(image_id)) == errno.ENOENT
     server.always = http_server.fine
     assert agent.image_path(image_id).read_bytes() == DATA
-    assert agent.status()["troubles"] == {}
+    assert agent.status()["faults"] == {}
 
 
 @contextlib.contextmanager

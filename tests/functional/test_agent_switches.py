@@ -45,7 +45,7 @@ def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
         statuses = cloud.statuses().values()
     assert sum(status["read"]["home"]["bytes"] for status in statuses) > 0
     if Variant.NO_HEDGES in chosen:
-        assert all(status["exchange"]["hedges"] == 0 for status in statuses)
+        assert all(status["exchange"]["hedged_requests"] == 0 for status in statuses)
     if Variant.NO_REFERRALS in chosen:
         assert all(status["exchange"]["referrals_followed"] == 0 for status in statuses)
     if {Variant.NO_ADVERTISEMENTS, Variant.NO_REFERRALS} <= chosen:  # nobody knows other holders

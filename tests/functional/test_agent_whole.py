@@ -120,7 +120,7 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
         wait_for(agent, second, "fully_cached")
         cache = agent.status()["cache"]
         assert cache["limit_bytes"] < cache["disk_bytes"]
-        assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["beyond_bytes"]
+        assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["growth_limit_bytes"]
     else:
         shown = wait_for(agent, second, "no_space")
         assert f"lacks {shown['lacking_bytes']} bytes" in shown["why"]
@@ -144,7 +144,7 @@ def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images
             assert wait_for(agent, image_id, "fully_cached")["remaining_bytes"] == 0
         read_back(agent, first, DATA)
         cache = agent.status()["cache"]
-        assert cache["promised_bytes"] > cache["limit_bytes"]
+        assert cache["reserved_bytes"] > cache["limit_bytes"]
 
 
 @hosts.needs_take_over
@@ -160,7 +160,7 @@ def test_one_of_two_instances_closes_and_the_image_stays(images, start):
         agent.ctl("ensure", newer)
         wait_for(agent, newer, "fully_cached")
         assert whole(agent, image_id)["state"] == "fully_cached"
-        assert agent.status()["cache"]["promised_bytes"] > 12 * MIB / 2
+        assert agent.status()["cache"]["reserved_bytes"] > 12 * MIB / 2
 
 
 def test_promises_outlive_a_restart_and_end_when_told(images, start):
@@ -181,7 +181,7 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     assert not wait_for(agent, asked, "fully_cached")["is_pinned"]
     agent.ctl("drop", used)
     hosts.wait_until(lambda: whole(agent, used) is None, "an image that is not kept", SOON_S)
-    assert agent.status()["cache"]["promised_bytes"] == MIB
+    assert agent.status()["cache"]["reserved_bytes"] == MIB
 
 
 def test_drop_that_fails_takes_no_promise_back(images, start):
@@ -199,7 +199,7 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
     hidden.rename(its_map)
     agent.ctl("drop", image_id)
     assert whole(agent, image_id) is None
-    assert agent.status()["cache"]["promised_bytes"] == 0
+    assert agent.status()["cache"]["reserved_bytes"] == 0
 
 
 def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, start):
@@ -298,7 +298,7 @@ def test_dropped_image_is_not_kept(images, start):
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "fully_cached")
     agent.ctl("drop", image_id)
-    assert agent.status()["cache"]["promised_bytes"] == 0
+    assert agent.status()["cache"]["reserved_bytes"] == 0
     assert json.loads((agent.state_dir / "promises.json").read_bytes())["images"] == []
 
 
@@ -311,7 +311,7 @@ def test_none_fetches_and_pins_nothing_by_itself(images, start):
     time.sleep(4)
     status = agent.status()
     assert status["exchange"]["source_bytes"] == 0
-    assert status["cache"]["promised_bytes"] == 0
+    assert status["cache"]["reserved_bytes"] == 0
 
 
 def test_other_hosts_are_asked_before_the_source(images, tmp_path):
@@ -339,8 +339,8 @@ def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, 
     file.mkdir()  # nothing can take its place
     agent.ctl("ensure", second)
     wait_for(agent, second, "fully_cached")
-    assert "cannot be written" in agent.status()["troubles"]["promises.json"]["why"]
+    assert "cannot be written" in agent.status()["faults"]["promises.json"]["why"]
     file.rmdir()
     agent.ctl("pause", second)
-    assert "promises.json" not in agent.status()["troubles"]
+    assert "promises.json" not in agent.status()["faults"]
     assert file.is_file()

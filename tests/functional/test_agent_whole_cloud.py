@@ -48,7 +48,7 @@ def read_back(agent: agents.Agent, image_id: str) -> None:
 
 
 def promised_bytes(agent: agents.Agent) -> int:
-    return agent.status()["cache"]["promised_bytes"]
+    return agent.status()["cache"]["reserved_bytes"]
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class Cloud:
     def ahead(self, host: str) -> tuple[int, int]:
         """Return how many boot images came to a host ahead, and the bytes that came with them."""
         boots = self.agents[host].status()["boot"]
-        return boots["ahead"], boots["ahead_bytes"]
+        return boots["prefetched"], boots["prefetched_bytes"]
 
     def kept_ahead_bytes(self, host: str) -> int:
         """Return what a host keeps of boot images that no guest has needed yet."""
@@ -258,7 +258,7 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
         assert boot.data == booted(second)
         boot.check_needs_nobody(kept[host])
         assert cloud.kept_ahead_bytes(host) == 0
-        assert cloud.agents[host].status()["boot"]["ahead_used_bytes"] == kept[host]
+        assert cloud.agents[host].status()["boot"]["prefetched_used_bytes"] == kept[host]
     assert cold.fetched_bytes >= half_bytes
     for name, boot in (("cold", cold), ("ahead", warm["h2"])):
         print(f"{name}: {boot.took_s:.3f} s, {boot.fetched_bytes} bytes came, {boot.read}")

@@ -125,7 +125,7 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     service = boot_service.BootService(made, BOTH, counters, lambda: {booted}, ahead)
     service.look_again([*catalogue, booted], owners)
     service.put(new, owners[new])
-    assert counters.registry.get_sample_value("acstor_glance_waiting_boot_images") == 5
+    assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
     service.start()
     try:
         end_s = time.monotonic() + 120
@@ -183,7 +183,7 @@ def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):
     monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
     _, counters = listener_command.build(conf)
     shown = [
-        counters.registry.get_sample_value("acstor_glance_boot_images_made", {"way": way})
+        counters.registry.get_sample_value("acstor_glance_boot_image_method_enabled", {"way": way})
         for way in ("built", "recorded")
     ]
     assert shown == [0, 1]

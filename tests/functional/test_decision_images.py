@@ -282,7 +282,7 @@ def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(c
     with other.held(cloud.image_id) as is_ours:
         assert is_ours
         cloud.acstor("image", "prepare", cloud.image_id, "--force")
-        claimed = 'acstor_glance_images_total{outcome="claimed"}'
+        claimed = 'acstor_glance_processed_images_total{outcome="claimed"}'
         runs.wait_for(
             lambda: uploads.metric(listener, claimed) > 0, DEADLINE_S, "the look", listener.log
         )

@@ -190,7 +190,7 @@ def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_
         read_some(path, position)
         status = two["h1"].status()
         assert status["fetched"]["home"]["bytes"] + status["fetched"]["peer"]["bytes"] > 0
-        assert (status["exchange"]["fallbacks"], status["exchange"]["in_backoff"]) == (0, {})
+        assert (status["exchange"]["failovers"], status["exchange"]["in_backoff"]) == (0, {})
         revoke(keystone_glance, two, "h2")
         hosts.wait_until(lambda: two["h1"].status()["ring"]["epoch"] == 2, "the table", WAIT_S)
         hosts.wait_until(

@@ -129,7 +129,7 @@ def test_answer_says_what_was_read_and_counts_it(sender):
     assert all(line["state"] == "uploading" for line in lines[:-1])
     assert sender.counted("done") == before + 1
     assert sender.gateway.counted("compositions_in_flight") == 0
-    assert sender.gateway.counted("composed_bytes_total", of="changes") >= len(stream)
+    assert sender.gateway.counted("composed_bytes_total", kind="changes") >= len(stream)
 
 
 @pytest.mark.parametrize("into", ["s3", "swift", "rbd"])

@@ -52,7 +52,7 @@ def test_racing_listeners_prepare_each_image_once(glance: uploads.Images, listen
     for image_id, data in data_of.items():
         glance.wait_state(image_id)
         glance.check_chunk_map(image_id, data)
-    name = 'acstor_glance_images_total{outcome="prepared"}'
+    name = 'acstor_glance_processed_images_total{outcome="prepared"}'
     assert sum(uploads.metric(listener, name) for listener in both) == len(data_of)
 
 
@@ -69,7 +69,9 @@ def test_listener_outlives_the_broker(glance: uploads.Images, listen: Listen) ->
 
     def hears_again() -> bool:
         glance.patch(image_id, touched=str(uuid.uuid4()))
-        return uploads.metric(listener, 'acstor_glance_messages_total{event="image.update"}') > 0
+        return (
+            uploads.metric(listener, 'acstor_glance_notifications_total{event="image.update"}') > 0
+        )
 
     runs.wait_for(hears_again, uploads.DEADLINE_S, "messages after the restart", listener.log)
 

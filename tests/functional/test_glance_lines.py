@@ -64,7 +64,7 @@ def test_line_of_images_shares_its_room_and_each_is_whole_when_others_go(glance,
     glance.delete(line[1])
     for image_id, data in ((line[0], contents[0]), (line[2], contents[2])):
         assert glance.tenant.get(f"/images/{image_id}/file").content == data
-    counted = uploads.metric(listener, 'acstor_glance_compared_images_total{room="shared"}')
+    counted = uploads.metric(listener, 'acstor_glance_compared_images_total{result="shared"}')
     assert counted == 2
 
 
@@ -77,7 +77,7 @@ def test_store_that_cannot_share_says_so_once_and_the_image_is_ready(glance, lis
         image_id = glance.upload(data, base_image_ref=base)
         glance.wait_state(image_id)
         wait_property(glance, listener, image_id, "acstor_own_bytes")
-    name = 'acstor_glance_compared_images_total{room="refused"}'
+    name = 'acstor_glance_compared_images_total{result="refused"}'
     runs.wait_for(
         lambda: uploads.metric(listener, name) == 2, uploads.DEADLINE_S, name, listener.log
     )

@@ -34,7 +34,7 @@ def test_plain_upload_gets_a_chunk_map_and_loses_it_with_the_image(
     artefact = glance.check_chunk_map(image_id, data)
     hidden_from_tenants = [image.id for image in glance.tenant.images(os_hidden=True)]
     assert artefact["id"] not in hidden_from_tenants
-    assert uploads.metric(listener, 'acstor_glance_images_total{outcome="prepared"}') == 1
+    assert uploads.metric(listener, 'acstor_glance_processed_images_total{outcome="prepared"}') == 1
     assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)
     glance.delete(image_id)
     runs.wait_for(

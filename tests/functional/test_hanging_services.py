@@ -61,19 +61,19 @@ class Place(NamedTuple):
 
     def trouble(self, *words: str) -> bool:
         """Say whether one trouble has all the words."""
-        told = self.agent.status()["troubles"]
+        told = self.agent.status()["faults"]
         texts = [f"{what}: {one['why']}" for what, one in told.items()]
         return any(all(word in text for word in words) for text in texts)
 
     def wait_trouble(self, *words: str) -> None:
         """Wait for a trouble that has all the words, and no password."""
         runs.wait_for(lambda: self.trouble(*words), WAIT_S, f"a trouble {words}", self.agent.log)
-        assert "pass" not in str(self.agent.status()["troubles"])
+        assert "pass" not in str(self.agent.status()["faults"])
 
     def wait_no_trouble(self) -> None:
         """Wait until nothing is told."""
         runs.wait_for(
-            lambda: not self.agent.status()["troubles"], WAIT_S, "no trouble", self.agent.log
+            lambda: not self.agent.status()["faults"], WAIT_S, "no trouble", self.agent.log
         )
 
     def check_cached(self) -> None:
@@ -304,7 +304,7 @@ def test_glance_and_keystone_that_hang_or_refuse_the_listener(
                 listener.log,
             )
             assert api.PASSWORD not in listener.log()
-            assert uploads.metric(listener, 'acstor_glance_reconciles_total{end="failed"}')
+            assert uploads.metric(listener, 'acstor_glance_reconciles_total{result="failed"}')
 
         try:
             keystone.hang()  # it has not signed in yet

@@ -300,7 +300,7 @@ def test_worker_that_a_file_server_keeps_from_ending_is_replaced(unit):
                 return False
 
             runs.wait_for(is_replaced, DEADLINE_S, "the next worker", unit.log)
-            assert unit.status()["troubles"] == {}
+            assert unit.status()["faults"] == {}
             assert not reading.done()
         finally:
             unit.file_server.answer()

@@ -160,8 +160,8 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names -= {family.name for family in told} | {f"{family.name}_total" for family in told}
     names -= names_of_the_gateway() | names_of_checkpoints()
     names -= names_of_a_vault(tmp_path / "vault")
-    names.remove("acstor_trouble_since_seconds")  # there is none while all works
-    names.remove("acstor_decision_host_is_silent")  # nor is a host
+    names.remove("acstor_fault_start_timestamp_seconds")  # there is none while all works
+    names.remove("acstor_decision_host_silent")  # nor is a host
     names.remove("acstor_loop_failures_total")  # nor has a loop failed
     names -= {  # no server has a checkpoint
         "acstor_decision_checkpoint_deadline_timestamp_seconds",

@@ -48,7 +48,7 @@ def read(agent: agents.Agent, image_id: str) -> bytes:
 
 
 def troubles(agent: agents.Agent) -> dict:
-    return agent.status()["troubles"]
+    return agent.status()["faults"]
 
 
 @pytest.mark.parametrize("option", ["metrics_listen", "peer_listen"])
@@ -78,7 +78,7 @@ def test_worker_is_started_again_while_the_metrics_port_is_taken(images, start):
     port = local.unused_port()
     agent = start(metrics_listen=f"{local.LOOPBACK}:{port}")
     with urllib.request.urlopen(f"http://{local.LOOPBACK}:{port}/metrics", timeout=5) as page:
-        assert b"acstor_guests_waiting" in page.read()
+        assert b"acstor_waiting_requests" in page.read()
     former = agent.worker_pid()
     hosts.kill(former)
     deadline = time.monotonic() + 5

@@ -179,7 +179,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
             )
             assert told > 2 * listened_to
             hosts.wait_until(
-                lambda: cloud["h1"].status()["exchange"]["advertised_ignored"] > told / 3,
+                lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > told / 3,
                 "what comes too quickly is ignored",
             )
         assert spent_s < took_s * NEWS_SHARE

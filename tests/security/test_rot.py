@@ -74,7 +74,7 @@ def test_guests_never_get_bytes_that_rotted_after_they_were_read(tmp_path, lengt
             for offset in offsets:
                 assert read_at(path, offset, length) == DATA[offset : offset + length]
             healed += len(hit)
-            assert agent.status()["cache"]["healed"] == healed
+            assert agent.status()["cache"]["corrupt_chunks"] == healed
             hosts.wait_written(agent)
         before = agent.status()["read"]["cache"]["bytes"]
         assert read_at(path, 0, len(DATA)) == DATA
@@ -93,7 +93,7 @@ def test_peers_never_get_bytes_that_rotted_after_they_were_read(tmp_path):
         rot(giver.folder / "cache", random.Random(1), 32, DATA)
         assert read_at(taker.image_path(image_id), 0, len(DATA)) == DATA
         assert taker.status()["exchange"]["invalid_chunks"] == 0
-        assert giver.status()["cache"]["healed"] > 0
+        assert giver.status()["cache"]["corrupt_chunks"] > 0
         assert giver.status()["exchange"]["served_chunks"] > 0
 
 
@@ -125,7 +125,7 @@ async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path,
                 continue
             assert not bad
         assert bytes(buffer) == expected
-    assert seen_bad and cache.statistics.healed == seen_bad
+    assert seen_bad and cache.statistics.corrupt_chunks == seen_bad
     await cache.aclose()
 
 

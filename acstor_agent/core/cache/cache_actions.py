@@ -46,15 +46,15 @@ class Statistics:
     stored_bytes: int  # lengths of the chunks
     disk_bytes: int  # lengths of the slab files
     limit_bytes: int
-    beyond_bytes: int  # how far it may grow beyond its limit for what is pinned
+    growth_limit_bytes: int  # how far it may grow beyond its limit for what is pinned
     slabs: int
     evictions: int
-    healed: int  # chunks dropped because their bytes proved bad or could not be read
-    refused: int  # chunks not stored because everything was in use
+    corrupt_chunks: int  # chunks dropped because their bytes proved bad or could not be read
+    rejected_chunks: int  # chunks not stored because everything was in use
     write_errors: int
     pending_bytes: int  # in memory, not on disk yet
     pinned_bytes: int  # lengths of the chunks that are here and pinned
-    promised_bytes: int  # lengths of the slots of all that is pinned
+    reserved_bytes: int  # lengths of the slots of all that is pinned
     pinned_missing_chunks: int  # chunks that are pinned and not here
     chunks_by_class: dict[str, int]
     bytes_by_class: dict[str, int]

@@ -231,7 +231,7 @@ async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
         parts, view = parts_of(cache, CIDS[:3], 36_864, 40_960), memoryview(bytearray(3 * 4096))
         assert not cache.read_nowait(parts, view)
         assert await cache.read(parts, view) == [CIDS[1]]
-        assert CIDS[1] not in cache and cache.statistics.healed == 1
+        assert CIDS[1] not in cache and cache.statistics.corrupt_chunks == 1
         assert CIDS[1].hex() in caplog.text
         assert await cache.read_chunk(CIDS[1]) is None
         assert await cache.read_chunk(CIDS[2]) == CHUNKS[2]
@@ -240,7 +240,7 @@ async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
         assert cache.store(CIDS[1], CHUNKS[1])
     async with running(disk_path) as cache:
         assert await cache.read_chunk(CIDS[1]) == CHUNKS[1]
-        assert cache.statistics.healed == 0
+        assert cache.statistics.corrupt_chunks == 0
 
 
 async def test_read_of_other_blocks_than_the_rotten_one_is_answered(disk_path):
@@ -270,7 +270,7 @@ async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_fo
         set_bytes(path, sums_offset, former[sums_offset:])  # data and checksums never arrived
         assert former[data_offset : data_offset + 64 * KIB] == CHUNKS[0]
         assert await cache.read_chunk(CIDS[1]) is None
-        assert cache.statistics.healed == 1
+        assert cache.statistics.corrupt_chunks == 1
 
 
 @pytest.mark.parametrize("is_data", [True, False])
@@ -290,7 +290,7 @@ async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, is_da
         with monkeypatch.context() as patch:
             patch.setattr(os, "preadv", broken)
             assert await cache.read_chunk(CIDS[0]) is None
-        assert CIDS[0] not in cache and cache.statistics.healed == 1
+        assert CIDS[0] not in cache and cache.statistics.corrupt_chunks == 1
 
 
 async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
@@ -335,7 +335,7 @@ async def test_slot_that_was_dropped_since_its_look_up_gives_no_bytes(tmp_path):
         assert cache.drop(CIDS[0]) and not cache.drop(CIDS[0])
         assert not cache.read_nowait(parts, view)
         assert await cache.read(parts, view) == [CIDS[0]]
-        assert cache.statistics.healed == 0
+        assert cache.statistics.corrupt_chunks == 0
 
 
 async def test_dropped_chunk_does_not_come_back_after_a_restart(tmp_path):
@@ -419,7 +419,7 @@ async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatc
             await settle(cache)
             go_on.set()
         assert results == [CHUNKS[0]]
-        assert cache.statistics.evictions == 9 and cache.statistics.healed == 0
+        assert cache.statistics.evictions == 9 and cache.statistics.corrupt_chunks == 0
 
 
 async def test_zero_chunk_is_never_stored(tmp_path):
@@ -448,7 +448,7 @@ async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
     cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
     stored = [cache.store(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
     assert stored == [True] * 4 + [False] * 20
-    assert cache.statistics.refused == 20
+    assert cache.statistics.rejected_chunks == 20
     await cache.aclose()
 
 
@@ -658,7 +658,7 @@ async def until(is_true) -> None:
 async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, quickly):
     (tmp_path / "file").write_bytes(b"")
     async with running(tmp_path / "file" / "cache") as cache:
-        assert not cache.store(CIDS[0], CHUNKS[0]) and cache.statistics.refused == 1
+        assert not cache.store(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
         assert await cache.read_chunk(CIDS[0]) is None
         what, since_s = cache.trouble
         assert "Not a directory" in what and 0 <= time.time() - since_s < 60

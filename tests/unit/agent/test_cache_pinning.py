@@ -61,7 +61,7 @@ async def test_pinned_chunks_stay_under_load_and_over_a_restart_under_load(tmp_p
     async with running(tmp_path, pins) as cache:
         await store(cache, range(100))
         await read_all(cache)
-        assert cache.statistics.pinned_bytes == 20 * 64 * KIB == cache.statistics.promised_bytes
+        assert cache.statistics.pinned_bytes == 20 * 64 * KIB == cache.statistics.reserved_bytes
     async with running(tmp_path, pins) as cache:
         await store(cache, range(20, 100))
         await store(cache, range(20, 100))

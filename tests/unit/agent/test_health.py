@@ -34,7 +34,7 @@ def test_it_is_summed_up(host):
     assert (now.waiting, now.longest_wait_s, now.waits_for) == (3, 9.0, "refused")
     assert (now.failed_reads, now.fallbacks) == (3, {"not-mapped": 3})
     assert now.on_dead_mounts == ("s1",)
-    assert now.troubles == {"metrics": decision_api.HostTrouble("address in use", 12.0)}
+    assert now.faults == {"metrics": decision_api.HostFault("address in use", 12.0)}
 
 
 def test_host_that_does_well_has_nothing_to_tell(host):

@@ -36,7 +36,7 @@ WHOLE = {
 }
 
 
-TURN = "acstor_event_loop_turn_seconds"
+TURN = "acstor_event_loop_lag_seconds"
 TURNS = counters.Latency()
 TURNS.add(0.002)
 TURNS.add(0.3)
@@ -76,7 +76,7 @@ async def picture_of(host, by_image=False):
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
         },
-        "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
+        "faults": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
         "nova": {"fallbacks": {"disk-format": 3}},
         "ring": {"epoch": 7, "hosts": 3},
         "identity": {
@@ -99,7 +99,8 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
     for name in picture["shares"]:
-        assert f"acstor_shares_{name}" in families
+        shown = {"refused": "refused_images", "ignored": "ignored_messages"}.get(name, name)
+        assert f"acstor_replica_{shown}" in families
     for name in picture["boot"]:
         shown = name if name.endswith("_bytes") else f"images_{name}"
         assert f"acstor_boot_{shown}" in families
@@ -110,18 +111,18 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     assert (turns["0.001"], turns["0.0025"], turns["+Inf"]) == (0, 1, 2)
     assert turns[f"{TURN}_sum"] == pytest.approx(0.302)
     for name, value in (
-        ("certificate_not_after_seconds", 1_800_000_000),
-        ("signers", 2),
-        ("enrolment_failures", 4),
-        ("clock_off_seconds", -7.5),
+        ("certificate_expiry_timestamp_seconds", 1_800_000_000),
+        ("trusted_signers", 2),
+        ("enrolment_consecutive_failures", 4),
+        ("clock_offset_seconds", -7.5),
     ):
         assert families[f"acstor_{name}"].samples[0].value == value
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
-    for name, value in (("hanging_calls", 3), ("missed_attempts", 9)):
+    for name, value in (("hanging_calls", 3), ("timeouts", 9)):
         sample = families[f"acstor_source_{name}"].samples[0]
         assert (sample.labels, sample.value) == ({"source": "/srv/images"}, value)
-    refused = families["acstor_peer_refused"].samples
-    assert {s.labels["what"]: s.value for s in refused} == {
+    refused = families["acstor_refused_peer_requests"].samples
+    assert {s.labels["kind"]: s.value for s in refused} == {
         "gets": 5,
         "looks": 3,
         "connections": 2,
@@ -151,7 +152,11 @@ async def test_scheduled_io_is_shown_by_stream(tmp_path):
         "far": 0,
     }
     assert families["acstor_disk_policy_info"].samples[0].labels == {"policy": "pregather"}
-    counts = [s for s in families["acstor_disk_stream_seconds"].samples if s.name.endswith("count")]
+    counts = [
+        s
+        for s in families["acstor_disk_stream_duration_seconds"].samples
+        if s.name.endswith("count")
+    ]
     assert counts[0].value == 3
 
 
@@ -162,7 +167,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
         for seconds in (0.00001, 0.003, 0.003, 0.7, 100.0):
             image.counters.took(seconds)
         picture = await picture_of(host)
-    samples = exposed(picture)["acstor_read_seconds"].samples
+    samples = exposed(picture)["acstor_read_duration_seconds"].samples
     buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
     assert buckets["5e-05"] == 1
     assert (buckets["0.0025"], buckets["0.005"]) == (1, 3)
@@ -187,30 +192,30 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
     own = {"image": one_host.IMAGE} if by_image else {}
     assert shown("acstor_read_bytes_total", origin="source", **own) == 3 * CHUNK
     assert shown("acstor_fetched_bytes_total", origin="source", **own) == 3 * CHUNK
-    assert shown("acstor_read_seconds_count", **own) == 1
+    assert shown("acstor_read_duration_seconds_count", **own) == 1
     times = 1 if by_image else 2
     for name, value in (
-        ("total_bytes", 1000 * times),
+        ("target_bytes", 1000 * times),
         ("remaining_bytes", 250 * times),
         ("shortfall_bytes", 0),
-        ("rate_bytes_s", 50 * times),
-        ("due_in_s", 3.5),
-        ("is_late", 1),
+        ("rate_bytes_per_second", 50 * times),
+        ("deadline_seconds", 3.5),
+        ("late_images", 1),
     ):
-        assert shown(f"acstor_whole_{name}", **own) == value
-    assert shown("acstor_whole_state", state="filling", **own) == times
-    assert shown("acstor_reads_waiting", **own) == (2 if by_image else 3)
+        assert shown(f"acstor_fill_{name}", **own) == value
+    assert shown("acstor_fill_images", state="filling", **own) == times
+    assert shown("acstor_late_requests", **own) == (2 if by_image else 3)
     assert shown("acstor_oldest_wait_seconds", **own) == (7.5 if by_image else 9.5)
     stream = f"guest:{one_host.IMAGE}/8" if by_image else "guest"
     assert shown("acstor_disk_stream_bytes_total", stream=stream) == 4096 * times
-    assert shown("acstor_disk_stream_seconds_count", stream=stream) == times
+    assert shown("acstor_disk_stream_duration_seconds_count", stream=stream) == times
     assert (one_host.IMAGE in str(families)) == by_image
 
 
 def test_agent_without_images_has_metrics_too():
     picture = {"by_image": True, "reads": {}, "fill": {}, "late": {}}
     picture |= {"ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
-    picture["troubles"] = {}
+    picture["faults"] = {}
     picture["sources"] = {}
     picture["detached"] = {"images": 0, "purged_chunks": 0}
     picture["refused"] = {"gets": 0, "connections": 0}
@@ -233,27 +238,27 @@ def test_agent_without_images_has_metrics_too():
             "served_bytes",
             "served_chunks",
             "invalid_chunks",
-            "fallbacks",
-            "hedges",
+            "failovers",
+            "hedged_requests",
             "referrals_followed",
-            "source_first",
-            "is_source_first",
-            "advertised",
-            "advertised_ignored",
-            "advertised_denied",
-            "taken_back",
-            "endpoint_reopened",
-            "peer_faults",
-            "copies_told",
-            "copies_demoted",
+            "source_preferred_reads",
+            "is_source_preferred",
+            "advertised_chunks",
+            "ignored_advertisements",
+            "false_advertisements",
+            "withdrawn_advertisements",
+            "peer_listener_restarts",
+            "peer_internal_errors",
+            "demotion_requests_sent",
+            "demoted_chunks",
         ],
         0,
     ) | {"in_backoff": {}}
-    names = "stored_bytes disk_bytes limit_bytes beyond_bytes pending_bytes chunks"
-    names += " promised_bytes pinned_bytes pinned_missing_chunks"
-    names += " evictions healed refused write_errors trouble"
-    counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
-    counted += " ahead ahead_bytes ahead_used_bytes"
+    names = "stored_bytes disk_bytes limit_bytes growth_limit_bytes pending_bytes chunks"
+    names += " reserved_bytes pinned_bytes pinned_missing_chunks"
+    names += " evictions corrupt_chunks rejected_chunks write_errors fault"
+    counted = "memory_bytes memory_limit_bytes loaded dropped ignored refused failed recorded"
+    counted += " prefetched prefetched_bytes prefetched_used_bytes"
     picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)
     picture["disk_io"] = status.of_disk_io(disk_io.DiskIo())

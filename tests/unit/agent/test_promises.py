@@ -41,7 +41,7 @@ async def host(tmp_path):
 
 
 def promised_bytes(host) -> int:
-    return host.cache.statistics.promised_bytes
+    return host.cache.statistics.reserved_bytes
 
 
 async def test_images_share_what_they_have_in_common(host):

@@ -122,7 +122,7 @@ class Keeper:
         return self.answers(host, image_id)[-1]
 
     def promised_bytes(self):
-        return self.host.cache.statistics.promised_bytes
+        return self.host.cache.statistics.reserved_bytes
 
     async def use(self, image_id=IMAGE):
         self.uses.opened(image_id)
@@ -215,7 +215,7 @@ async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_pat
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True, shares=place.shares()) as host:
-        assert host.cache.statistics.promised_bytes == share.total_bytes
+        assert host.cache.statistics.reserved_bytes == share.total_bytes
         assert host.source.reads == []
 
 
@@ -462,7 +462,7 @@ async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tm
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
-        assert not host.promises.all() and not host.cache.statistics.promised_bytes
+        assert not host.promises.all() and not host.cache.statistics.reserved_bytes
 
 
 async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):

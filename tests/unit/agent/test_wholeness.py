@@ -103,7 +103,7 @@ class Keeper:
         return image
 
     def promised_bytes(self):
-        return self.host.cache.statistics.promised_bytes
+        return self.host.cache.statistics.reserved_bytes
 
 
 @contextlib.asynccontextmanager

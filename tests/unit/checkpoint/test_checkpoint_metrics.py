@@ -56,10 +56,10 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         "hosts": 0,
         "limit_bytes": 7 * 4096,
         "limit_inodes": 9,
-        "is_safe": 1,
-        "scrubbed_timestamp_seconds": 0,
-        **{f"refused_total {bound}": 0 for bound in room.Bound},
-        "spoilt_total": 0,
+        "sync_ok": 1,
+        "last_scrub_timestamp_seconds": 0,
+        **{f"refused_files_total {bound}": 0 for bound in room.Bound},
+        "corrupt_files_total": 0,
         "sync_seconds_count": 1,
         "throttled_seconds_total": 0,
     }
@@ -75,7 +75,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         "used_bytes": 6 * 4096,
         "inodes": 6,
         "hosts": 1,
-        "refused_total host_bytes": 1,
+        "refused_files_total host_bytes": 1,
         "full_hosts": 1,
         "sync_seconds_count": 5,
     }
@@ -89,8 +89,8 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scrubbing, "ended_s", lambda _folder: 5.0)
     monkeypatch.setattr(vault.safety, "_failed", OSError())
     now = shown(address)
-    assert (now["spoilt_total"], now["inodes"]) == (1, 5)
-    assert (now["scrubbed_timestamp_seconds"], now["is_safe"]) == (5, 0)
+    assert (now["corrupt_files_total"], now["inodes"]) == (1, 5)
+    assert (now["last_scrub_timestamp_seconds"], now["sync_ok"]) == (5, 0)
     stop()
     vault.close()
 
@@ -136,14 +136,14 @@ def of_taking(by_server: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_longest_times_are_shown_and_servers_are_named_where_the_option_says_so() -> None:
     assert of_taking(by_server=False) == {
         "acstor_checkpoint_overdue_seconds": [({}, 70.0)],
-        "acstor_checkpoint_taking_seconds": [({}, 5.0)],
+        "acstor_checkpoint_capture_seconds": [({}, 5.0)],
     }
     assert of_taking(by_server=True) == {
         "acstor_checkpoint_overdue_seconds": [
             ({"server": DISK.disk}, 70.0),
             ({"server": OTHER}, 3.0),
         ],
-        "acstor_checkpoint_taking_seconds": [({"server": DISK.disk}, 5.0)],
+        "acstor_checkpoint_capture_seconds": [({"server": DISK.disk}, 5.0)],
     }
 
 

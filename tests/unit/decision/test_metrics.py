@@ -57,38 +57,38 @@ def values(text: str) -> dict[tuple[str, str], float]:
 def test_every_number_of_a_picture_has_a_metric():
     told = shown(PICTURE)
     assert told == {
-        ("leads", ""): 1,
-        ("round_timestamp_seconds", ""): 1234.5,
-        ("has_database", ""): 0,
-        ("has_switch_loads", ""): 1,
+        ("is_leader", ""): 1,
+        ("last_round_timestamp_seconds", ""): 1234.5,
+        ("database_up", ""): 0,
+        ("switch_loads_up", ""): 1,
         ("ring_epoch", ""): 7,
         ("silent_hosts", ""): 9,
-        ("host_is_silent", "h8"): 1,
-        ("host_is_silent", "h9"): 1,
-        ("threshold", ""): 2,
-        ("outer_threshold", ""): 0,
-        ("places", ""): 3,
-        ("segment_chunks", ""): 4,
+        ("host_silent", "h8"): 1,
+        ("host_silent", "h9"): 1,
+        ("ring_threshold", ""): 2,
+        ("ring_outer_threshold", ""): 0,
+        ("ring_places", ""): 3,
+        ("ring_segment_chunks", ""): 4,
         ("hosts", ""): 2,
         ("traffic_cv", ""): 0.75,
-        ("samples_total", ""): 41,
-        ("vnodes_moved_total", ""): 60,
-        ("samples_refused_total", "future"): 3,
-        ("samples_refused_total", "malformed"): 1,
-        ("enrolments_refused_total", "no_room"): 5,
-        ("rings_published_total", "overload"): 2,
-        ("checkpoints_total", ""): 8,
-        ("checkpoints_refused_total", "stale"): 4,
+        ("accepted_samples_total", ""): 41,
+        ("moved_vnodes_total", ""): 60,
+        ("refused_samples_total", "future"): 3,
+        ("refused_samples_total", "malformed"): 1,
+        ("refused_enrolments_total", "no_room"): 5,
+        ("published_rings_total", "overload"): 2,
+        ("registered_checkpoints_total", ""): 8,
+        ("refused_checkpoints_total", "stale"): 4,
         ("checkpoint_timestamp_seconds", ""): 12.5,
         ("checkpoint_interval_seconds", ""): 3600,
         ("checkpoint_changed_bytes", ""): 4103,
         ("checkpoint_deadline_timestamp_seconds", ""): 1225.0,
         ("host_vnodes", "h1"): 40,
         ("host_vnodes", "h2"): 160,
-        ("host_traffic_share", "h1"): 1.5,
-        ("host_traffic_share", "h2"): 0,
-        ("host_is_overloaded", "h1"): 1,
-        ("host_is_overloaded", "h2"): 0,
+        ("host_traffic_ratio", "h1"): 1.5,
+        ("host_traffic_ratio", "h2"): 0,
+        ("host_overloaded", "h1"): 1,
+        ("host_overloaded", "h2"): 0,
     }
 
 
@@ -111,7 +111,11 @@ def test_servers_are_named_where_the_option_says_so():
 
 def test_an_instance_that_has_made_no_round_tells_so():
     told = shown(metrics.Picture())
-    assert (told["leads", ""], told["round_timestamp_seconds", ""], told["hosts", ""]) == (0, 0, 0)
+    assert (told["is_leader", ""], told["last_round_timestamp_seconds", ""], told["hosts", ""]) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_the_endpoint_answers_until_it_is_stopped():

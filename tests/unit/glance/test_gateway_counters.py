@@ -86,8 +86,8 @@ def test_whichever_process_is_asked_answers_for_all(start, address):
         assert value(samples, "read_bytes_total", **STORE) == 3000
         assert value(samples, "reads_in_flight", **STORE) == 3
         assert value(samples, "reads_limit", **STORE) == 48
-        assert value(samples, "read_seconds_bucket", **STORE, le="0.02") == 0
-        assert value(samples, "read_seconds_bucket", **STORE, le="0.05") == 3
+        assert value(samples, "read_duration_seconds_bucket", **STORE, le="0.02") == 0
+        assert value(samples, "read_duration_seconds_bucket", **STORE, le="0.05") == 3
         assert not any(name.startswith("process_") for name, *_ in samples)  # of which process?
 
 
@@ -119,7 +119,7 @@ def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeyp
         samples = scrape(address)
         assert value(samples, "requests_total", status="409") == 1
         assert value(samples, "requests_total", status="502") == 0  # shown before the first
-        assert value(samples, "service_faults_total", service="glance") == 0
+        assert value(samples, "service_errors_total", service="glance") == 0
         assert any(name.startswith("process_") for name, *_ in samples)
         with pytest.raises(errors.Unusable, match="metrics_listen"):
             counters.Counters().serve(address)

@@ -13,7 +13,7 @@ WELL = {
     "version": version.installed(),
     "identity": {"certificate_not_after_s": NOW_S + 60, "enrolment": None},
     "ring": {"epoch": 7, "hosts": 2},
-    "troubles": {},
+    "faults": {},
 }
 ENDED = {"certificate_not_after_s": NOW_S - 60, "enrolment": {"error": "Keystone is away"}}
 REFUSED = {"message bus": {"why": "controller as acstor: ACCESS_REFUSED", "since_s": 1.0}}
@@ -39,7 +39,7 @@ def test_agent_that_is_too_old_to_tell_has_none():
         ({"version": "99"}, "version", "warning", "the agent that runs is 99"),
         ({"identity": ENDED}, "certificate", "error", "2027-01-15 07:59 UTC, .* Keystone is away"),
         ({"ring": {"epoch": 0, "hosts": 0}}, "v-node table", "warning", "exchanges nothing"),
-        ({"troubles": REFUSED}, "agent: message bus", "warning", "ACCESS_REFUSED"),
+        ({"faults": REFUSED}, "agent: message bus", "warning", "ACCESS_REFUSED"),
     ],
 )
 def test_what_is_not_well_is_named_with_a_remedy(changed, what, level, words):

@@ -60,7 +60,7 @@ class Machine:
             "guests": {"on_dead_mounts": self.on_dead_mounts},
             "keep_images": self.kept,
             "cache_may_grow_for_pins": self.may_grow,
-            "cache": {"limit_bytes": LIMIT_BYTES, "promised_bytes": self.promised_bytes},
+            "cache": {"limit_bytes": LIMIT_BYTES, "reserved_bytes": self.promised_bytes},
             "images": self.images,
         }
 

