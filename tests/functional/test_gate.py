@@ -56,7 +56,7 @@ FAULTS = {
         HOST,
         "host-silent",
         "agent: message bus",
-        "AcstorPartDoesNotWork",
+        "AcstorAgentFault",
     ),
     "password refused by the broker": Fault(
         Cloud.password_refused, HOST, "host-silent", "agent: message bus", "AcstorHostSilent"
@@ -64,14 +64,14 @@ FAULTS = {
     "dead agent": Fault(Cloud.agent_dead, HOST, "host-silent", "agent", "AcstorAgentDown"),
     "dead mount": Fault(Cloud.mount_dead, HOST, "mount-dead", "guests", "AcstorGuestsOnDeadMount"),
     "full cache": Fault(
-        Cloud.cache_full, HOST, "image-not-cached", "room for images", "AcstorImageHasNoRoom"
+        Cloud.cache_full, HOST, "image-not-cached", "room for images", "AcstorImageExceedsCache"
     ),
     "expired certificate": Fault(
         Cloud.certificate_ended,
         HOST,
         "certificate-expired",
         "certificate",
-        "AcstorCertificateEnded",
+        "AcstorCertificateExpired",
     ),
     "two versions": Fault(
         Cloud.versions_apart, HOST, "versions-differ", "version", "AcstorVersionsDiffer"
