@@ -7,12 +7,15 @@ A broker that is away, or a message that makes no sense, ends nothing.
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
+from oslo_messaging._drivers import impl_rabbit
+from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import decision_api
 from acstor_common import errors
@@ -27,6 +30,9 @@ STOP_WAIT_S = 5.0
 COMPLAINTS = 30
 COMPLAINTS_S = 60.0
 """So many lines in so many seconds say that messages are of no use."""
+REPLY_S = 1
+"""So long may an answer wait for the queue of who asked, and hold a thread: a message can name any
+queue."""
 WOKEN = "woken"
 """A message of this method means nothing; a server sends it to itself."""
 
@@ -45,6 +51,9 @@ def open_transport(
     :raises errors.Unusable: what it names is no broker that oslo.messaging knows
     """
     oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+    cfg.set_defaults(impl_rabbit.rabbit_opts, kombu_missing_consumer_retry_timeout=REPLY_S)
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_limit)
     try:
         return get(conf)
     except (oslo_messaging.MessagingException, ValueError) as e:
@@ -101,12 +110,31 @@ def serve(
     :return: None if it was told to stop before
     """
     server = start(
-        lambda: oslo_messaging.get_rpc_server(transport, target, [endpoint], executor="threading"),
+        lambda: oslo_messaging.get_rpc_server(
+            transport, target, [endpoint], executor="threading", server_cls=_server
+        ),
         target.topic,
         stopping,
         broker_of(transport),
     )
     return None if server is None else Served(transport, target, server)
+
+
+class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has no type hints
+    """Calls methods of endpoints, whatever a message says of the time that its sender waits.
+
+    For that oslo.messaging starts a thread, which never ends if there is no such method.
+    """
+
+    def dispatch(self, incoming: Any) -> Any:
+        """Return what a method answers."""
+        incoming.client_timeout = None
+        return super().dispatch(incoming)
+
+
+def _server(transport: Any, target: Any, dispatcher: Any, executor: str) -> Any:
+    bounded = _Dispatcher(dispatcher.endpoints, dispatcher.serializer)
+    return rpc_server.RPCServer(transport, target, bounded, executor)
 
 
 def let_go(work: Callable[[], None]) -> Callable[[], None]:
@@ -154,14 +182,38 @@ class Complaints:
 
     def say(self, text: str, *words: object) -> None:
         """Write a line, if there is one left in this minute."""
+        if self.take():
+            LOG.log(self._level, text, *words)
+
+    def take(self) -> bool:
+        """Take one of the lines of this minute; return whether there was one."""
         if self._clock() - self._since_s >= COMPLAINTS_S:
             if self._count > COMPLAINTS:
                 left_out = self._count - COMPLAINTS
                 LOG.warning("%d more messages were of no use, and are not named", left_out)
             self._since_s, self._count = self._clock(), 0
         self._count += 1
-        if self._count <= COMPLAINTS:
-            LOG.log(self._level, text, *words)
+        return self._count <= COMPLAINTS
+
+
+class _Limit(logging.Filter):
+    """Bounds what oslo.messaging logs, with a trace each, of messages that nobody can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._complaints = Complaints(time.monotonic)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is written."""
+        return record.levelno < logging.WARNING or self._complaints.take()
+
+
+_LOGGERS = (
+    "oslo_messaging.rpc.server",
+    "oslo_messaging._drivers.amqpdriver",
+    "oslo.messaging._drivers.impl_rabbit",  # as oslo.log calls it
+)
+_limit = _Limit()
 
 
 class Endpoint:
