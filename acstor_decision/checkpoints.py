@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness
 from acstor_common import ids
+from acstor_common import message_bus
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import intervals as intervals_
@@ -84,6 +86,17 @@ class Checkpoints:
         self._noted_s: dict[str, float] = {}
         self._asking: set[tuple[object, ...]] = set()
         self._lock = threading.Lock()
+        self._complaints = message_bus.Complaints(clock)
+
+    def answers(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
+        """Return what answers hosts, by the method that they call."""
+        return {
+            messages.REGISTER_CHECKPOINT: self.register,
+            messages.KEPT_CHECKPOINTS: self.kept,
+            messages.INTERVALS: self.intervals,
+            messages.OWNERS: self.owners,
+            messages.SERVICE_KEY: self.service_key,
+        }
 
     def register(self, payload: object) -> dict[str, Any]:
         """Answer a host that has taken a checkpoint; called in threads of the message bus."""
@@ -138,7 +151,7 @@ class Checkpoints:
             return work()
         except errors.NotAuthentic as e:
             self.refused["not_authentic"] += 1
-            LOG.warning("checkpoints: %s", e)
+            self._complaints.say("checkpoints: %s", e)
             return messages.Said(str(e))
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
@@ -148,7 +161,7 @@ class Checkpoints:
             return messages.Said(str(e), may_pass=True)
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
-            LOG.warning("checkpoints: a host is to ask again: %s", e)
+            self._complaints.say("checkpoints: a host is to ask again: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Said("the database is away" if is_database else str(e), may_pass=True)
 
@@ -201,7 +214,8 @@ class Checkpoints:
         why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
-            LOG.warning("%s: checkpoint %s is refused: %s", taken.host, taken.checkpoint_id, why)
+            told = (taken.host, taken.checkpoint_id, why)
+            self._complaints.say("%s: checkpoint %s is refused: %s", *told)
             return messages.Answer(why)
         stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
         if stays is None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import script
@@ -85,14 +84,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     )
     if not _wait_for_database(store, made.prepare, stopping):
         return 0
-    answers = {
-        checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
-        checkpoint_messages.KEPT_CHECKPOINTS: kept.kept,
-        checkpoint_messages.INTERVALS: kept.intervals,
-        checkpoint_messages.OWNERS: kept.owners,
-        checkpoint_messages.SERVICE_KEY: kept.service_key,
-    }
-    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, answers)
+    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, kept.answers())
 
     def picture() -> metrics.Picture:
         return dataclasses.replace(

@@ -13,6 +13,7 @@ from acstor_common import checkpoint_messages as messages
 from acstor_common import concealing
 from acstor_common import decision_api
 from acstor_common import freshness
+from acstor_common import message_bus
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import checkpoints
@@ -284,6 +285,14 @@ def test_sample_is_no_checkpoint(hosts):
 def test_old_message_means_nothing(hosts, sent_s):
     assert "host's clock" in hosts.register(taken(1, sent_s=sent_s)).why or hosts.ids() == []
     assert hosts.ids() == []
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
+    forged = {"payload": "{}", "signature": "A" * 86 + "=="}
+    for _ in range(2 * message_bus.COMPLAINTS):
+        hosts.opened(hosts.service.kept(forged))
+    assert len(watched_log.messages) == message_bus.COMPLAINTS
 
 
 @pytest.mark.expect_log("it was taken before")
