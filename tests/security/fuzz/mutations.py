@@ -65,7 +65,7 @@ def _insert(data: bytearray, rng: random.Random) -> None:
 PLAIN: tuple[Mutation, ...] = (_flip, _overwrite, _number, _truncate, _cut_out, _repeat, _insert)
 
 
-def _change_json(thing: Any, rng: random.Random) -> Any:
+def change_json(thing: Any, rng: random.Random) -> Any:
     """Return ``thing`` with one of its values, names or lengths changed, somewhere in it."""
     if isinstance(thing, dict) and thing and rng.random() < 0.9:
         name = rng.choice(list(thing))
@@ -76,13 +76,13 @@ def _change_json(thing: Any, rng: random.Random) -> Any:
             case 1:
                 changed[rng.choice(("", "host", name + "x"))] = changed[name]
             case _:
-                changed[name] = _change_json(thing[name], rng)
+                changed[name] = change_json(thing[name], rng)
         return changed
     if isinstance(thing, list) and thing and rng.random() < 0.9:
         at = rng.randrange(len(thing))
         if rng.randrange(4) == 0:
             return thing[:at] + thing[at : at + 1] * rng.choice((0, 2, 50)) + thing[at + 1 :]
-        return [*thing[:at], _change_json(thing[at], rng), *thing[at + 1 :]]
+        return [*thing[:at], change_json(thing[at], rng), *thing[at + 1 :]]
     if isinstance(thing, int) and rng.random() < 0.5:
         return thing + rng.choice((-1, 1, 1 << 32, -(1 << 62)))
     if isinstance(thing, str) and thing and rng.random() < 0.5:
@@ -97,7 +97,7 @@ def _json(data: bytes, rng: random.Random) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     for _ in range(rng.choice((1, 1, 2, 4))):
-        thing = _change_json(thing, rng)
+        thing = change_json(thing, rng)
     return json.dumps(thing).encode()
 
 

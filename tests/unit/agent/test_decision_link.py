@@ -4,7 +4,6 @@
 import pathlib
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,8 +13,6 @@ import trio.testing
 
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import proofs
-from acstor_agent.cloud import ring_keeper
-from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.cloud import links
 from acstor_common import boot_timeline
 from acstor_common import decision_api
@@ -27,99 +24,10 @@ from acstor_common import sealed
 from acstor_common import signing
 from acstor_common import sketch
 from tests.fakes import cloud_keys
+from tests.fakes import linked_host
 
-COLLECTION_S = 1.0
-KEYS = cloud_keys.CloudKeys()
+COLLECTION_S, KEYS, CIDS = linked_host.COLLECTION_S, linked_host.KEYS, linked_host.CIDS
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
-
-
-class Meter:
-    """An interface whose counters the test moves."""
-
-    def __init__(self) -> None:
-        self.received = self.sent = 0
-        self.at_s = 0.0
-        self.failure: errors.Unusable | None = None
-
-    def look(self) -> traffic_meter.Look:
-        if self.failure:
-            raise self.failure
-        self.at_s += COLLECTION_S
-        eth0 = links.Link(1, "eth0", "", 0, 0, self.received, self.sent)
-        return traffic_meter.Look(self.at_s, [eth0], 1000)
-
-
-class Bus:
-    """Takes what is cast."""
-
-    def __init__(self) -> None:
-        self.samples: list[decision_api.Sample] = []
-        self.heard: Mapping[str, Any] = {}
-        self.listeners = 0
-
-    def cast(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
-        assert (topic, method, is_fanout) == (
-            decision_api.TOPIC,
-            decision_api.SAMPLE_COLLECTED,
-            True,
-        )
-        signed = decision_api.decode(payload, decision_api.Signed)
-        ca = KEYS.authority.certificate_pem
-        certificate, sample = sealed.open_from_host(signed, signing.SAMPLE, ca, decision_api.Sample)
-        assert certificate.host == sample.host
-        self.samples.append(sample)
-
-    def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
-        assert topic == decision_api.AGENT_TOPIC
-        self.heard = heard
-        self.listeners += 1
-
-
-class Host:
-    """A link, and what it is told."""
-
-    def __init__(self, state_dir: pathlib.Path) -> None:
-        self.meter, self.bus = Meter(), Bus()
-        self.chunks = links.Carried(0, 0)
-        here = ids.HostId("h1")
-        self.folder = state_dir / "identity"
-        self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
-        identity_files.write(self.folder, KEYS.host("h1"))
-        self.rings = ring_keeper.RingKeeper(
-            state_dir / "ring.json", None, signers=self.files.signers
-        )
-        self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
-        self.images: decision_link.Images = None
-        self.boots: tuple[boot_timeline.Timeline, ...] = ()
-        self.tasks: list[decision_api.ImageTask] = []
-        self.health = decision_api.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
-        self.link = decision_link.DecisionLink(
-            here,
-            "10.0.0.1:7201",
-            "pod1/rack1",
-            message_bus=self.bus,
-            meter=self.meter,
-            collection_s=COLLECTION_S,
-            held=lambda: decision_link.Held(self.chunks, 70, 100),
-            cids=lambda: iter(CIDS),
-            files=self.files,
-            sender=proofs.Sender(self.files),
-            rings=self.rings,
-            images=self.news,
-            take_task=self.tasks.append,
-            boots=lambda: self.boots,
-            health=lambda: self.health,
-        )
-
-    async def news(self) -> decision_link.Images:
-        return self.images
-
-    async def hear(self, method: str, payload: Any) -> None:
-        """Be told something over the bus."""
-        if isinstance(payload, msgspec.Struct):
-            payload = decision_api.encode(payload)
-        await trio.to_thread.run_sync(self.bus.heard[method], payload)
 
 
 async def until(is_true: Callable[[], Any]) -> None:
@@ -129,8 +37,8 @@ async def until(is_true: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> Host:
-    made = Host(tmp_path)
+async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> linked_host.LinkedHost:
+    made = linked_host.LinkedHost(tmp_path)
     nursery.start_soon(made.link.run)
     await trio.sleep(COLLECTION_S / 2)
     return made
@@ -202,7 +110,7 @@ async def test_agent_that_began_by_a_wrong_clock_is_dated_anew_when_that_is_set(
     right = time.time
     with monkeypatch.context() as wrong:
         wrong.setattr(time, "time", lambda: right() + 1e6)
-        host = Host(tmp_path)
+        host = linked_host.LinkedHost(tmp_path)
     nursery.start_soon(host.link.run)
     await trio.sleep(COLLECTION_S / 2 + 2 * COLLECTION_S)
     samples = host.bus.samples
@@ -211,7 +119,7 @@ async def test_agent_that_began_by_a_wrong_clock_is_dated_anew_when_that_is_set(
 
 
 async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_path):
-    host = Host(tmp_path)
+    host = linked_host.LinkedHost(tmp_path)
     failures = [RuntimeError("odd"), RuntimeError("odd")]
 
     def fail() -> links.Carried:
@@ -303,7 +211,7 @@ async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(h
 async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
     tmp_path, nursery, watched_log
 ):
-    made = Host(tmp_path)
+    made = linked_host.LinkedHost(tmp_path)
     made.folder.unlink()
     made.files.look_again()
     nursery.start_soon(made.link.run)

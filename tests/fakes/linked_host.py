@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's link to the decision service whose interfaces and bus the test holds in its hands."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import proofs
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.core.cloud import links
+from acstor_common import boot_timeline
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from tests.fakes import cloud_keys
+
+COLLECTION_S = 1.0
+KEYS = cloud_keys.CloudKeys()
+CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
+
+
+class Meter:
+    """An interface whose counters the test moves."""
+
+    def __init__(self) -> None:
+        self.received = self.sent = 0
+        self.at_s = 0.0
+        self.failure: errors.Unusable | None = None
+
+    def look(self) -> traffic_meter.Look:
+        if self.failure:
+            raise self.failure
+        self.at_s += COLLECTION_S
+        eth0 = links.Link(1, "eth0", "", 0, 0, self.received, self.sent)
+        return traffic_meter.Look(self.at_s, [eth0], 1000)
+
+
+class Bus:
+    """Takes what is cast."""
+
+    def __init__(self) -> None:
+        self.samples: list[decision_api.Sample] = []
+        self.heard: Mapping[str, Any] = {}
+        self.listeners = 0
+
+    def cast(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
+        assert (topic, method, is_fanout) == (
+            decision_api.TOPIC,
+            decision_api.SAMPLE_COLLECTED,
+            True,
+        )
+        signed = decision_api.decode(payload, decision_api.Signed)
+        ca = KEYS.authority.certificate_pem
+        certificate, sample = sealed.open_from_host(signed, signing.SAMPLE, ca, decision_api.Sample)
+        assert certificate.host == sample.host
+        self.samples.append(sample)
+
+    def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
+        assert topic == decision_api.AGENT_TOPIC
+        self.heard = heard
+        self.listeners += 1
+
+
+class LinkedHost:
+    """A link, and what it is told."""
+
+    def __init__(self, state_dir: pathlib.Path) -> None:
+        self.meter, self.bus = Meter(), Bus()
+        self.chunks = links.Carried(0, 0)
+        here = ids.HostId("h1")
+        self.folder = state_dir / "identity"
+        self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
+        identity_files.write(self.folder, KEYS.host("h1"))
+        self.rings = ring_keeper.RingKeeper(
+            state_dir / "ring.json", None, signers=self.files.signers
+        )
+        self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
+        self.images: decision_link.Images = None
+        self.boots: tuple[boot_timeline.Timeline, ...] = ()
+        self.tasks: list[decision_api.ImageTask] = []
+        self.health = decision_api.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
+        self.link = decision_link.DecisionLink(
+            here,
+            "10.0.0.1:7201",
+            "pod1/rack1",
+            message_bus=self.bus,
+            meter=self.meter,
+            collection_s=COLLECTION_S,
+            held=lambda: decision_link.Held(self.chunks, 70, 100),
+            cids=lambda: iter(CIDS),
+            files=self.files,
+            sender=proofs.Sender(self.files),
+            rings=self.rings,
+            images=self.news,
+            take_task=self.tasks.append,
+            boots=lambda: self.boots,
+            health=lambda: self.health,
+        )
+
+    async def news(self) -> decision_link.Images:
+        return self.images
+
+    async def hear(self, method: str, payload: Any) -> None:
+        """Be told something over the bus."""
+        if isinstance(payload, msgspec.Struct):
+            payload = decision_api.encode(payload)
+        await trio.to_thread.run_sync(self.bus.heard[method], payload)

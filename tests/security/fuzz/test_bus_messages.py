@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method that may be called over the bus takes, answers or refuses whatever it is sent.
+
+Payloads are changed as anybody may who can publish, and what is signed in them as a host may that
+is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each method than 400, and
+``ACSTOR_FUZZ_SEED`` another seed than 1.
+"""
+
+import base64
+import itertools
+import json
+import os
+import pathlib
+import random
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from oslo_config import cfg
+
+from acstor_checkpoint import registering
+from acstor_common import checkpoint_messages as messages
+from acstor_common import concealing
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import checkpoints
+from acstor_decision import conf as decision_conf
+from acstor_decision import intervals
+from acstor_decision import rpc
+from acstor_decision import service
+from acstor_decision.db import database
+from acstor_decision.switch_loads import none
+from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
+from tests.fakes import linked_host
+from tests.security.fuzz import mutations
+from tests.security.fuzz import said
+
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "400"))
+SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
+NOW_S = checkpoint_hosts.NOW_S
+HOSTS = ("h1", "h2", "h3")
+KEPT = 2
+DEEP = 900
+"""Levels that the broker's JSON reader still takes."""
+
+Example = Callable[[float], msgspec.Struct]
+"""Returns a message that was sent at a time."""
+Sign = Callable[[str], dict[str, Any]]
+"""Returns the signed message whose payload is a text."""
+
+
+def deep(rng: random.Random) -> Any:
+    """Return something nested as deeply as the bus lets it through."""
+    nested: Any = rng.choice(mutations.ODD_VALUES)
+    for _ in range(DEEP):
+        nested = rng.choice(([nested], {"host": nested}))
+    return nested
+
+
+def changed(example: msgspec.Struct, sign: Sign, rng: random.Random) -> Any:
+    """Return a signed message that is changed before or after it was signed, or is none."""
+    text = msgspec.json.encode(example).decode()
+    way = rng.randrange(8)
+    if way == 0:
+        return rng.choice((deep(rng), *mutations.ODD_VALUES))
+    if way == 1:
+        return sign(bytes(mutations.mutate(text.encode(), (), rng)).decode(errors="replace"))
+    if way < 5:
+        thing = json.loads(text)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            thing = mutations.change_json(thing, rng)
+        return sign(json.dumps(thing))
+    message = sign(text)
+    if way == 5:
+        return {**message, rng.choice((*message, "host")): deep(rng)}
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        message = mutations.change_json(message, rng)
+    return message
+
+
+class Leader:
+    """Leads always."""
+
+    def is_leader(self) -> bool:
+        return True
+
+    def step_down(self) -> None:
+        pass
+
+
+class Decision:
+    """The decision service on SQLite, behind its endpoint, and hosts that are enrolled."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        conf = cfg.ConfigOpts()
+        decision_conf.register_opts(conf)
+        conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+        conf.set_override("connection", f"sqlite:///{folder}/decision.sqlite", "database")
+        self.store, nova = database.Database(conf), checkpoint_hosts.Nova()
+        self.store.upgrade()
+        clock = itertools.count(0.0, checkpoints.NOTE_EVERY_S).__next__  # each is asked in time
+        self.hosts = enrolled_hosts.EnrolledHosts(conf, self.store, lambda: NOW_S)
+        for host in HOSTS:
+            self.hosts.identity(host)
+        self.service = service.Service(
+            conf,
+            self.store,
+            Leader(),  # type: ignore[arg-type]
+            none.NoLoads(),
+            publish=lambda _table: True,
+            send_to=lambda _host, _table: True,
+            give_to=lambda _host, _task: True,
+            wall=lambda: NOW_S,
+        )
+        self.service.prepare()
+        self.kept = checkpoints.Checkpoints(
+            self.store,
+            nova,  # type: ignore[arg-type]
+            self.service.trust,
+            intervals.Intervals(nova, 300, clock),  # type: ignore[arg-type]
+            kept=KEPT,
+            kept_after_s=100.0,
+            wall=lambda: NOW_S,
+            clock=clock,
+        )
+        self.refused: list[str] = []
+        self.endpoint = rpc._Endpoint(
+            self.service.hear, self.service.current_ring, self.refused.append, self.kept.answers()
+        )
+
+    def call(self, method: str, payload: Any) -> Any:
+        return getattr(self.endpoint, method)({}, payload)
+
+    def signer(self, purpose: str) -> Sign:
+        """Return what signs as host h1."""
+        key, certificate = self.hosts.identity("h1")
+
+        def sign(text: str) -> dict[str, Any]:
+            signature = sealed.signature_of(purpose, text.encode(), key)
+            return {"payload": text, "signature": signature, "certificate": certificate.decode()}
+
+        return sign
+
+    def concealed(self, sent_s: float) -> Sign:
+        """Return what signs as host h1 that only the service can read a text."""
+        public = concealing.public_of(self.service.trust().signer)
+        sign = self.signer(signing.CHECKPOINT)
+
+        def conceal(text: str) -> dict[str, Any]:
+            box = concealing.conceal(public, text.encode(), b"h1")
+            told = messages.Concealed(host="h1", box=base64.b64encode(box).decode(), sent_s=sent_s)
+            return sign(msgspec.json.encode(told).decode())
+
+        return conceal
+
+    def opened(self, answer: Any, purpose: str, kind: type[Any]) -> Any:
+        signers = signing.read_public_keys(self.hosts.keeper.signers())
+        signed = decision_api.decode(answer, decision_api.Signed)
+        return sealed.open_from_service(signed, purpose, signers, kind)
+
+
+@pytest.fixture
+def decision(tmp_path: pathlib.Path) -> Iterator[Decision]:
+    made = Decision(tmp_path)
+    yield made
+    made.store.close()
+
+
+def sample(sent_s: float) -> msgspec.Struct:
+    number = int((sent_s - NOW_S) * 1000) + 1
+    return msgspec.structs.replace(said.SAMPLE_EXAMPLE, sent_s=sent_s, number=number)
+
+
+def failing(sent_s: float) -> msgspec.Struct:
+    told = (messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"), messages.Failing("", "full"))
+    return messages.AskedIntervals(host="h1", sent_s=sent_s, failing=told)
+
+
+CALLS: dict[str, tuple[Example, str, type[Any]]] = {
+    messages.KEPT_CHECKPOINTS: (
+        lambda sent_s: messages.Asked(host="h1", sent_s=sent_s),
+        signing.CHECKPOINT_ANSWER,
+        messages.Answer,
+    ),
+    messages.INTERVALS: (failing, signing.CHECKPOINT_INTERVALS, messages.Intervals),
+    messages.OWNERS: (
+        lambda sent_s: messages.Owners(host="h1", owners=("h2", "h9"), sent_s=sent_s),
+        signing.CHECKPOINT_OWNERS,
+        messages.Gone,
+    ),
+    messages.SERVICE_KEY: (
+        lambda sent_s: messages.Asked(host="h1", sent_s=sent_s),
+        signing.CHECKPOINT_KEY,
+        messages.ServiceKey,
+    ),
+}
+
+
+def moments() -> Iterator[float]:
+    """Yield moments that the service takes for now; no two are the same."""
+    return (NOW_S + number / 1000 for number in range(CASES))
+
+
+@pytest.mark.allow_log("checkpoints: ")
+@pytest.mark.parametrize("method", CALLS)
+def test_calls_of_hosts_are_answered(decision: Decision, method: str) -> None:
+    example, purpose, kind = CALLS[method]
+    sign, rng, answered = decision.signer(signing.CHECKPOINT), random.Random(SEED), 0
+    for sent_s in moments():
+        payload = changed(example(sent_s), sign, rng)
+        answer = decision.opened(decision.call(method, payload), purpose, kind)
+        answered += not getattr(answer, "why", "")
+    print(f"{method}: {answered} of {CASES} answered")
+    assert answered > CASES // 40
+    assert_nothing_leaked(decision)
+
+
+@pytest.mark.allow_log("checkpoints: |checkpoint .* is refused")
+def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision) -> None:
+    rng, store, registered = random.Random(SEED), decision.store, 0
+    for number, sent_s in enumerate(moments(), 1):
+        taken, conceal = checkpoint_hosts.taken(number, sent_s=sent_s), decision.concealed(sent_s)
+        outer = decision.signer(signing.CHECKPOINT) if rng.randrange(3) == 0 else conceal
+        payload = changed(taken, outer, rng)
+        said = decision.call(messages.REGISTER_CHECKPOINT, payload)
+        answer = decision.opened(said, signing.CHECKPOINT_ANSWER, messages.Answer)
+        assert not answer.may_pass
+        registered += not answer.why
+        rows = store.checkpoints("", 100, "", "")
+        assert len(rows) <= KEPT
+        assert {(row.instance_id, row.host) for row in rows} <= {(checkpoint_hosts.SERVER, "h1")}
+    print(f"{registered} of {CASES} registered")
+    assert registered == decision.kept.registered > CASES // 40
+    assert_nothing_leaked(decision)
+
+
+@pytest.mark.allow_log("message sample_collected is of no use")
+@pytest.mark.allow_log("samples that say to be of")
+@pytest.mark.allow_log("is refused: ")
+@pytest.mark.allow_log("more messages were of no use")
+def test_samples_are_taken_or_refused(decision: Decision) -> None:
+    sign, rng = decision.signer(signing.SAMPLE), random.Random(SEED)
+    for number, sent_s in enumerate(moments()):
+        payload = changed(sample(sent_s), sign, rng)
+        assert decision.call(decision_api.SAMPLE_COLLECTED, payload) is None
+        assert len(decision.service._inbox) <= service.WAITING_OF_A_HOST
+        if number % 20 == 0:  # whose failure would be logged
+            decision.service.round()
+    assert decision.service._heard > CASES // 100
+    assert_nothing_leaked(decision)
+    assert (
+        decision.call(decision_api.GET_RING, deep(rng))["epoch"] == decision.service.current.epoch
+    )
+
+
+def assert_nothing_leaked(decision: Decision) -> None:
+    """See that no place is taken, and that rows are of hosts that are enrolled."""
+    assert not decision.kept._asking
+    assert decision.kept._freshness.keys() | decision.kept._noted_s.keys() <= {"h1"}
+    assert decision.store.checkpoint_failures(NOW_S).keys() <= {"h1"}
+    assert {row.host for row in decision.store.hosts()} <= {"h1"}
+    assert len(decision.endpoint._unsigned) <= rpc.MAX_NAMED
+
+
+async def test_agent_takes_or_refuses_tables_and_tasks(
+    nursery: trio.Nursery, tmp_path: pathlib.Path
+) -> None:
+    host, rng, keys = linked_host.LinkedHost(tmp_path), random.Random(SEED), linked_host.KEYS
+    nursery.start_soon(host.link.run)
+    await trio.sleep(linked_host.COLLECTION_S / 2)
+
+    def sign(text: str) -> dict[str, Any]:
+        signature = sealed.signature_of(signing.TASK, text.encode(), keys.signing_key)
+        return {"payload": text, "signature": signature}
+
+    def sign_table(text: str) -> dict[str, Any]:
+        signature = sealed.signature_of(signing.TABLE, text.encode(), keys.signing_key)
+        return {"epoch": host.rings.ring.epoch + 1, "table": text, "signature": signature}
+
+    def hear() -> None:
+        for number in range(CASES):
+            task = msgspec.structs.replace(said.TASK_EXAMPLE, request=number)
+            given = decision_api.TaskForHosts(task=task, hosts=("h1",), given_s=time.time())
+            refused(host.bus.heard[decision_api.IMAGE_TASK_GIVEN], changed(given, sign, rng))
+            table = ring.Ring(host.rings.ring.epoch + 1, (ring.RingHost("h1", "10.0.0.1:1", 3),))
+            payload = changed(msgspec.Raw(ring.encode(table)), sign_table, rng)  # type: ignore[arg-type]
+            refused(host.bus.heard[decision_api.RING_PUBLISHED], payload)
+
+    await trio.to_thread.run_sync(hear)
+    print(f"{len(host.tasks)} tasks and {host.rings.ring.epoch} tables taken of {CASES} each")
+    assert CASES // 40 < len(host.tasks) < CASES
+
+
+def refused(hear: Callable[[Any], Any], payload: Any) -> Any:
+    """Return what a method of the bus makes of a payload; None if it refuses it by name."""
+    try:
+        return hear(payload)
+    except (errors.AcstorError, ValueError, OSError):  # as message_bus.Endpoint does
+        return None
+
+
+def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    rng, keys, asked = random.Random(SEED), linked_host.KEYS, list[str]()
+    identity_files.write(tmp_path / "identity", keys.host("h1"))
+    host = ids.HostId("h1")
+    files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
+    daemon = registering.Registering(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
+
+    def sign(text: str) -> dict[str, Any]:
+        purpose = signing.CHECKPOINT_WANTED
+        signature = sealed.signature_of(purpose, text.encode(), keys.signing_key)
+        return {"payload": text, "signature": signature}
+
+    def ask(instance: ids.ImageId) -> int:
+        asked.append(instance)
+        if instance != checkpoint_hosts.SERVER:
+            raise errors.Unusable(f"server {instance}", "it is not here")
+        return 7
+
+    heard = 0
+    for number in range(CASES):
+        wanted = messages.Wanted(
+            request=number, instance_id=checkpoint_hosts.SERVER, host="h1", given_s=NOW_S
+        )
+        payload = changed(wanted, sign, rng)
+        heard += refused(lambda said: daemon.want(said, ask), payload) is not None
+    print(f"{heard} of {CASES} heeded")
+    assert CASES // 40 < heard == len(asked) < CASES
+    assert len(daemon._freshness._seen) <= CASES
