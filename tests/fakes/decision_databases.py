@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from alembic import autogenerate
+from alembic import command
 from alembic.runtime import migration
 from oslo_config import cfg
 
@@ -26,10 +28,16 @@ from acstor_decision.db import connection as connection_
 from acstor_decision.db import database
 from acstor_decision.db import held_images
 from acstor_decision.db import listeners
+from acstor_decision.db import migrations
 from acstor_decision.db import models
+from tests.fakes import checkpoint_hosts
 
 OWNED = whole_image.FillStatus(
     state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=6, remaining_bytes=0
+)
+FAILING = (
+    checkpoint_messages.Failing("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", "holder", "h2"),
+    checkpoint_messages.Failing("", "full"),
 )
 FILLING = whole_image.FillStatus(
     state=whole_image.FillState.FILLING,
@@ -122,6 +130,42 @@ class Suite:
         with store.engine().connect() as link:
             context = migration.MigrationContext.configure(link)
             assert autogenerate.compare_metadata(context, models.Base.metadata) == []
+
+    def test_tables_of_the_version_before_keep_their_rows(self, store: database.Database) -> None:
+        with store.engine().begin() as link:
+            models.Base.metadata.drop_all(link)
+            link.execute(sa.text("drop table alembic_version"))
+            command.upgrade(migrations._config(link), "0013")
+        assert not store.is_current()
+        store.note_samples({"h1": (sample("h1"), 0)})
+        assert store.note_checkpoint(checkpoint_hosts.taken(1), 1000.0, 2) is not None
+        before = [row.checkpoint_id for row in store.checkpoints("", 9, "", "")]
+        store.upgrade()
+        assert store.is_current() and store.checkpoint_failures(0) == {}
+        assert [row.checkpoint_id for row in store.checkpoints("", 9, "", "")] == before != []
+        assert [host.host for host in store.hosts()] == ["h1"]
+        store.note_checkpoint_failures("h1", FAILING, 1000.0)
+        assert store.checkpoint_failures(1000.0) == {"h1": FAILING}
+
+    def test_failures_of_checkpoints_are_noted_and_forgotten_by_many_at_once(
+        self, store: database.Database
+    ) -> None:
+        hosts, rounds, done = [f"h{n}" for n in range(1, 7)], range(9), list[int]()
+
+        def work(number: int) -> None:
+            for second in rounds:
+                for host in hosts[:: 1 - 2 * (number % 2)]:
+                    told = FAILING[: second % 3]
+                    store.note_checkpoint_failures(host, told, 2000.0 + second)
+                if number == 2:
+                    store.forget_old(2000.0 + second + checkpoint_failures.KEPT_S)
+            done.append(number)
+
+        run(work, 3)
+        assert sorted(done) == [0, 1, 2]
+        assert store.checkpoint_failures(2008.0) == dict.fromkeys(hosts, FAILING[:2])
+        store.forget_old(2008.5 + checkpoint_failures.KEPT_S)
+        assert store.checkpoint_failures(0) == {}
 
     def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
         assert store.latest_epoch() == 0
