@@ -73,7 +73,7 @@ class Channel:
         """
         self._write(b"".join(self._http.send(event) or b"" for event in events), SILENCE_S)
 
-    def send_body(self, pieces: Iterable[bytes], length: int) -> None:
+    def send_body(self, pieces: Iterable[bytes | bytearray], length: int) -> None:
         """Send a body, and that it ends.
 
         :raises Broken: the other side does not take it

@@ -129,38 +129,51 @@ class Checkpointing:
 
         :raises errors.AcstorError: there is none; says why
         """
-        instance, checkpoint_id = server.instance, str(uuid.uuid4())
         self.clear(server)
         image = self._image_of(server.disk.base)
         state, why = self._state_of(server, image)
-        before = None if why else self._states.manifest(instance, state, state.manifest)
-        why = why or ("" if before else MANIFEST_LOST)
         state.number += 1
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state)
-            with (
-                self._shown_for(server, state) as is_late,
-                self._shown(server, state, checkpoint_id, before) as shown,
-            ):
-                why = why or ("" if shown.before else NO_BITMAP)
-                taking, sealed = self._taken(server, state, image, shown, copies, is_late)
-            name = self._states.save_manifest(instance, sealed)
-            state.manifest, state.whole_because = name, why or state.whole_because
-            state.is_part = True
-            if taking.left_bytes:
-                left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
-                state.stuck += patience.is_stuck(left_bytes, taking.left_bytes, taking.read_bytes)
-                self._note(instance, state, shown.bitmap, chosen)
-                raise patience.NotDone(taking.read_bytes, taking.left_bytes)
-            copies.put_manifest(sealed)
-            state.taken_ms = shown.taken_ms
-            why, state.whole_because = state.whole_because, ""
-            record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
-            stay = {*self._register(record), name}
-            state.is_part, state.left_bytes, state.stuck = False, 0, 0
-            self._note(instance, state, shown.bitmap, chosen)
-            self._tidy(server, state, stay, copies)
+            record, stay = self._registered(server, state, image, why, copies, chosen)
+            self._tidy(server, state, stay, copies)  # no manifest is in memory any more
         return record
+
+    def _registered(
+        self,
+        server: servers.Server,
+        state: states_.State,
+        image: chunk_map.Subject,
+        why: str,
+        copies: copies_.Copies,
+        chosen: Sequence[record_.Holder],
+    ) -> tuple[record_.Record, set[str]]:
+        """Take a checkpoint; return it and the manifests that stay when it is registered."""
+        instance, checkpoint_id = server.instance, str(uuid.uuid4())
+        before = None if why else self._states.manifest(instance, state, state.manifest)
+        why = why or ("" if before else MANIFEST_LOST)
+        with (
+            self._shown_for(server, state) as is_late,
+            self._shown(server, state, checkpoint_id, before) as shown,
+        ):
+            why = why or ("" if shown.before else NO_BITMAP)
+            taking, sealed = self._taken(server, state, image, shown, copies, is_late)
+        name = self._states.save_manifest(instance, sealed)
+        state.manifest, state.whole_because = name, why or state.whole_because
+        state.is_part = True
+        if taking.left_bytes:
+            left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
+            state.stuck += patience.is_stuck(left_bytes, taking.left_bytes, taking.read_bytes)
+            self._note(instance, state, shown.bitmap, chosen)
+            raise patience.NotDone(taking.read_bytes, taking.left_bytes)
+        copies.put_manifest(sealed)
+        state.taken_ms = shown.taken_ms
+        why, state.whole_because = state.whole_because, ""
+        record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+        stay = {*self._register(record), name}
+        state.is_part, state.left_bytes, state.stuck = False, 0, 0
+        self._note(instance, state, shown.bitmap, chosen)
+        return record, stay
 
     def clear(self, server: servers.Server) -> None:
         """End what was begun with a server and did not end well, maybe by a daemon that was killed.
@@ -295,7 +308,7 @@ class Checkpointing:
         shown: _Shown,
         copies: copies_.Copies,
         is_late: patience.IsLate,
-    ) -> tuple[capture.Taking, bytes]:
+    ) -> tuple[capture.Taking, bytearray]:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would begin anew, and never come to an end.
@@ -370,13 +383,8 @@ class Checkpointing:
         """Let go of what no checkpoint needs; what cannot be dropped now is dropped later."""
         try:
             self._forget_bitmaps(server, state)
-            here = self._states.keep(server.instance, stay)
-            kept = [self._states.manifest(server.instance, state, name) for name in here]
-            if set(here) == stay and all(kept):
-                needed = {bytes.fromhex(name) for name in here}
-                for manifest in filter(None, kept):
-                    needed.update(manifest.names())
-                copies.keep(needed)
+            self._states.keep(server.instance, stay)
+            copies.keep(self._states.needed(server.instance, state, stay))
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: what it needs no more stays for now: %s", server.instance, e)
 

@@ -44,8 +44,6 @@ MAX_LACKING: Final = 1 << 16
 MAX_LOST: Final = 128
 """Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
 of scrubbing removes up to 100 that cannot be read."""
-KEEP_S: Final = 300.0
-"""To go through a million files."""
 _ENDS_S: Final = 5.0
 """A request whose connection was ended."""
 
@@ -164,15 +162,15 @@ class Copies:
         self.filled.update(self.holders)
         return sum(sent)
 
-    def put_manifest(self, sealed: bytes) -> None:
+    def put_manifest(self, sealed: bytes | bytearray) -> None:
         """Have every holder keep a sealed manifest."""
         size_s = len(sealed) / SLOWEST_BYTES_S
         self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
-    def keep(self, stay: Iterable[bytes]) -> None:
-        """Have every holder drop all but chunks and manifests of these names."""
-        names = frozenset(stay)
-        call_all(self._clients, lambda client: client.keep(self._disk, names), KEEP_S)
+    def keep(self, parts: Iterable[names_.Stay]) -> None:
+        """Have every holder drop all but chunks and manifests that stay."""
+        for part in parts:
+            self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
 
     def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
         """Do something with all holders.
@@ -189,6 +187,10 @@ def _missing(
     disk: names_.Disk, names: Sequence[ids.Cid], client: vault_client.VaultClient
 ) -> set[bytes]:
     return client.missing(disk, names)
+
+
+def _keep(disk: names_.Disk, part: names_.Stay, client: vault_client.VaultClient) -> int:
+    return client.keep(disk, part)
 
 
 def call_all(

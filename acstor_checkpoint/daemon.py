@@ -31,7 +31,7 @@ from acstor_common import supervised
 LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 4
-"""Each holds the manifest that it makes: 266 MiB with 2 million entries."""
+"""Each has two manifests in memory at most, of 80 MiB with 2 million entries."""
 RETRY_WORKERS: Final = 2
 FAILURES: Final = "checkpoint"
 """Name under which :mod:`supervised` counts the failures of servers."""

@@ -229,19 +229,16 @@ class GarbageCollection:
             if gone := client.drop(folder):
                 LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)
             return
-        needed = self._needed(disk, stay, known)
-        if needed and (gone := client.keep(folder, needed)):
-            LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
-
-    def _needed(self, disk: ids.ImageId, stay: set[str], known: _Known) -> set[bytes]:
-        """Return the names of all that manifests need; nothing if that is not known."""
         if disk not in known:
-            return set()
-        kept = [self._states.manifest(*known[disk], name) for name in sorted(stay)]
-        needed = {bytes.fromhex(name) for name in stay}
-        for manifest in filter(None, kept):
-            needed.update(manifest.names())
-        return needed if all(kept) else set()
+            return
+        gone = 0
+        try:
+            for part in self._states.needed(*known[disk], stay):
+                gone += client.keep(folder, part)
+        except errors.Unusable as e:
+            LOG.warning("disk %s: what it needs no more stays: %s", disk, e)
+        if gone:
+            LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
 
     def _begun(self, disk: ids.ImageId, known: _Known) -> set[str]:
         """Return the manifest of what is there of a checkpoint that is not whole yet."""

@@ -9,6 +9,7 @@ import bisect
 import enum
 import re
 import struct
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -53,6 +54,13 @@ class Sealed(NamedTuple):
 
     name: bytes
     data: bytes
+
+
+class Stay(NamedTuple):
+    """What of a disk stays: of the things whose first byte is in ``within``, those of ``names``."""
+
+    within: range
+    names: Collection[bytes]
 
 
 class NameList(Sequence[bytes]):
@@ -110,24 +118,23 @@ def packed(names: Iterable[bytes]) -> bytes:
     return b"".join(sorted(set(names)))
 
 
-def ranges(names: Iterable[bytes]) -> Iterator[tuple[range, list[bytes]]]:
-    """Yield all names in parts of MAX_ASKED at most, and which first bytes each part covers.
+def split(stay: Stay) -> Iterator[Stay]:
+    """Yield what stays in parts of MAX_ASKED names at most, whose ranges cover the whole one.
 
-    The parts cover all first bytes.
-
-    >>> [(within, len(part)) for within, part in ranges([bytes([7]) * 32, bytes(32)])]
+    >>> [(part.within, len(part.names)) for part in split(Stay(ALL, [bytes([7]) * 32, bytes(32)]))]
     [(range(0, 256), 2)]
     """
     by_first: list[list[bytes]] = [[] for _ in ALL]
-    for name in sorted(set(names)):
+    for name in sorted(set(stay.names)):
         by_first[name[0]].append(name)
-    start, some = 0, list[bytes]()
-    for first, part in enumerate(by_first):
+    start, some = stay.within.start, list[bytes]()
+    for first in stay.within:
+        part = by_first[first]
         if some and len(some) + len(part) > MAX_ASKED:
-            yield range(start, first), some
+            yield Stay(range(start, first), some)
             start, some = first, []
         some += part
-    yield range(start, 256), some
+    yield Stay(range(start, stay.within.stop), some)
 
 
 def parse_range(text: str) -> range:

@@ -9,15 +9,18 @@ that is written down before it is begun, so that who comes after a kill can end 
 """
 
 import logging
+import os
 import pathlib
 import secrets
 import shutil
 import uuid
 from collections.abc import Collection
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
+from acstor_checkpoint import names
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
@@ -32,6 +35,7 @@ _MAX_STATE_BYTES = 1 << 16
 _MAX_BITMAPS = 1000
 _STATE = "state.json"
 _SUFFIX = ".manifest"
+_DISTINCT = 4  # manifests of a disk: the others are taken to have most names in common
 _Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
 
 
@@ -143,13 +147,13 @@ class States:
         except OSError as e:
             raise errors.Unusable(str(folder), str(e)) from e
 
-    def save_manifest(self, instance: ids.ImageId, sealed: bytes) -> str:
+    def save_manifest(self, instance: ids.ImageId, sealed: bytes | bytearray) -> str:
         """Keep a sealed manifest; return its name.
 
         :raises errors.Unusable: it could not be written
         """
         name = checkpoint_sealing.manifest_name(sealed).hex()
-        path = self._of(instance) / f"{name}{_SUFFIX}"
+        path = self._path(instance, name)
         try:
             with whole_file.written(path, 0o600) as file:
                 file.write(sealed)
@@ -161,27 +165,56 @@ class States:
         self, instance: ids.ImageId, state: State, name: str
     ) -> checkpoint_manifest.Manifest | None:
         """Return a manifest that is kept here; None if it cannot be used."""
-        path = self._of(instance) / f"{name}{_SUFFIX}"
-        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         try:
-            sealed = path.read_bytes()
-            limit = checkpoint_manifest.MAX_BYTES
-            plain = seal.open_manifest(sealed, limit)
-            return checkpoint_manifest.Manifest.parse(plain, str(path))
-        except (OSError, errors.NotAuthentic, errors.FormatError) as e:
-            LOG.warning("%s: %s", path, e)
+            return self._manifest(instance, state, name)
+        except errors.Unusable as e:
+            LOG.warning("%s", e)
             return None
 
-    def keep(self, instance: ids.ImageId, stay: Collection[str]) -> list[str]:
-        """Drop all manifests but those called ``stay``; return the names of those that are here."""
-        kept = []
-        for path in sorted(self._of(instance).glob(f"*{_SUFFIX}")):
-            name = path.name.removesuffix(_SUFFIX)
-            if name in stay:
-                kept.append(name)
-            else:
+    def needed(
+        self, instance: ids.ImageId, state: State, stay: Collection[str]
+    ) -> Iterator[names.Stay]:
+        """Yield the names of some manifests, and of all chunks that they name, in parts.
+
+        One manifest and one part are in memory at a time, so each is read once for each part.
+        Parts are larger where more than _DISTINCT manifests have few names in common.
+
+        :param stay: the manifests' names, in hex
+        :raises errors.Unusable: one of them is not here, or cannot be used
+        """
+        counts = [self._count(instance, name) for name in stay]
+        count = min(sum(counts), _DISTINCT * max(counts, default=0))
+        for within in checkpoint_manifest.name_ranges(count):
+            part = {name for name in map(bytes.fromhex, stay) if name[0] in within}
+            for name in stay:
+                part |= self._manifest(instance, state, name).names_within(within)
+            yield names.Stay(within, part)
+
+    def _count(self, instance: ids.ImageId, name: str) -> int:
+        """Return how many entries a manifest has."""
+        path = self._path(instance, name)
+        try:
+            size_bytes = path.stat().st_size - checkpoint_manifest.HEADER_BYTES
+            return size_bytes // checkpoint_manifest.ENTRY_BYTES
+        except OSError as e:
+            raise errors.Unusable(str(path), str(e)) from e
+
+    def _manifest(
+        self, instance: ids.ImageId, state: State, name: str
+    ) -> checkpoint_manifest.Manifest:
+        path = self._path(instance, name)
+        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        try:
+            plain = seal.open_manifest(_read(path), checkpoint_manifest.MAX_BYTES)
+            return checkpoint_manifest.Manifest.parse(plain, str(path))
+        except (OSError, errors.NotAuthentic, errors.FormatError) as e:
+            raise errors.Unusable(str(path), str(e)) from e
+
+    def keep(self, instance: ids.ImageId, stay: Collection[str]) -> None:
+        """Drop all manifests but those called ``stay``."""
+        for path in self._of(instance).glob(f"*{_SUFFIX}"):
+            if path.name.removesuffix(_SUFFIX) not in stay:
                 path.unlink(missing_ok=True)
-        return kept
 
     def forget(self, instance: ids.ImageId) -> None:
         """Drop all that is known of a disk."""
@@ -189,3 +222,13 @@ class States:
 
     def _of(self, instance: ids.ImageId) -> pathlib.Path:
         return self._folder / instance
+
+    def _path(self, instance: ids.ImageId, name: str) -> pathlib.Path:
+        return self._of(instance) / f"{name}{_SUFFIX}"
+
+
+def _read(path: pathlib.Path) -> bytearray:
+    with path.open("rb") as file:
+        data = bytearray(os.fstat(file.fileno()).st_size)
+        del data[file.readinto(data) :]
+    return data

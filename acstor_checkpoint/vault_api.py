@@ -234,7 +234,7 @@ class Api:
 
     def _keep(self, place: _Place, body: Body, _stack: contextlib.ExitStack) -> Answer:
         within, stay = names.parse_range(place.name), _names(body)
-        if not stay:
+        if not stay and within == names.ALL:
             raise ValueError("nothing is to stay: that is a DELETE")
         return _said(OK, str(self._vault.keep(place.of, stay, body.connection, within)))
 

@@ -54,7 +54,7 @@ class _Request(NamedTuple):
 
     method: str
     path: str
-    body: Sequence[bytes]
+    body: Sequence[bytes | bytearray]
     limit: int
 
     @property
@@ -136,7 +136,7 @@ class VaultClient:
             found |= named
         return found
 
-    def put_manifest(self, disk: names.Disk, sealed: bytes) -> bytes:
+    def put_manifest(self, disk: names.Disk, sealed: bytes | bytearray) -> bytes:
         """Have a sealed manifest kept; it is safe when this returns. Return its name.
 
         :raises errors.VaultFull: there is no room
@@ -145,13 +145,10 @@ class VaultClient:
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
-    def keep(self, disk: names.Disk, stay: Iterable[bytes]) -> int:
-        """Have all of a disk dropped but chunks and manifests of these names; return how many went.
-
-        :param stay: names that all manifests which stay name, and their own
-        """
+    def keep(self, disk: names.Disk, stay: names.Stay) -> int:
+        """Have chunks and manifests of a disk dropped but those that stay; return how many went."""
         gone = 0
-        for within, some in names.ranges(stay):
+        for within, some in names.split(stay):
             path = f"{_path(disk, 'keep')}/{within[0]:02x}-{within[-1]:02x}"
             gone += self._until_all_went("POST", path, b"".join(some))
         return gone
@@ -207,7 +204,7 @@ class VaultClient:
         raise errors.RemoteProtocolError(self.holder, f"{gone} things went, and there is no end")
 
     def _ask(
-        self, method: str, path: str, body: Sequence[bytes], limit: int = SHORT_BYTES
+        self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = SHORT_BYTES
     ) -> bytes:
         status, data = self._answer(_Request(method, path, body, max(limit, SHORT_BYTES)))
         if status in (vault_api.OK, vault_api.NO_CONTENT):

@@ -29,7 +29,7 @@ VERSION: Final = 1
 MAX_ENTRIES: Final = 1 << 21
 """128 GiB that a disk differs from its image, in chunks of 64 KiB."""
 _NAMES_AT_ONCE: Final = 1 << 18
-"""30 MiB in memory."""
+"""40 MiB in memory."""
 MAX_CHUNKS: Final = 1 << 30
 """Of a disk: 64 TiB in chunks of 64 KiB."""
 MAX_PROJECT_BYTES: Final = 64
@@ -199,12 +199,26 @@ class Manifest:
     def names(self) -> Iterator[ids.Cid]:
         """Yield the names of the chunks that holders must have, each once, in ascending order.
 
-        Goes through the manifest once for each _NAMES_AT_ONCE, so few are in memory.
+        Goes through the manifest once for each of ``name_ranges``, so few are in memory.
         """
-        passes = 1 << (len(self) // _NAMES_AT_ONCE).bit_length()
-        for number in range(passes):
-            names = {cid for _, cid in self if cid[0] * passes >> 8 == number}
-            yield from sorted(names - {ids.ZERO_CID})
+        for within in name_ranges(len(self)):
+            yield from sorted(self.names_within(within))
+
+    def names_within(self, within: range) -> set[ids.Cid]:
+        """Return the names of chunks whose first byte is in a range; takes 0.3 us an entry."""
+        first, stop = within.start, within.stop
+        with memoryview(self._buffer) as view:
+            entries = _ENTRY.iter_unpack(view[HEADER_BYTES:])
+            names = {cid for _, cid in entries if first <= cid[0] < stop}
+        names.discard(ids.ZERO_CID)
+        return names
+
+
+def name_ranges(count: int) -> Iterator[range]:
+    """Yield ranges of first bytes, each of which some _NAMES_AT_ONCE of so many names are in."""
+    passes = min(256, 1 << (max(0, count - 1) // _NAMES_AT_ONCE).bit_length())
+    for first in range(0, 256, 256 // passes):
+        yield range(first, first + 256 // passes)
 
 
 def _unpacked(buffer: bytes | bytearray, what: str) -> _Header:

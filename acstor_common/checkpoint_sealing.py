@@ -22,7 +22,10 @@ from typing import Final
 import blake3
 import zstandard
 from cryptography import exceptions
+from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import aead
+from cryptography.hazmat.primitives.ciphers import algorithms
+from cryptography.hazmat.primitives.ciphers import modes
 
 from acstor_common import codecs
 from acstor_common import errors
@@ -33,6 +36,7 @@ from acstor_common import layout
 KEY_BYTES: Final = 32
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BB2x12s")  # version, codec, reserved, nonce
+_ALTERED: Final = "it was altered, or is another one's"
 _SAID_BYTES: Final = 4  # of the head, which the tag covers beside the name; so does the nonce
 _TAG_BYTES: Final = 16
 SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
@@ -45,6 +49,7 @@ LEVEL: Final = 1
 _CONTEXT: Final = "acstor 2026-11 checkpoint: "
 _MANIFEST: Final = b"manifest"
 _ZEROS: Final = bytes(geometry.MAX_CHUNK_BYTES)
+_PIECE_BYTES: Final = 1 << 20
 
 Data = bytes | bytearray | memoryview
 
@@ -113,23 +118,30 @@ class Seal:
             raise errors.ChunkInvalid(what, where, "its name is another one's")
         return bytes(plain)
 
-    def close_manifest(self, plain: Data) -> bytes:
-        """Return a manifest as others may keep it; :func:`manifest_name` has its name."""
-        return self._manifests.close(layout.Codec.STORED, _MANIFEST, plain)
+    def close_manifest(self, plain: Data) -> bytearray:
+        """Return a manifest as others may keep it; :func:`manifest_name` has its name.
 
-    def open_manifest(self, sealed: Data, max_bytes: int) -> bytes:
+        :param plain: a bytearray becomes what is returned: one may have 80 MiB
+        """
+        data = plain if isinstance(plain, bytearray) else bytearray(plain)
+        self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
+        return data
+
+    def open_manifest(self, sealed: Data, max_bytes: int) -> bytearray:
         """Return what was sealed as a manifest.
 
+        :param sealed: a bytearray becomes what is returned
         :param max_bytes: that it may have
         :raises errors.NotAuthentic: it was altered or cut, or is of another disk
         """
+        data = sealed if isinstance(sealed, bytearray) else bytearray(sealed)
         try:
-            codec, plain = self._manifests.open(_MANIFEST, sealed, max_bytes)
+            codec = self._manifests.open_in_place(_MANIFEST, data, max_bytes)
         except ValueError as e:
             raise errors.NotAuthentic("a manifest", str(e)) from e
         if codec is not layout.Codec.STORED:
             raise errors.NotAuthentic("a manifest", f"codec {codec} is not one of manifests")
-        return plain
+        return data
 
 
 def manifest_name(sealed: Data) -> bytes:
@@ -142,29 +154,76 @@ class _Cipher:
 
     def __init__(self, key: bytes, nonce_key: bytes) -> None:
         self._aead, self._nonce_key = aead.AESGCM(key), nonce_key
+        self._aes = algorithms.AES256(key)
 
     def close(self, codec: layout.Codec, name: bytes, stored: Data) -> bytes:
+        head, nonce = self._head(codec, name, stored)
+        return head + self._aead.encrypt(nonce, stored, head[:_SAID_BYTES] + name)
+
+    def close_in_place(self, codec: layout.Codec, name: bytes, data: bytearray) -> None:
+        """Seal bytes where they lie."""
+        head, nonce = self._head(codec, name, data)
+        cipher = ciphers.Cipher(self._aes, modes.GCM(nonce)).encryptor()
+        cipher.authenticate_additional_data(head[:_SAID_BYTES] + name)
+        _in_place(cipher, data)
+        cipher.finalize()
+        data[:0] = head
+        data += cipher.tag
+
+    def _head(self, codec: layout.Codec, name: bytes, stored: Data) -> tuple[bytes, bytes]:
         digest = blake3.blake3(name, key=self._nonce_key)
         nonce = digest.update(bytes([codec])).update(stored).digest(12)
-        head = _HEAD.pack(VERSION, codec, nonce)
-        return head + self._aead.encrypt(nonce, stored, head[:_SAID_BYTES] + name)
+        return _HEAD.pack(VERSION, codec, nonce), nonce
 
     def open(self, name: bytes, sealed: Data, max_bytes: int) -> tuple[layout.Codec, bytes]:
         """Return what was sealed under ``name``, and its codec.
 
         :raises ValueError: it is not to be believed, or longer than ``max_bytes``
         """
-        if not SEAL_BYTES <= len(sealed) <= max_bytes + SEAL_BYTES:
-            raise ValueError(f"{len(sealed)} bytes are not its length")
-        version, codec, nonce = _HEAD.unpack_from(sealed)
-        if version != VERSION:
-            raise ValueError(f"format version {version} is not known (only {VERSION} is)")
+        codec, nonce = _opened_head(sealed, max_bytes)
         said = bytes(sealed[:_SAID_BYTES]) + name
         try:
             stored = self._aead.decrypt(nonce, memoryview(sealed)[_HEAD.size :], said)
         except exceptions.InvalidTag:
-            raise ValueError("it was altered, or is another one's") from None
+            raise ValueError(_ALTERED) from None
         return layout.Codec(codec), stored
+
+    def open_in_place(self, name: bytes, data: bytearray, max_bytes: int) -> layout.Codec:
+        """Open bytes where they lie; return their codec.
+
+        :raises ValueError: as of :meth:`open`; the bytes are of no use then
+        """
+        codec, nonce = _opened_head(data, max_bytes)
+        said, tag = bytes(data[:_SAID_BYTES]) + name, bytes(data[-_TAG_BYTES:])
+        cipher = ciphers.Cipher(self._aes, modes.GCM(nonce, tag)).decryptor()
+        cipher.authenticate_additional_data(said)
+        del data[: _HEAD.size], data[-_TAG_BYTES:]
+        _in_place(cipher, data)
+        try:
+            cipher.finalize()
+        except exceptions.InvalidTag:
+            raise ValueError(_ALTERED) from None
+        return layout.Codec(codec)
+
+
+def _opened_head(sealed: Data, max_bytes: int) -> tuple[int, bytes]:
+    """Return codec and nonce.
+
+    :raises ValueError: it has another length or version
+    """
+    if not SEAL_BYTES <= len(sealed) <= max_bytes + SEAL_BYTES:
+        raise ValueError(f"{len(sealed)} bytes are not its length")
+    version, codec, nonce = _HEAD.unpack_from(sealed)
+    if version != VERSION:
+        raise ValueError(f"format version {version} is not known (only {VERSION} is)")
+    return codec, nonce
+
+
+def _in_place(cipher: ciphers.CipherContext, data: bytearray) -> None:
+    with memoryview(data) as view:
+        for at in range(0, len(view), _PIECE_BYTES):
+            piece = view[at : at + _PIECE_BYTES]
+            piece[:] = cipher.update(piece)
 
 
 def _derived(key: bytes, what: str) -> bytes:

@@ -73,7 +73,7 @@ def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
         with pytest.raises(errors.ChunkMissing):
             client.chunk(disk, NAMES[35])
     with h1.client(h2) as client:
-        assert client.keep(disk, [*NAMES[10:20], name]) == 20
+        assert client.keep(disk, names.Stay(names.ALL, [*NAMES[10:20], name])) == 20
         assert client.missing(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
         assert client.drop(disk) == 11
         assert client.disks(h1.name) == client.manifests(disk) == []
@@ -89,7 +89,7 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
         tries: list[Callable[[], object]] = [
             lambda: client.put(of(h1), CHUNKS),
             lambda: client.put_manifest(of(h1), MANIFEST),
-            lambda: client.keep(of(h1), NAMES[:1]),
+            lambda: client.keep(of(h1), names.Stay(names.ALL, NAMES[:1])),
             lambda: client.drop(of(h1)),
             lambda: client.missing(of(h1), NAMES),
         ]
@@ -206,7 +206,7 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         with pytest.raises(errors.VaultFull, match="bytes is reached"):
             client.put(of(h3), CHUNKS[10:11])
     with h1.client(h2) as client:
-        assert client.keep(of(h1), NAMES[:5]) == 15
+        assert client.keep(of(h1), names.Stay(names.ALL, NAMES[:5])) == 15
         client.put(of(h1), CHUNKS[5:10])
     h2.kill()
     h2.start()  # counts what is there

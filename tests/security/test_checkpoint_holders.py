@@ -220,4 +220,4 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
         with Places(proof).client(hostile.holder) as client:
             disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.keep([bytes(32)])
+                disk.keep([names.Stay(names.ALL, [bytes(32)])])

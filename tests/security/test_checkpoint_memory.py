@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that writes here and there all over a large disk takes no memory of the daemon."""
+"""A guest that writes here and there all over a large disk takes little memory of the daemon."""
 
 import json
 import pathlib
@@ -48,6 +48,68 @@ with open("/proc/self/status") as file:  # ru_maxrss begins at what the parent h
     [used] = [int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")]
 print(json.dumps([used, taking.read_bytes, taking.left_bytes, error]))
 """
+
+
+LARGEST = """
+import json, os, pathlib, sys, threading
+import libvirt
+from acstor_checkpoint import capture, checkpointing, copies, pace, record, states
+from acstor_checkpoint.cmd import checkpointd
+from acstor_common import checkpoint_manifest, checkpoint_sealing, chunk_map, geometry, ids
+id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+known = states.States(pathlib.Path(sys.argv[1]))
+count, cut = checkpoint_manifest.MAX_ENTRIES, geometry.Geometry(2 << 40, 1 << 20)
+state = states.new(id, cut.chunk_bytes)
+known.save(id, state)
+seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+
+def saved(entries, number):
+    crash = checkpoint_manifest.Consistency.CRASH
+    subject = checkpoint_manifest.Subject(
+        id, id, "p", id, chunk_map.UNKNOWN_OS_HASH, cut, 1, crash, number
+    )
+    return known.save_manifest(id, seal.close_manifest(checkpoint_manifest.build(subject, entries)))
+
+def named(chunk_no):
+    return checkpoint_manifest.Entry(chunk_no, ids.Cid(os.urandom(31) + b"1"))
+
+class Client:
+    holder = ids.HostId("h2")
+    def missing(self, disk, asked):
+        return set()
+    def keep(self, disk, part):
+        kept.append(len(part.names))
+        return 0
+
+class Disk:
+    size_bytes = cut.size_bytes
+
+holders, kept = copies.Copies(None, [Client()]), []
+
+def take(name):
+    before = known.manifest(id, state, name)
+    taking = capture.Taking(Disk(), cut.chunk_bytes, seal, holders, pace.Pace(0, threading.Event()))
+    return saved(taking.entries(capture.Seen(before, lambda: (), lambda: ())), 2)
+
+first = saved(map(named, range(count)), 1)
+second = take(first)
+holders.keep(known.needed(id, state, {first, second}))
+with open("/proc/self/status") as file:
+    [used] = [int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")]
+print(json.dumps([used, len(kept), sum(kept)]))
+"""
+"""A disk of 2 TiB whose chunks of 1 MiB all differ from its image has the largest manifest."""
+
+
+def test_largest_manifest_has_its_bytes_twice_in_memory_and_no_more(tmp_path: pathlib.Path) -> None:
+    """The daemon reads the last one, makes the next one, and drops what neither of them names."""
+    argv = [sys.executable, "-c", LARGEST, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    used, parts, stays = json.loads(done.stdout)
+    print(f"{used >> 20} MiB, {stays} names stay, told in {parts} parts")
+    assert used < LIMIT_BYTES
+    assert stays == (1 << 21) + 2
 
 
 def status(cookie: int, _at: int, length: int) -> bytes:

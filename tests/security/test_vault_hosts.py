@@ -117,14 +117,16 @@ class Asking:
                 self.names += len(self._asked)
 
 
+def keep(client: vault_client.VaultClient, disk: names.Disk, stay: list[bytes]) -> None:
+    client.keep(disk, names.Stay(names.ALL, stay))
+
+
 def list_disks(client: vault_client.VaultClient, disk: names.Disk, _names: list[bytes]) -> None:
     for _ in range(names.MAX_ASKED // lookup_rate.OF_REQUEST):
         client.disks(disk.owner)
 
 
-@pytest.mark.parametrize(
-    "ask", [vault_client.VaultClient.missing, vault_client.VaultClient.keep, list_disks]
-)
+@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing, keep, list_disks])
 def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
 ) -> None:
@@ -213,7 +215,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         for disk_no in range(1, 7):
             disk, chunks = small_chunks(disk_no)
             client.put(disk, chunks)
-            client.keep(disk, [chunks[disk_no].name])
+            client.keep(disk, names.Stay(names.ALL, [chunks[disk_no].name]))
         for disk_no in range(7, 40):
             client.put(*small_chunks(disk_no))
     mine = taken(h2.folder / "h1")
@@ -263,7 +265,7 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
                     pass
             assert client.missing(disk, [one.name for one in chunks[:put]]) == set()
             assert client.chunk(disk, chunks[0].name) == chunks[0].data
-            assert client.keep(disk, [chunks[0].name]) == put - 1
+            assert client.keep(disk, names.Stay(names.ALL, [chunks[0].name])) == put - 1
             client.put(disk, chunks[1:3])
         assert "Traceback" not in h2.log()
         h2.close()

@@ -100,7 +100,7 @@ ANSWERS = {
     "put": (lambda c: c.put(H1, [CHUNK]), b"HTTP/1.1 204 No Content\r\n\r\n"),
     "missing": (lambda c: c.missing(H1, [NAME, MANIFEST_NAME]), ok(NAME)),
     "put_manifest": (lambda c: c.put_manifest(H1, MANIFEST), b"HTTP/1.1 204 No Content\r\n\r\n"),
-    "keep": (lambda c: c.keep(H1, [NAME]), ok(b"17")),
+    "keep": (lambda c: c.keep(H1, names.Stay(names.ALL, [NAME])), ok(b"17")),
     "drop": (lambda c: c.drop(H1), ok(b"17")),
     "chunk": (lambda c: c.chunk(H1, NAME), ok(CHUNK.data)),
     "manifest": (lambda c: c.manifest(H1, MANIFEST_NAME), ok(MANIFEST)),

@@ -140,10 +140,10 @@ def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> 
 
 
 def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "KEEP_S", 0.5)
+    monkeypatch.setattr(copies, "STEP_S", 0.5)
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(copies.HolderFailed, match="too slow"):
-        copies.Copies(DISK, [client]).keep(NAMES)
+        copies.Copies(DISK, [client]).keep([names.Stay(names.ALL, NAMES)])
     assert client.is_aborted
 
 

@@ -38,7 +38,8 @@ class Client:
         return self._kept.disks(owner)
 
     def keep(self, disk, stay):
-        return self._kept.keep(disk, names.NameList(names.packed(stay)))
+        named = names.NameList(names.packed(stay.names))
+        return self._kept.keep(disk, named, within=stay.within)
 
     def drop(self, disk):
         return self._kept.drop(disk)

@@ -23,7 +23,7 @@ def known(tmp_path):
     return states.States(tmp_path / "state")
 
 
-def sealed_of(state, number):
+def sealed_of(state, number, entries=()):
     subject = checkpoint_manifest.Subject(
         ids.ImageId(state.disk),
         INSTANCE,
@@ -36,7 +36,7 @@ def sealed_of(state, number):
         number,
     )
     seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
-    return seal.close_manifest(checkpoint_manifest.build(subject, []))
+    return seal.close_manifest(checkpoint_manifest.build(subject, entries))
 
 
 def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
@@ -86,10 +86,35 @@ def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
     known.save(INSTANCE, state)
     names = [known.save_manifest(INSTANCE, sealed_of(state, number)) for number in (1, 2, 3)]
     assert [known.manifest(INSTANCE, state, name).subject.number for name in names] == [1, 2, 3]
-    assert known.keep(INSTANCE, {names[2], names[1], "0" * 64}) == sorted(names[1:])
+    known.keep(INSTANCE, {names[2], names[1], "0" * 64})
     assert known.manifest(INSTANCE, state, names[0]) is None
     other = states.new(BASE, 65536)
     assert known.manifest(INSTANCE, other, names[1]) is None
+
+
+@pytest.mark.parametrize("at_once", [1 << 19, 4])
+def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(
+    known, monkeypatch, at_once
+):
+    monkeypatch.setattr(checkpoint_manifest, "_NAMES_AT_ONCE", at_once)
+    state = states.new(BASE, 65536)
+    known.save(INSTANCE, state)
+    cids = [ids.Cid(bytes([17 * n]) + bytes([n]) * 30 + b"\1") for n in range(15)]
+    of_one, of_other = (
+        [checkpoint_manifest.Entry(n, cid) for n, cid in enumerate([ids.ZERO_CID, *some])]
+        for some in (cids[:10], cids[5:])
+    )
+    stay = {
+        known.save_manifest(INSTANCE, sealed_of(state, number, entries))
+        for number, entries in enumerate((of_one, of_other), 1)
+    }
+    parts = list(known.needed(INSTANCE, state, stay))
+    assert [first for part in parts for first in part.within] == list(range(256))
+    assert len(parts) == (1 if at_once > 100 else 8)
+    assert all(name[0] in part.within for part in parts for name in part.names)
+    assert set().union(*(part.names for part in parts)) == {*cids, *map(bytes.fromhex, stay)}
+    with pytest.raises(errors.Unusable, match="No such file"):
+        list(known.needed(INSTANCE, state, {*stay, "0" * 64}))
 
 
 def test_disk_that_cannot_be_written_is_said(known, tmp_path):

@@ -150,7 +150,7 @@ def test_list_of_what_stays_comes_in_parts(
     name = checkpoint_sealing.manifest_name(manifest)
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
     stay, covered = [*NAMES[:7], name], list[int]()
-    for within, some in names.ranges(stay):
+    for within, some in names.split(names.Stay(names.ALL, stay)):
         covered += within
         target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
         assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK

@@ -108,7 +108,7 @@ def test_a_chunk_is_no_manifest_and_a_manifest_no_chunk() -> None:
 
 
 def test_manifest_comes_back_and_has_its_limit() -> None:
-    sealed = SEAL.close_manifest(b"a manifest")
+    sealed = bytes(SEAL.close_manifest(b"a manifest"))
     assert SEAL.open_manifest(sealed, 10) == b"a manifest"
     assert len(checkpoint_sealing.manifest_name(sealed)) == 32
     with pytest.raises(errors.NotAuthentic, match="length"):
