@@ -163,9 +163,11 @@ class Checkpointing:
         state.is_part = True
         if taking.left_bytes:
             left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
-            state.stuck += patience.is_stuck(left_bytes, taking.left_bytes, taking.read_bytes)
+            is_stuck = patience.is_stuck(left_bytes, taking.left_bytes, taking.read_bytes)
+            state.stuck += is_stuck
             self._note(instance, state, shown.bitmap, chosen)
-            raise patience.NotDone(taking.read_bytes, taking.left_bytes)
+            kind = patience.Overwritten if is_stuck and shown.is_late() else patience.NotDone
+            raise kind(taking.read_bytes, taking.left_bytes)
         copies.put_manifest(sealed)
         state.taken_ms = shown.taken_ms
         why, state.whole_because = state.whole_because, ""

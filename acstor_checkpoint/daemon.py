@@ -249,6 +249,8 @@ class Daemon:
         except patience.NotDone as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
+            if isinstance(e, patience.Overwritten):
+                self.failures.note(instance, e)
             LOG.info("server %s: %s", instance, e)
             return
         except Exception as e:

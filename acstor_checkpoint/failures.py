@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from acstor_checkpoint import capture
 from acstor_checkpoint import copies
+from acstor_checkpoint import patience
 from acstor_checkpoint import scratch
 from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
@@ -23,6 +24,7 @@ class Reason(enum.StrEnum):
     HOLDER_LOST = "holder_lost"  # it lacks what it acknowledged
     TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
     SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
+    OVERWRITTEN = "overwritten"  # the same, and what was read is kept, but it gets nowhere
     REFUSED = "refused"  # by the decision service
     DECISION = "decision"  # the decision service does not answer
     OTHER = "other"
@@ -34,6 +36,7 @@ _REASONS = (
     (copies.HolderFailed, Reason.HOLDER),
     (capture.TooLarge, Reason.TOO_LARGE),
     (scratch.Full, Reason.SCRATCH_FULL),
+    (patience.Overwritten, Reason.OVERWRITTEN),
     (errors.CheckpointRefused, Reason.REFUSED),
     (errors.DecisionUnreachable, Reason.DECISION),
 )

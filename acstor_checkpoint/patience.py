@@ -37,6 +37,17 @@ class NotDone(errors.AcstorError):
         return f"{self.read_bytes} bytes were read; {self.left_bytes}, and what is written, follow"
 
 
+class Overwritten(NotDone):
+    """A part of no use: it was cut when the guest had overwritten too much meanwhile.
+
+    As long as the guest goes on like this, its server has no new checkpoint.
+    """
+
+    def __str__(self) -> str:
+        why = "the guest overwrites a quarter of scratch_limit_bytes while its disk is read"
+        return f"{super().__str__()}; {why}"
+
+
 def is_stuck(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
     """Say whether a part was of no use.
 

@@ -180,6 +180,40 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
     assert taken(owner, guest)
 
 
+def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
+    owner: checkpoints.Host,
+    guests: list[domain_lab.Domain],
+    watching: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it overwrites is as much as what was read of it; as soon as it stops, all is well."""
+    guest, is_busy = guests[0], list[bool]()
+    monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
+    guest.write(0, 15 * MIB, 7)
+    put, lock = vault_client.VaultClient.put, threading.Lock()
+
+    def put_later(*words: Any) -> None:
+        with lock:
+            while is_busy:
+                is_busy.pop()
+                guest.write(0, 6 * MIB, 8 + owner.states.load(guest.instance).number)
+                time.sleep(2 * scratch.LOOK_EVERY_S)
+        put(*words)
+
+    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
+    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    kinds = []
+    for _ in range(3):
+        is_busy.append(True)
+        with pytest.raises(patience.NotDone) as cut:
+            owner.taker.take(server)
+        kinds.append(type(cut.value))
+    assert kinds == [patience.NotDone, patience.Overwritten, patience.Overwritten]
+    assert "scratch_limit_bytes" in str(cut.value)
+    owner.taker.take(server)
+    assert taken(owner, guest)
+
+
 @pytest.mark.expect_log("libvirt does not answer within")
 def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from acstor_checkpoint import copies
 from acstor_checkpoint import failures
 from acstor_checkpoint import metrics
 from acstor_checkpoint import names
+from acstor_checkpoint import patience
 from acstor_checkpoint import room
 from acstor_checkpoint import scratch
 from acstor_checkpoint import scrubbing
@@ -113,6 +114,7 @@ class Taking:
             copies.HolderFailed(ids.HostId("h2"), "it is full"),
             capture.TooLarge(1 << 16),
             scratch.Full("file", "it is full"),
+            patience.Overwritten(1, 1),
             errors.CheckpointRefused("checkpoint", "no"),
             errors.DecisionUnreachable("the bus", "no answer"),
             errors.Unusable("libvirt", "it is away"),
@@ -160,6 +162,7 @@ def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
         ("holder_lost",): 1,
         ("too_large",): 1,
         ("scratch_full",): 1,
+        ("overwritten",): 1,
         ("refused",): 1,
         ("decision",): 1,
         ("other",): 2,

@@ -112,6 +112,20 @@ def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     assert it.run(5) == [0]
 
 
+def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
+    it = host(server(0))
+    it.fails[0] = patience.NotDone(5, 1)
+    it.run(60)
+    assert it.daemon.failures.failing(None) == []
+    it.fails[0] = patience.Overwritten(5, 1)
+    it.run(60)
+    [failing] = it.daemon.failures.failing(None)
+    assert (failing.instance_id, failing.reason, failing.holder) == (IDS[0], "overwritten", "")
+    it.fails.clear()
+    it.run(5)
+    assert it.daemon.failures.failing(None) == []
+
+
 def test_how_long_servers_wait_is_known_also_before_their_first(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
     it.fails[0] = patience.NotDone(5, 1)
