@@ -116,6 +116,7 @@ def complaints(
 def watched_log(request: pytest.FixtureRequest) -> Iterator[Recorder]:
     recorder = Recorder()
     loggers = [logging.getLogger(room) for room in ROOMS]
+    logging.disable(logging.NOTSET)  # a command that another test called may have disabled it
     for logger in loggers:
         logger.addHandler(recorder)
     yield recorder

@@ -23,7 +23,7 @@ from acstor_common import sealed
 from acstor_common import signing
 from tests.fakes import cloud_keys
 
-COLLECTION_S = 1.0
+COLLECTION_S = 0.5
 KEYS = cloud_keys.CloudKeys()
 CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
 

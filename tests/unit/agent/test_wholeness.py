@@ -33,8 +33,8 @@ IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
 MIB = geometry.MIB
 DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
-LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.5, boot_longest_s=2.0)
-IN_USE_S = 1.5
+LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.25, boot_longest_s=1.0)
+IN_USE_S = 0.75
 LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
 
@@ -132,7 +132,7 @@ def fast(monkeypatch):
         (filling, "CALM_S", 0.2),
         (filling, "YIELD_S", 0.05),
         (whole_pace, "FIRST_PAUSE_S", 0.1),
-        (whole_pace, "LONGEST_PAUSE_S", 1.0),
+        (whole_pace, "LONGEST_PAUSE_S", 0.5),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(image_uses, "IN_USE_S", IN_USE_S)
