@@ -32,4 +32,4 @@ fi
 say "the versions are in $FOLDER/versions.txt"
 export PATH=$FOLDER/venv/bin:$PATH
 exec python -m pytest -m "not openstack and not packages" -o cache_dir=.pytest_cache/lowest \
-    -n "$UNIT_WORKERS" "${UNIT[@]}" "$@"
+    "${UNIT_WORKERS[@]}" "${UNIT[@]}" "$@"

@@ -13,7 +13,8 @@ cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
-declare -A AFTER=([agents]=unit [glance]=unit [nova]=unit [faults]=nova) # what waits leaves room
+declare -A AFTER=([agents]=unit [faults]=agents [glance]=openstack) # what waits leaves room
+LONGEST=nova # nothing waits for it at the end when it has the processors first
 
 part=all
 case ${1:-} in
@@ -36,9 +37,10 @@ unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they i
 # a cache nor a folder of temporary files.
 run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
-    local side_by_side=() without=()
+    local side_by_side=() without=() nice=(nice -n 3)
+    [[ $1 != "$LONGEST" ]] || nice=()
     case $1 in
-        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=(-n "$UNIT_WORKERS") ;;
+        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=("${UNIT_WORKERS[@]}") ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") without=(--ignore-glob="*/test_agent*") ;;
         agents) paths=(tests/functional/test_agent*.py) temporary=/var/tmp/a ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
@@ -48,7 +50,7 @@ run_tests() {
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
-    PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
+    PYTEST_DEBUG_TEMPROOT=$temporary "${nice[@]}" python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
         "${side_by_side[@]}" "${without[@]}" "${paths[@]}" "${@:2}"
 }
 
@@ -112,11 +114,7 @@ case $part in
         guest=$!
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
-        begin agents "$@"
-        begin openstack "$@"
-        begin glance "$@"
-        begin nova "$@"
-        begin faults "$@"
+        for name in nova agents faults openstack glance; do begin "$name" "$@"; done
         ;;
 esac
 run_tests "$last" "$@" || last_status=$?
