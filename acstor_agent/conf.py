@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of the agent, with what it decides and the default's reason."""
+"""Options of the agent."""
 
 import copy
 import itertools
@@ -22,9 +22,9 @@ GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
 
 ENROLMENT = cfg.OptGroup(
     "enrolment",
-    title="How the agent gets its certificate from the decision service",
-    help="auth_type, or auth_section with the name of another section, turns it on. "
-    "auth_section = source_glance signs in as the source glance does.",
+    title="Enrolment of the host with the decision service",
+    help="Set auth_type, or auth_section with the name of another section, to enable it. "
+    "auth_section = source_glance uses the credentials of the source glance.",
 )
 ENROLMENT_TIMEOUT_S = 30
 
@@ -40,269 +40,270 @@ OPTS = [
     cfg.StrOpt(
         "state_dir",
         default="/var/lib/acstor/state",
-        help="Folder for what must survive a restart: chunk maps of attached images, what guests "
-        "wrote to disks, the lock. Only the agent's user may enter it (mode 0700).",
+        help="Folder for persistent state: chunk maps of attached images, data that guests wrote "
+        "to disks, and the lock. Only the agent's user may enter it (mode 0700).",
     ),
     cfg.StrOpt(
         "cache_dir",
         default="/var/lib/acstor/cache",
-        help="Folder of the public cache. A file system of its own is a good idea. Only the "
-        "agent's user may enter it (mode 0700). While it cannot be written, nothing new is cached "
-        "and guests are served all the same.",
+        help="Folder of the cache, best on a file system of its own. Only the agent's user may "
+        "enter it (mode 0700). While it is not writable the agent caches no new chunks, and guests "
+        "still read.",
     ),
     acstor_common.conf.size_opt(
         "cache_limit_bytes",
         default=20 * 1024 * geometry.MIB,
         least=geometry.MIB,
-        help="Upper bound of the public cache on disk, counted over the agent's own files only.",
+        help="Limit of the cache on disk; it counts only the agent's own files.",
     ),
     cfg.StrOpt(
         "keep_images",
         default="host",
         choices=[
-            ("host", "images that instances of this host use become whole here, and stay so"),
-            (
-                "cloud",
-                "hosts keep a share of each image that is used anywhere, two copies of all of it",
-            ),
-            ("none", "nothing is fetched that no guest asks for, and nothing is kept for good"),
+            ("host", "cache images that servers of this host use completely, and pin them"),
+            ("cloud", "keep two copies of each used image, spread over all hosts"),
+            ("none", "fetch only data that guests read, and pin nothing"),
         ],
-        help="What is done so that instances do not depend on sources. With host, the rest of an "
-        "image is fetched after the boot, behind everything else, and nothing of it makes room "
-        "for other images while it is used: then they depend on no other host either. With cloud, "
-        "each chunk is kept on two hosts of the v-node table instead; set it on all hosts.",
+        help="Whether and where images are kept for servers that use them. With host, the agent "
+        "fetches the rest of an image after the boot at the lowest priority and pins it while it "
+        "is used: its servers then depend on no other host and no source. With cloud, two hosts of "
+        "the v-node table keep each chunk instead; set it on all hosts.",
     ),
     cfg.FloatOpt(
-        "whole_limit_mbit",
+        "fill_rate_limit_mbit",
         default=0.0,
         min=0.0,
-        help="Upper bound, in Mbit/s, of the rate at which images become whole. They take only "
-        "what others leave over of the link (traffic_interfaces, link_mbit); 0 sets no other "
-        "bound.",
+        help="Limit, in Mbit/s, of the rate at which images are cached completely. Fills use only "
+        "spare capacity of the link (traffic_interfaces, link_mbit). 0: no further limit.",
     ),
     cfg.BoolOpt(
         "cache_may_grow_for_pins",
         default=False,
-        help="Let the cache grow beyond cache_limit_bytes where images that must stay whole need "
-        "it. If off, an image for which there is no room does not become whole, and that is told.",
+        help="Whether the cache may exceed cache_limit_bytes for pinned images. If not, an image "
+        "that does not fit is not cached completely, and status reports it.",
     ),
     cfg.StrOpt(
         "disk_policy",
         default="auto",
         choices=[
             ("auto", "pregather where the device of cache_dir rotates, none elsewhere"),
-            ("none", "the kernel decides; nothing is done before it"),
-            ("deadline", "ascending order, in batches that begin with what is overdue"),
-            ("anticipatory", "deadline, and a wait for the next read of the same stream"),
-            ("cfq", "streams take turns of equal length"),
-            ("pregather", "turns, and waits for the request that is predicted"),
+            ("none", "leave the order to the kernel"),
+            ("deadline", "ascending order, in batches that begin with overdue requests"),
+            ("anticipatory", "deadline, with a wait for the next read of the same stream"),
+            ("cfq", "time slices of equal length for each stream"),
+            ("pregather", "time slices, with waits for predicted requests"),
         ],
-        help="Who decides in which order the agent reads and writes its own disk. A virtual disk "
-        "says that it rotates whatever is behind it, so auto gives it none. It can be changed "
-        "while the agent runs: acstor-agent-ctl set-disk-policy.",
+        help="Policy that orders reads and writes of the agent's own disk. auto uses none for "
+        "virtual disks, which always report rotation. acstor-agent-ctl set-disk-policy changes it "
+        "while the agent runs.",
     ),
     cfg.ListOpt(
         "sources",
         default=["http"],
         help="Sources to read images from, the preferred one first; each has a group "
-        "[source_<name>]. When one fails, or is silent for some seconds, the next one is asked.",
+        "[source_<name>]. When a source fails or does not answer for some seconds, the agent asks "
+        "the next one.",
     ),
     cfg.FloatOpt(
         "read_deadline_s",
         default=0.0,
         min=0.0,
-        help="0: a guest's read waits as long as its bytes may still come, as on a hard NFS mount, "
-        "and a guest whose reads wait can be killed. Otherwise a read that cannot be answered in "
-        "this time fails with EIO, so that QEMU's error policy can pause the guest. Bytes that are "
-        "certainly nowhere are EIO before (lost_after_s). A look-up of an image that nobody has "
-        "open waits for its chunk map for this time, 30 s at most.",
+        help="0: a guest's read waits while its data may still arrive, as on a hard NFS mount; a "
+        "guest whose reads wait can be killed. Otherwise a read fails with EIO after this time, so "
+        "that QEMU's error policy can pause the guest. Lost data fails earlier (lost_after_s). A "
+        "look-up of an image that is not open waits this long for its chunk map, 30 s at most.",
     ),
     cfg.FloatOpt(
         "lost_after_s",
         default=900.0,
         min=0.0,
-        help="When the sources have said for this long that they have not got an image, and every "
-        "host of the v-node table says so of the bytes that a guest reads, they are lost: the read "
-        "fails with EIO. Until then it waits, since a source may be wrong for a while: rights that "
-        "are being changed, a folder that is not mounted. A host that left the table counts as one "
-        "that does not answer for as long. 0: they are lost at once.",
+        help="Data is lost, and its reads fail with EIO, when for this time all sources have "
+        "reported that the image does not exist and all hosts of the v-node table that they lack "
+        "the data. Until then reads wait, since a source may be wrong for a while: during a change "
+        "of permissions, or while a folder is not mounted. A host that left the table counts as "
+        "unreachable for this time. 0: data is lost at once.",
     ),
     cfg.FloatOpt(
         "detach_unused_after_s",
         default=86400.0,
         min=0.0,
-        help="An image that no instance of this host has used for this long is detached: its chunk "
-        "map, its boot image and its metrics go from this host, its chunks stay in the cache until "
-        "others need the room, and go 30 days later if the source has the image no more. Not below "
-        "Nova's [image_cache] manager_interval, since Nova tells in its passes which images "
-        "stopped instances use; with one above 90 minutes nothing counts as unused. 0 detaches "
-        "none.",
+        help="The agent detaches an image that no server of this host has used for this time: it "
+        "removes the chunk map, the boot image and the metrics of the image. The chunks stay "
+        "cached until they are evicted, or for 30 days if the source no longer has the image. Use "
+        "no less than Nova's [image_cache] manager_interval, since Nova reports the images of "
+        "stopped servers at that interval; if it is above 90 minutes, all images count as used. 0: "
+        "never detach.",
     ),
     acstor_common.conf.size_opt(
         "boot_memory_limit_bytes",
         default=512 * geometry.MIB,
-        help="Memory that boot images may take while guests boot, all together; one takes some "
-        "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
-        "turns boot images off: none is used here, and what guests read when they boot is not "
-        "recorded. Otherwise numbers of chunks are, for three minutes at most, and sent to the "
-        "listener beside Glance, which makes boot images of them.",
+        help="Limit of the memory for all boot images while guests boot. A boot image takes some "
+        "tens of MiB and serves all guests of its image; the agent does not use one that does not "
+        "fit. 0 disables boot images and the recording of boots. A recording lasts three minutes "
+        "at most and holds only chunk numbers; the agent sends it to the Glance listener, which "
+        "makes boot images from it.",
     ),
     cfg.StrOpt(
-        "boot_images_ahead",
+        "prefetch_boot_images",
         default="none",
         choices=[
-            ("none", "a boot image comes when a guest boots"),
-            ("booted", "those of new versions of images that instances of this host use, too"),
-            ("all", "those, and those of all public images"),
+            ("none", "fetch a boot image when a guest boots"),
+            ("booted", "prefetch boot images of new versions of images in use on this host"),
+            ("all", "prefetch these, and the boot images of all public images"),
         ],
-        help="Which boot images come to this host as soon as they are made, before a guest of it "
-        "asks for them: slowly, behind everything else, in an eighth of the cache at most, and no "
-        "more than that in a day. Set all on hosts where images are first booted, such as those "
-        "of an aggregate. It needs a decision service, which tells of new boot images; private "
-        "images come only where their project has instances.",
+        help="Boot images that this host prefetches when they are made, at the lowest priority. "
+        "They take an eighth of the cache at most, and no more traffic than that in a day. Use all "
+        "on hosts that boot new images first, such as those of an aggregate. It needs the decision "
+        "service, which announces new boot images. Boot images of private images go only to hosts "
+        "with servers of their project.",
     ),
     cfg.BoolOpt(
-        "private_images_for_others",
+        "cache_private_chunks_for_peers",
         default=True,
-        help="Whether this host brings and keeps chunks of images that not everybody may read for "
-        "other hosts, as the home of these chunks, where none of its own instances uses the image. "
-        "Without it such chunks are in caches of hosts alone whose instances use the image, and "
-        "leave the others' room to images that many use; these hosts share them as far as they "
-        "are each other's homes or neighbours, and read the rest from the source.",
+        help="Whether this host, as the home of chunks of private images, fetches and caches them "
+        "for other hosts when no server of its own uses the image. If not, only hosts with servers "
+        "of an image cache its chunks, which leaves space for images that many hosts use; these "
+        "hosts exchange chunks with each other where they are homes or neighbours, and read the "
+        "rest from the source.",
     ),
     cfg.ListOpt(
         "variants",
         default=[],
         item_type=types.String(choices=list(variants.MEANINGS.items())),
-        help="Ways of work other than the best ones that are known, for experiments that compare "
-        "them; a cloud that serves guests needs none. Guests read the same bytes with each.",
+        help="Variants of algorithms, for experiments that compare them. Guests read the same data "
+        "with each.",
     ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
-        help="Address and port (ip:port) on which other agents reach this one. The decision "
-        "service tells it them, so then it must be an address of this host, not 0.0.0.0.",
+        help="Address and port (ip:port) for other agents. With a decision service it must be an "
+        "address of this host, not 0.0.0.0, since the service publishes it.",
     ),
     cfg.FloatOpt(
         "peer_upload_limit_mbit",
         default=0.0,
         min=0.0,
-        help="Upper bound, in Mbit/s, of what this host sends to other agents, all together; "
-        "0: none. Requests and guests' reads count like everything else.",
+        help="Limit, in Mbit/s, of all traffic that this host sends to other agents, with requests "
+        "and guests' reads. 0: no limit.",
     ),
     cfg.FloatOpt(
         "peer_download_limit_mbit",
         default=0.0,
         min=0.0,
-        help="Upper bound, in Mbit/s, of what this host receives from other agents, all together; "
-        "0: none. Sources are not bounded by it.",
+        help="Limit, in Mbit/s, of all traffic that this host receives from other agents. 0: no "
+        "limit. It does not apply to sources.",
     ),
     cfg.IntOpt(
         "peer_guest_dscp",
         default=0,
         min=0,
         max=63,
-        help="DSCP of packets to other agents that guests wait for, for networks that treat "
-        "classes differently. 0 leaves them as they are.",
+        help="DSCP of packets to other agents on which guests wait, for networks with traffic "
+        "classes. 0: unchanged.",
     ),
     cfg.IntOpt(
         "peer_background_dscp",
         default=0,
         min=0,
         max=63,
-        help="DSCP of all other packets to other agents: images that become whole, prefetches, "
-        "news. 8 (CS1) and 1 (LE) are usual for what may wait.",
+        help="DSCP of all other packets to other agents: fills, prefetches, advertisements. 8 "
+        "(CS1) and 1 (LE) are usual for background traffic.",
     ),
     cfg.StrOpt(
         "peer_security",
         choices=[
             ("secure", "mutual TLS 1.3, then frames encrypted with AES-256-GCM"),
-            ("insecure", "clear text, and everybody is who he says he is"),
+            ("insecure", "clear text, without authentication"),
         ],
-        help="How this host talks to other agents; all hosts of a cloud must have the same. The "
-        "default is secure, and insecure where peer_listen is an address of the loopback. "
-        "Other than with insecure the agent does not start without a certificate.",
+        help="Security of connections between agents; the same on all hosts of a cloud. The "
+        "default is secure, and insecure where peer_listen is a loopback address. With secure the "
+        "agent needs a certificate to start.",
     ),
     cfg.StrOpt(
         "identity_dir",
-        help="Folder with ca.pem (the authorities whose certificates are believed, one or "
-        "several), cert.pem (this host's certificate, of an Ed25519 key; its one DNS "
-        "subjectAltName is the option host) and key.pem. By default the folder identity of "
-        "state_dir; leave it so where the decision service gives certificates. Files that are "
-        "replaced are noticed, and no connection is lost.",
+        help="Folder with ca.pem (one or more trusted authorities), cert.pem (this host's "
+        "certificate, of an Ed25519 key, whose only DNS subjectAltName is the option host) and "
+        "key.pem. The default is the folder identity of state_dir; keep it where the decision "
+        "service issues certificates. The agent reloads replaced files without losing "
+        "connections.",
     ),
     cfg.StrOpt(
         "ring_file",
-        help="JSON file with the v-node table. It is read again when it changes. Without one (and "
-        "without a table from the control socket) this host works alone, from its sources.",
+        help="JSON file with the v-node table; the agent reloads it when it changes. Without it, "
+        "and without a table from the decision service or the control socket, this host reads only "
+        "from its sources.",
     ),
     cfg.StrOpt(
         "location",
         default="",
-        help="Where this host stands, from the widest place to the narrowest, such as "
-        "pod1/rack3, for the decision service. All hosts need as many levels.",
+        help="Network location of this host, from the widest level to the narrowest, such as "
+        "pod1/rack3. All hosts need the same number of levels.",
     ),
     cfg.ListOpt(
         "traffic_interfaces",
         default=[],
-        help="Network interfaces whose traffic counts; without any, those of the default routes. "
-        "Of bonds, bridges and VLANs the interfaces below them are counted, each once.",
+        help="Network interfaces whose traffic the agent measures; the default is those of the "
+        "default routes. For bonds, bridges and VLANs it measures the physical interfaces once.",
     ),
     cfg.FloatOpt(
         "link_mbit",
         default=0.0,
         min=0.0,
-        help="Rate of these interfaces together, each way, in Mbit/s. 0 takes what they say "
-        "themselves; one that cannot say it counts as 1000.",
+        help="Total rate of these interfaces in each direction, in Mbit/s. 0: the rate that the "
+        "driver reports, or 1000 for an interface without one.",
     ),
     cfg.StrOpt(
         "stop_with_guests",
         default="refuse",
         choices=[
-            ("refuse", "it goes on; where a service manager waits, it stops when they have gone"),
-            ("unmount", "it stops: guests get I/O errors from what they have not read yet"),
+            ("refuse", "keep running; under a service manager, stop when the guests have gone"),
+            ("unmount", "stop; guests get I/O errors for data that they have not read yet"),
         ],
-        help="What a signal to stop does while guests use mirrors and no service manager keeps the "
-        "mount for the next start. The log says who uses what. SIGKILL ends the agent in any "
-        "case, and so does a shutdown of the host.",
+        help="Effect of a stop signal while guests use mirrors and no service manager keeps the "
+        "mount for the next start. The log names the guests. SIGKILL and a shutdown of the host "
+        "always end the agent.",
     ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9464",
-        help="Address and port of the Prometheus endpoint; empty turns it off.",
+        help="Address and port of the Prometheus endpoint; empty disables it.",
     ),
     cfg.BoolOpt(
         "metrics_by_image",
         default=False,
-        help="Show metrics of reads for each image, and of disk I/O for each guest, instead of "
-        "their sums. Whoever reaches metrics_listen then learns the ids of images, and a scrape "
-        "costs more with each image.",
+        help="Whether metrics of reads are shown for each image, and of disk I/O for each guest, "
+        "instead of their sums. Clients of metrics_listen then see the ids of images, and the cost "
+        "of a scrape grows with the number of images.",
     ),
     cfg.Opt(
         "control_group",
         type=types.String(),
         sample_default="acstor",
-        help="Group whose members may use the control socket: one of nova-compute's. Where a "
-        "container has no such name it is the number. Without it acstor, or the agent's user alone "
-        "where there is no such group.",
+        help="Group, by name or number, whose members may use the control socket; nova-compute "
+        "must be a member. The default is acstor, or only the agent's user where that group does "
+        "not exist.",
     ),
     cfg.Opt(
         "mirror_group",
         type=types.String(),
         sample_default="kvm",
-        help="Group, by name or number, whose members may look into the mirror and read images "
-        "there: that of the user that runs QEMU, and of Nova's. Nobody else but root can. Without "
-        "it kvm, which libvirt's packages use, or root alone where there is no such group.",
+        help="Group, by name or number, whose members may read images in the mirror; the users of "
+        "QEMU and of Nova must be members. Other users except root have no access. The default is "
+        "kvm, which libvirt's packages use, or only root where that group does not exist.",
     ),
 ]
 
 BROKER = cfg.StrOpt(
     "transport_url",
     secret=True,
-    help="The broker of the message bus, by which the decision service is joined. The other "
-    "options of oslo.messaging stand beside it.",
+    help="URL of the message broker that connects the agent with the decision service. All other "
+    "options of oslo.messaging apply as well.",
 )
 """oslo.messaging's own, which looks in a configuration object of its own for it."""
+
+
+HIDDEN = {"variants"}
+"""Options that only experiments use; samples omit them."""
 
 
 def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
@@ -343,7 +344,7 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
         itertools.chain(
             [
                 (acstor_common.conf.GROUP, acstor_common.conf.OPTS),
-                (GROUP, OPTS),
+                (GROUP, [option for option in OPTS if option.name not in HIDDEN]),
                 (ENROLMENT, list(_enrolment_options())),
             ],
             source_options(),

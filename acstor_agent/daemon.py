@@ -126,7 +126,7 @@ class Agent:
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         looked_up = unattached.UnattachedImages(
-            self._source, nursery, gives_private=own.private_images_for_others
+            self._source, nursery, gives_private=own.cache_private_chunks_for_peers
         )
         self._naming = naming.Naming(
             self._images, looked_up, promised.pinned, lambda: self._ring.current().segment_chunks
@@ -247,7 +247,7 @@ class Agent:
         )
         ahead = boot_ahead.BootAhead(
             self._host,
-            boot_ahead.Mode(own.boot_images_ahead),
+            boot_ahead.Mode(own.prefetch_boot_images),
             self._boots,
             self._images,
             self._uses,

@@ -165,7 +165,7 @@ def read_ahead(own: Options) -> readahead.Predictor:
 
 def whole_limits(own: Options) -> wholeness.Limits:
     """Return what bounds how fast images become whole, and when."""
-    bytes_s = own.whole_limit_mbit * MBIT_BYTES or math.inf
+    bytes_s = own.fill_rate_limit_mbit * MBIT_BYTES or math.inf
     return wholeness.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of the checkpoint daemon, with what it decides and the default's reason."""
+"""Options of the checkpoint daemon."""
 
 import socket
 
@@ -7,64 +7,65 @@ from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 
-GROUP = cfg.OptGroup("acstor_checkpoint", title="Checkpoints of disks, kept by other hosts")
+GROUP = cfg.OptGroup("acstor_checkpoint", title="Checkpoints of disks on other hosts")
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "host",
         default=socket.gethostname(),
         sample_default="<the host name>",
-        help="Id of this host, the same as [acstor_agent] host: its certificate has this name.",
+        help="Id of this host, as [acstor_agent] host; the certificate has this name.",
     ),
     cfg.StrOpt(
         "identity_dir",
         default="/var/lib/acstor/state/identity",
-        help="Folder with the host's certificate and key and the authority's certificate, as the "
-        "agent keeps them (identity in its state_dir). New ones are noticed within seconds.",
+        help="Folder with the certificate and the key of the host and the authority's certificate, "
+        "as the agent keeps them (identity in its state_dir). The daemon reloads them within "
+        "seconds.",
     ),
     cfg.StrOpt(
         "vault_listen",
         default="",
         sample_default="10.0.0.1:7202",
-        help="Where other hosts reach the vault of this one, as IP:PORT. Empty: it keeps nothing "
-        "for others. Name an address of the network of the agents.",
+        help="Address and port (IP:PORT) of this host's vault, in the network of the agents. "
+        "Empty: this host stores no checkpoints of other hosts.",
     ),
     cfg.StrOpt(
         "vault_dir",
         default="/var/lib/acstor/vault",
-        help="Folder of the vault. A file system of its own is a good idea, with a file for each "
-        "64 KiB. Only the daemon's user may enter it (mode 0700).",
+        help="Folder of the vault, best on a file system of its own; it has one file for each 64 "
+        "KiB. Only the daemon's user may enter it (mode 0700).",
     ),
     common_conf.size_opt(
         "vault_limit_bytes",
         default=100 << 30,
-        help="What the vault keeps for all hosts together, in bytes on disk. What comes beyond "
-        "that is refused, and its owner looks for another host. Lowering it drops nothing.",
+        help="Limit of the vault on disk, for all hosts. The vault refuses data beyond it, and the "
+        "owner uses another host. A lower limit deletes nothing.",
     ),
     common_conf.size_opt(
-        "vault_limit_of_host_bytes",
+        "vault_quota_per_host_bytes",
         default=50 << 30,
-        help="What the vault keeps for one host, so that none takes all the room; it may have the "
-        "same share of vault_limit_inodes. With the default, a host that runs wild takes half.",
+        help="Quota of one host in the vault; the same share of vault_limit_inodes applies. With "
+        "the default a misbehaving host can use half of the vault.",
     ),
     cfg.IntOpt(
         "vault_limit_inodes",
         default=4_000_000,
         min=0,
-        help="How many files and folders the vault keeps: a file for each chunk and manifest, and "
-        "up to 258 folders for each disk. Not above the inodes of its file system: the default is "
-        "for 100 GiB of chunks that compress to a third.",
+        help="Limit of files and folders in the vault: one file for each chunk and manifest, and "
+        "up to 258 folders for each disk. It must not exceed the inodes of the file system. The "
+        "default fits 100 GiB of chunks that compress to a third.",
     ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9468",
-        help="Address and port of the Prometheus endpoint of the vault; empty turns it off.",
+        help="Address and port of the Prometheus endpoint; empty disables it.",
     ),
     cfg.BoolOpt(
         "metrics_by_server",
         default=False,
-        help="Show metrics of checkpoints for each server instead of the longest times. Whoever "
-        "reaches metrics_listen then learns the ids of servers.",
+        help="Whether metrics of checkpoints are shown for each server instead of the longest "
+        "times. Clients of metrics_listen then see the ids of servers.",
     ),
     cfg.IntOpt(
         "vault_port",
@@ -77,83 +78,84 @@ OPTS: list[cfg.Opt] = [
         "checkpoint_interval_s",
         default=0,
         min=0,
-        help="How often a checkpoint is taken of each server of this host, in seconds, from 30 on. "
-        "0: of none, but those for which a host aggregate, a flavor or the server itself says "
-        "otherwise by acstor:checkpoint_interval_s, which counts for more than this option.",
+        help="Interval of checkpoints of each server of this host, in seconds, at least 30. 0: "
+        "none. acstor:checkpoint_interval_s of a host aggregate, a flavor or a server overrides "
+        "it.",
     ),
     cfg.IntOpt(
         "checkpoint_copies",
         default=2,
         min=1,
         max=16,
-        help="How many other hosts keep each checkpoint, in different locations as far as there "
-        "are any. Fewer if there are no more hosts.",
+        help="Number of other hosts that keep each checkpoint, in different locations if possible; "
+        "fewer if there are not enough hosts.",
     ),
     cfg.ListOpt(
         "checkpoint_holders",
         default=[],
-        help="Ids of the hosts that may keep the checkpoints of this one. Empty: all hosts of the "
-        "v-node table, which must have vaults then. Name storage hosts to keep checkpoints there "
-        "alone: each runs an agent, for its place in the table, and this daemon with a vault.",
+        help="Ids of the hosts that may keep checkpoints of this host. Empty: all hosts of the "
+        "v-node table, which must then have vaults. Name storage hosts to keep checkpoints only "
+        "there; each runs an agent, to be in the table, and this daemon with a vault.",
     ),
     cfg.IntOpt(
         "checkpoint_rate_bytes_s",
         default=100 << 20,
         min=0,
-        help="How fast disks are read for checkpoints, in bytes a second, all together; 0: as fast "
-        "as it goes. What is sent is less, for it is compressed, times the copies. Also how fast "
-        "what a checkpoint has is copied into the disk of a running server that was recovered.",
+        help="Limit of the rate at which all disks are read for checkpoints, in bytes per second. "
+        "0: no limit. The traffic is the compressed data times the copies. The limit also applies "
+        "to the copying of checkpoint data into the disk of a recovered server.",
     ),
     cfg.IntOpt(
-        "checkpoint_longest_s",
+        "capture_slice_s",
         default=300,
         min=10,
-        help="How long a disk is read at a time, in seconds. Meanwhile libvirt refuses to migrate "
-        "the server. What is not read by then is read right after that, of the disk as it is then.",
+        help="Longest time, in seconds, for which a disk is read at once; libvirt refuses to "
+        "migrate the server meanwhile. The next part follows at once and reads the disk as it is "
+        "then.",
     ),
     cfg.IntOpt(
-        "checkpoint_most_s",
+        "capture_limit_s",
         default=4 * 3600,
         min=10,
-        help="The same of a server that writes faster than its disk is read, when three parts were "
-        "of no use. At the default rate 1.4 TiB are read in this time, less what is read of other "
-        "servers meanwhile.",
+        help="The same for a server that writes faster than its disk is read, after three parts "
+        "without progress. At the default rate this time is enough for 1.4 TiB, less the reads of "
+        "other servers.",
     ),
     cfg.StrOpt(
         "state_dir",
         default="/var/lib/acstor-checkpoint",
-        help="Folder of what is known of the disks of this host: their keys, and their last "
-        "checkpoints' manifests. Only the daemon's user may enter it. Without it each disk begins "
-        "anew.",
+        help="Folder for the keys of this host's disks and the manifests of their last "
+        "checkpoints. Only the daemon's user may enter it. If it is lost, the next checkpoint of "
+        "each disk is a full one.",
     ),
     cfg.StrOpt(
         "agent_state_dir",
         default="/var/lib/acstor/state",
-        help="state_dir of this host's agent, where v-node table and chunk maps are read.",
+        help="state_dir of this host's agent, which has the v-node table and the chunk maps.",
     ),
     cfg.StrOpt(
         "ring_file",
         default="",
-        help="The same as [acstor_agent] ring_file, if the agents have one.",
+        help="The same as [acstor_agent] ring_file, if it is set.",
     ),
     cfg.StrOpt(
         "libvirt_uri",
         default="qemu:///system",
-        help="Where libvirt of this host is reached, as Nova reaches it.",
+        help="URI of libvirt on this host, as Nova uses it.",
     ),
     cfg.StrOpt(
         "socket_dir",
         default="/var/lib/libvirt/qemu/acstor",
-        help="Folder in which QEMU keeps what the guest overwrites while a checkpoint is taken. "
-        "QEMU's user must be able to write to it. libvirt's profiles (AppArmor, SELinux) need no "
-        "rule for it.",
+        help="Folder in which QEMU keeps data that the guest overwrites during a capture. QEMU's "
+        "user needs write access. libvirt's profiles (AppArmor, SELinux) need no rule for the "
+        "default.",
     ),
     common_conf.size_opt(
         "scratch_limit_bytes",
         default=20 << 30,
-        help="What socket_dir keeps for all servers together, in bytes on disk; for one server it "
-        "keeps half of this. A checkpoint whose guest overwrites more while it is taken goes on "
-        "with the next part, or is ended and tried again. 1 GiB of the file system stays free.",
+        help="Limit of the data in socket_dir on disk, for all servers; one server may use half of "
+        "it. A checkpoint whose guest overwrites more continues with the next part, or ends and is "
+        "retried. 1 GiB of the file system stays free.",
     ),
 ]
 
@@ -161,8 +163,8 @@ OPTS: list[cfg.Opt] = [
 BROKER = cfg.StrOpt(
     "transport_url",
     secret=True,
-    help="The broker of the message bus, by which checkpoints are registered at the decision "
-    "service. Without it none are taken. The other options of oslo.messaging stand beside it.",
+    help="URL of the message broker, for the registration of checkpoints at the decision service. "
+    "Without it the daemon takes none. All other options of oslo.messaging apply as well.",
 )
 """oslo.messaging's own, which looks in a configuration object of its own for it."""
 

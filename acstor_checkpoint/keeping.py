@@ -73,7 +73,7 @@ def served(
         return
     folder = pathlib.Path(own.vault_dir)
     limits = room.Limits(
-        own.vault_limit_bytes, own.vault_limit_of_host_bytes, own.vault_limit_inodes
+        own.vault_limit_bytes, own.vault_quota_per_host_bytes, own.vault_limit_inodes
     )
     with contextlib.ExitStack() as stack:
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several rooms share, and how a service reads its own.
+"""Options that services share, and the loader of configuration files.
 
-Nobody reads a global CONF: ``register_opts(conf)`` takes the object.
+There is no global CONF: ``register_opts(conf)`` takes the object.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from acstor_common import stray_options
 
 LOG = logging.getLogger(__name__)
 
-GROUP = cfg.OptGroup("acstor", title="What every acstor process of a host shares")
+GROUP = cfg.OptGroup("acstor", title="Options of all acstor processes of a host")
 
 Options = Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]]
 
@@ -32,12 +32,12 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "control_socket",
         default="/run/acstor/control.sock",
-        help="Unix socket on which the agent of this host takes requests.",
+        help="Unix socket of the agent of this host for control requests.",
     ),
     cfg.StrOpt(
         "mount_point",
         default="/var/lib/acstor/mirror",
-        help="Folder on which the agent shows the mirrors: images/<image id>.raw.",
+        help="Folder where the agent mounts the mirrors: images/<image id>.raw.",
     ),
 ]
 

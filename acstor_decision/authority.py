@@ -74,7 +74,7 @@ class Keeper:
     ) -> None:
         self._own, self._store, self._wall = own, store, wall
         self.enrolment: str = own.enrolment
-        self.certificate_life_s: int = own.certificate_life_s
+        self.certificate_lifetime_s: int = own.certificate_lifetime_s
 
     # What there is
 
@@ -138,8 +138,8 @@ class Keeper:
         now_s = self._wall()
         if not at_once:
             _check_keys(_trusted(self._keys(kind), now_s))
-        from_s = now_s if at_once else now_s + self.certificate_life_s
-        until_s = STOLEN_S if at_once else from_s + self.certificate_life_s + FORMER_TRUSTED_S
+        from_s = now_s if at_once else now_s + self.certificate_lifetime_s
+        until_s = STOLEN_S if at_once else from_s + self.certificate_lifetime_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
 
     def seal(self, payload: msgspec.Struct, purpose: str) -> decision_api.Signed:
@@ -180,8 +180,10 @@ class Keeper:
             row = row or enrolments.unknown(host)
             enrolments.check_pace(row, now_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
-            issued.append(authority.issue(csr, host, at_s, self.certificate_life_s))
-            enrolments.bind(row, asked, address, max(now_s, at_s), at_s + self.certificate_life_s)
+            issued.append(authority.issue(csr, host, at_s, self.certificate_lifetime_s))
+            enrolments.bind(
+                row, asked, address, max(now_s, at_s), at_s + self.certificate_lifetime_s
+            )
             return row
 
         row = self._store.change_enrolment(host, work)

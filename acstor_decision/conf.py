@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of the decision service, with what it decides and the default's reason."""
+"""Options of the decision service."""
 
 import itertools
 import os
@@ -26,136 +26,140 @@ OPTS = [
         "instance",
         default=f"{socket.gethostname()}.{os.getpid()}",
         sample_default="<the host name and the process id>",
-        help="Name of this instance of the service; no two that run may have the same.",
+        help="Name of this instance of the service; it must be unique.",
     ),
     cfg.StrOpt(
         "coordination_url",
         secret=True,
         default="file:///var/lib/acstor-decision/coordination",
-        help="Where instances agree on the one that leads, as a URL of tooz: file:///folder for "
-        "instances on one host, mysql://user:password@host/database or etcd3+http://host:2379 for "
-        "instances on several.",
+        help="URL of tooz for the election of the leader: file:///folder for instances on one "
+        "host, mysql://user:password@host/database or etcd3+http://host:2379 for instances on "
+        "several.",
     ),
     cfg.IntOpt(
-        "dead_after",
+        "dead_after_samples",
         default=6,
         min=2,
-        help="Collections, of 5 s each, without a sample after which a host is taken off the ring. "
-        "If more than half of the hosts fall silent, all stay: then the bus has failed, not they.",
+        help="Number of missed samples, one every 5 s, after which the service removes a host from "
+        "the ring. If more than half of the hosts fall silent, all stay, since then the message "
+        "bus has failed.",
     ),
     cfg.ListOpt(
         "allowed_hosts",
         default=["*"],
-        help="Patterns (with * and ?) of the host ids that may join. Samples of others are refused "
-        "and counted.",
+        help="Patterns (with * and ?) of host ids that may join. The service refuses and counts "
+        "samples of other hosts.",
     ),
     cfg.IntOpt(
         "hosts_per_ip",
         default=4,
         min=1,
-        help="Hosts that may be on the v-node table with one IP address and different ports. More "
-        "than one are behind NAT, or are agents of a test. Samples of further ones are refused and "
-        "counted. Agents give each host of the table an allowance of connections, so somebody "
-        "who enrols many names must not put them all at one address.",
+        help="Limit of hosts of the v-node table that have the same IP address and different "
+        "ports, as behind NAT or in tests. The service refuses and counts samples of further "
+        "hosts. The limit keeps a user who enrols many names from getting the connection quota of "
+        "each at one address.",
     ),
     cfg.BoolOpt(
-        "prove_addresses",
+        "verify_addresses",
         default=True,
-        help="Put a host on the v-node table only after the agent at its peer_listen has proven by "
-        "TLS that it is that host, and take a silent host off only after it was not reached there. "
-        "The service connects to the agents for that, so it must reach their port. Turn it off "
-        "where it cannot, or where agents have peer_security = insecure: then every agent "
-        "connects to whatever address an enrolled host names. Addresses of the loopback need no "
-        "proof.",
+        help="Whether a host joins the v-node table only after the agent at its peer_listen has "
+        "authenticated by TLS, and leaves it only after the service could not connect there. The "
+        "service must reach the port of the agents. Disable it where it cannot, or where agents "
+        "have peer_security = insecure; agents then connect to any address that an enrolled host "
+        "names. Loopback addresses are not verified.",
     ),
     cfg.BoolOpt(
         "remap",
         default=True,
-        help="Let traffic move v-nodes. When off, only hosts that come, go or are drained do.",
+        help="Whether the service moves v-nodes away from overloaded hosts. If not, it moves "
+        "v-nodes only when hosts join, leave or are drained.",
     ),
     cfg.Opt(
         "segment_chunks",
         type=types.Integer(choices=[0, 1, 2, 4, 8, 16]),
         default=0,
-        help="How many chunks of an image that lie side by side have one home. 0: as many as the "
-        "median link of the hosts carries in 1 ms, so 16 with 10 Gbit/s and 1 with 1 Gbit/s. A "
-        "change moves most of what homes keep, so set a length where about half of the links are "
-        "fast.",
+        help="Number of consecutive chunks of an image that have the same home. 0: as many as the "
+        "median link of the hosts transfers in 1 ms, so 16 with 10 Gbit/s and 1 with 1 Gbit/s. A "
+        "change moves most chunks to other homes, so set a fixed number where about half of the "
+        "links are fast.",
     ),
     cfg.FloatOpt(
         "overload_share",
         default=0.8,
         min=0.01,
         max=1.0,
-        help="A host is overloaded when its links carry more than this share of their rate, in the "
-        "busier direction, chunks included.",
+        help="A host is overloaded when the traffic of its links, with chunks, exceeds this share "
+        "of their rate in the busier direction.",
     ),
     cfg.StrOpt(
         "switch_loads",
         default="none",
-        help="What knows how busy the switches are: none, static, hosts, prometheus or the name of "
-        "an installed plug-in. Where most switches of a level are busy, homes of racks ask those "
-        "beneath it and not those of all hosts.",
+        help="Provider of the switches' loads: none, static, hosts, prometheus or the name of an "
+        "installed plug-in. Where most switches of a level are busy, homes of racks ask homes "
+        "below that level instead of those of all hosts.",
     ),
     cfg.StrOpt(
         "enrolment",
         default="automatic",
         choices=[
-            ("automatic", "whoever comes with a token that the policy acstor:host:enrol allows"),
-            ("approved", "whom an operator has allowed, too: openstack acstor host allow HOST"),
+            ("automatic", "hosts whose token the policy acstor:host:enrol allows"),
+            (
+                "approved",
+                "these hosts, after an operator allows them (openstack acstor host allow)",
+            ),
         ],
-        help="Which new hosts get a certificate. The name of a host belongs to the Keystone user "
-        "and the key that enrolled it first, either way.",
+        help="New hosts that get a certificate. In both cases the name of a host belongs to the "
+        "Keystone user and the key that enrolled it first.",
     ),
     cfg.IntOpt(
-        "certificate_life_s",
+        "certificate_lifetime_s",
         default=86400,
         min=60,
         max=366 * 86400,
-        help="How long a host's certificate is valid; hosts renew it long before. A shorter life "
-        "lets a stolen key be of use for a shorter time, also where nobody notices the theft.",
+        help="Lifetime of hosts' certificates; hosts renew them long before. A short lifetime "
+        "limits the use of a stolen key.",
     ),
     cfg.StrOpt(
         "ca_dir",
-        help="Folder of an authority of your own that issues the hosts' certificates: ca.pem, its "
-        "certificate, behind which others may stand that hosts are to trust, a former one for "
-        "instance, and ca.key.pem, its key without a password. By default one is made at the "
-        "first start and kept in the database.",
+        help="Folder of your own certificate authority for hosts: ca.pem, its certificate, "
+        "followed by further certificates that hosts trust, such as the previous one; and "
+        "ca.key.pem, its key without a password. By default the service creates an authority at "
+        "the first start and stores it in the database.",
     ),
     cfg.IntOpt(
-        "checkpoint_keep",
+        "checkpoints_per_server",
         default=2,
         min=1,
         max=100,
-        help="Newest checkpoints of a server that are kept. With more than one a server can be "
-        "recovered from the one before when the newest cannot be had.",
+        help="Number of checkpoints kept for each server. With more than one, a recovery can use "
+        "the previous checkpoint when the newest is not available.",
     ),
     cfg.IntOpt(
-        "checkpoint_metadata_least_s",
+        "checkpoint_metadata_min_interval_s",
         default=0,
         min=0,
-        help="The shortest interval of checkpoints, in seconds, that users may ask for by the "
-        "metadata acstor:checkpoint_interval_s of their servers; who asks for a shorter one gets "
-        "this. With 0 metadata counts for nothing. Any user can have each of his servers read "
-        "that often, and its changes sent to other hosts: offer what the hosts can bear.",
+        help="Smallest checkpoint interval that users can set with the metadata "
+        "acstor:checkpoint_interval_s of their servers; smaller values are raised to it. 0: the "
+        "service ignores the metadata. Any user can cause that much load for each server, so "
+        "choose a value that the hosts can bear.",
     ),
     cfg.IntOpt(
-        "checkpoint_kept_s",
+        "checkpoint_retention_after_delete_s",
         default=86400,
         min=0,
-        help="How long the checkpoints of a server are kept after Nova has ceased to know it. "
-        "Who deleted it by mistake has that time.",
+        help="Time for which checkpoints are kept after the deletion of their server, to undo a "
+        "deletion by mistake.",
     ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9465",
-        help="Address and port of the Prometheus endpoint; empty turns it off.",
+        help="Address and port of the Prometheus endpoint; empty disables it.",
     ),
     cfg.BoolOpt(
         "metrics_by_server",
         default=False,
-        help="Show metrics of checkpoints for each server instead of their sums. Whoever reaches "
-        "metrics_listen then learns the ids of servers.",
+        help="Whether metrics of checkpoints are shown for each server instead of their sums. "
+        "Clients of metrics_listen then see the ids of servers.",
     ),
 ]
 
@@ -202,7 +206,7 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
     """Return what membership and overload are measured with."""
     return members.Limits(
         collection_s=decision_api.COLLECTION_S,
-        dead_after=own.dead_after,
+        dead_after_samples=own.dead_after_samples,
         overload_share=own.overload_share,
         allowed=own.allowed_hosts,
         hosts_per_ip=own.hosts_per_ip,
@@ -211,7 +215,7 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
 
 def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
     """Return for how long a host may be silent before it is gone."""
-    return float(own.dead_after * decision_api.COLLECTION_S)
+    return float(own.dead_after_samples * decision_api.COLLECTION_S)
 
 
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:

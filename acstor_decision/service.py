@@ -111,7 +111,7 @@ class Service:
         self.own = conf.acstor_decision
         self.name = self.own.instance
         limits = decision_conf.limits(self.own)
-        limits = dataclasses.replace(limits, prove_addresses=prover is not None)
+        limits = dataclasses.replace(limits, verify_addresses=prover is not None)
         self.members = members.Members(limits)
         self.decider = decider.Decider(
             decision_conf.policy(self.own), self.members, decider.Table({})

@@ -17,7 +17,7 @@ from acstor_decision.db import models
 
 REVOCATION_KEPT_S = (366 + 60) * 86400
 """For how long the table names a revocation of a host that enrolled anew or is gone: longer than
-the longest ``certificate_life_s``, and the grace of agents."""
+the longest ``certificate_lifetime_s``, and the grace of agents."""
 
 
 class Trust(NamedTuple):

@@ -40,7 +40,7 @@ class ArtefactQuota:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images = images
-        self._most_bytes = int(conf.acstor_glance.artefacts_of_project)
+        self._most_bytes = int(conf.acstor_glance.artefact_quota_per_project)
         self._clock, self._lock = clock, threading.Lock()
         self._known: dict[str, _Used] = {}
 
@@ -60,7 +60,7 @@ class ArtefactQuota:
                     f"image {image['id']}",
                     f"the artefacts of its project take {used.used_bytes} bytes, and {count} more "
                     f"are over their quota of {sizes.shown(self._most_bytes)}",
-                    "Delete images, or raise [acstor_glance] artefacts_of_project",
+                    "Delete images, or raise [acstor_glance] artefact_quota_per_project",
                 )
             self._known[project] = used._replace(used_bytes=used.used_bytes + count)
 
@@ -71,7 +71,7 @@ class ArtefactQuota:
         """Return what a project uses, as Glance had it no longer ago than ``age_s``."""
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
-            found = self._images.artefacts_of_project(project)
+            found = self._images.artefact_quota_per_project(project)
             used_bytes = sum(
                 image_record.size_bytes_of(one)
                 for one in found

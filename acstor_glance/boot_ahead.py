@@ -2,7 +2,7 @@
 """Tells hosts of boot images that were made, so that they have them before they are needed.
 
 Hosts are told by the decision service; which of them take a boot image is their own decision, by
-their option ``boot_images_ahead``.  What they are told of an image is what only Glance knows:
+their option ``prefetch_boot_images``.  What they are told of an image is what only Glance knows:
 whether it is public, and which images of its family came before it.
 
 This is a help to those who boot.  Where there is no decision service nobody is told,

@@ -128,7 +128,7 @@ class Comparing:
 
     def _files_of(self, image: image_record.Record, base: image_record.Record) -> _Files | None:
         """Return the files of both, if they lie where they may share room."""
-        if not self._conf.share_room_mib_s:
+        if not self._conf.block_dedup_rate_mib_s:
             return None
         own_path, base_path = self._path_of(image), self._path_of(base)
         return None if own_path is None or base_path is None else (own_path, base_path)
@@ -156,7 +156,9 @@ class Comparing:
         :raises errors.Unusable: they cannot
         :raises room_sharing.Stopped: the listener ends
         """
-        pace = room_sharing.Pace(self._conf.share_room_mib_s * geometry.MIB, self._stopping.wait)
+        pace = room_sharing.Pace(
+            self._conf.block_dedup_rate_mib_s * geometry.MIB, self._stopping.wait
+        )
         with (
             room_sharing.opened(files[0], maps[0].layout.stored.size_bytes) as own_file,
             room_sharing.opened(files[1], maps[1].layout.stored.size_bytes) as base_file,

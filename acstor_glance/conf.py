@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of what runs beside Glance: import plugin, listener and commands.
+"""Options of the import plugin, the listener and the commands for Glance.
 
-All three read one group, so the plugin's part of ``glance-api.conf`` is the
-listener's file.
+All of them read one group, so a listener can use ``glance-api.conf``.
 """
 
 import pathlib
@@ -20,19 +19,19 @@ from acstor_common import scope
 from acstor_common import session_options
 from acstor_glance import sandbox
 
-GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
+GROUP = cfg.OptGroup("acstor_glance", title="Preparation of Glance's images")
 
 TIMEOUT_S = 60
 
-DESCRIPTION = "Run what prepares the images of Glance."
+DESCRIPTION = "Prepare the images of Glance."
 
 OPTS = [
     cfg.StrOpt(
         "state_dir",
         default="/var/lib/acstor-glance",
-        help="Folder for chunk maps that wait for their image to become active, and for claims. "
-        "Give the listener the user and the folder of the Glance service of its host: then it "
-        "finishes what a Glance process that was stopped has begun.",
+        help="Folder for chunk maps of images that are not active yet, and for work leases. Run "
+        "the listener with the user and the folder of the Glance service of its host; it then "
+        "completes the work of a Glance process that was stopped.",
     ),
     cfg.StrOpt(
         "dedup_scope",
@@ -40,135 +39,135 @@ OPTS = [
         choices=[
             (
                 "project",
-                "with images of the same project, and with the public, community or "
-                "shared image that they were made from",
+                "with images of the same project, and with the public, community or shared image "
+                "that is their parent",
             ),
-            ("cloud", "with every image"),
+            ("cloud", "with all images"),
         ],
-        help="With which images a private or shared image shares the chunks that both have. "
-        "With 'cloud' a tenant finds out whether another tenant's image holds bytes that he can "
-        "guess: they come from a cache then, and sooner. With 'project' what is written in one "
-        "project is fetched and stored once more for each other one. Public and community images "
-        "share with all. It is about images that are prepared from now on.",
+        help="Images with which a private or shared image shares identical chunks. With 'cloud' a "
+        "tenant can find out whether another tenant's image holds data that the tenant can guess, "
+        "since cached chunks arrive sooner. With 'project' hosts fetch and store identical private "
+        "data once for each project. Public and community images share with all. A change applies "
+        "to images that are prepared later.",
     ),
     cfg.IntOpt(
         "workers",
         default=4,
         min=1,
         max=64,
-        help="Images that one listener prepares at a time, each with two threads. Projects take "
-        "turns, and one project has all workers but one at most. Two boot images are made beside.",
+        help="Number of images that a listener prepares at a time, each with two threads. Projects "
+        "take turns, and one project uses at most all workers but one. The listener also makes up "
+        "to two boot images at a time.",
     ),
     cfg.ListOpt(
         "file_store_dirs",
         default=[],
-        help="Folders of Glance's file stores that this host can read. An image whose location is "
-        "a file in one of them is read there, holes are skipped and a stopped run goes on where "
-        "it was; others are read through Glance's API.",
+        help="Folders of Glance's file stores that this host can read. The listener reads images "
+        "in them directly, skips holes, and resumes after an interruption; it reads all other "
+        "images through Glance's API.",
     ),
     cfg.IntOpt(
         "max_expansion_ratio",
         default=64,
         min=1,
         max=100_000,
-        help="How many bytes of its disk may be stored in a qcow2 image for each byte of its file, "
-        "by compression or because several clusters name one place; 256 MiB are always allowed. "
-        "The listener and the import plugin refuse an image that holds more, before it costs them "
-        "more time than its upload is worth. Compressed disks of guests have a ratio of 2 to 10.",
+        help="Largest ratio of the data in a qcow2 image to the size of its file, by compression "
+        "or shared clusters; 256 MiB are always allowed. The listener and the import plugin refuse "
+        "images above it, which protects them against decompression bombs. Compressed disks of "
+        "guests have ratios of 2 to 10.",
     ),
     common_conf.size_opt(
-        "artefacts_of_project",
+        "artefact_quota_per_project",
         default=16 << 30,
         least=1 << 20,
-        help="How much the chunk maps and boot images of one project's images may take. They are "
-        "stored in the service's own project, so the project's quota in Glance does not count "
-        "them. An image beyond it is not prepared until images of the project are deleted. An "
-        "image takes 20 to 60 MiB.",
+        help="Limit of the size of all chunk maps and boot images for the images of one project. "
+        "They belong to the service's project, so the quota of the project in Glance does not "
+        "count them. The listener prepares no image beyond the limit until images of the project "
+        "are deleted. An image takes 20 to 60 MiB.",
     ),
     cfg.IntOpt(
-        "share_room_mib_s",
+        "block_dedup_rate_mib_s",
         default=8,
         min=0,
         max=100_000,
-        help="How fast, in MiB of an image a second, the listener lets the file of an image share "
-        "room with that of the image that it was made from, as snapshots are; 0: never. Both have "
-        "to lie in file_store_dirs, on one XFS (reflink=1) or Btrfs, and the listener has to own "
-        "the files, or be allowed to write them. The kernel compares the bytes before they are "
-        "shared; each file is read once more for it.",
+        help="Rate, in MiB of an image per second, at which the listener deduplicates blocks of an "
+        "image's file with the file of its parent, as for snapshots. 0: never. Both files must be "
+        "in file_store_dirs on the same XFS (reflink=1) or Btrfs file system, and the listener "
+        "must own them or have write access. The kernel compares the data before it shares blocks, "
+        "which reads each file once more.",
     ),
     cfg.ListOpt(
         "convert_formats",
         item_type=types.String(choices=image_record.CONVERTIBLE_DISK_FORMATS),
         default=[],
-        help="Disk formats other than raw and qcow2 that are served as well: "
+        help="Disk formats to serve besides raw and qcow2: "
         f"{', '.join(image_record.CONVERTIBLE_DISK_FORMATS)}. A listener converts such images with "
-        "qemu-img, in the sandbox of builder_sandbox, and keeps what comes of it in Glance as a "
-        "hidden compressed qcow2 image, which agents read instead. It takes the room of the image "
-        "once more there, and up to three times in state_dir for a while. Images of formats that "
-        "are not named are left to Nova, and lose what was made of them.",
+        "qemu-img, in the sandbox of builder_sandbox, and stores the result in Glance as a hidden "
+        "compressed qcow2 image, which agents read instead. It takes the space of the image once "
+        "more there, and temporarily up to three times in state_dir. Nova downloads images of all "
+        "other formats itself; the listener deletes artefacts that it made of them.",
     ),
     cfg.BoolOpt(
         "protect_used_images",
         default=True,
-        help="Whether an image that servers use, and that is not whole on each of their hosts yet, "
-        "is protected in Glance from being deleted (its property 'protected') until it is. What "
-        "was protected so before is taken back when this is switched off. It needs the decision "
-        "service.",
+        help="Whether the listener protects an image in Glance against deletion (its property "
+        "'protected') while servers use it on hosts where it is not fully cached. When disabled, "
+        "the listener removes the protections that it set. It needs the decision service.",
     ),
     cfg.StrOpt(
         "coordination_url",
         secret=True,
-        help="Where listeners claim images, as a URL of tooz (mysql://..., etcd3+http://...). "
-        "Without one, a folder below state_dir, which is right for listeners of one host. "
-        "Listeners on several hosts need a service that all of them reach; without one an image "
-        "may be prepared twice, which wastes work and harms nothing.",
+        help="URL of tooz for the work leases of listeners (mysql://..., etcd3+http://...). The "
+        "default is a folder in state_dir, for listeners of one host. Listeners on several hosts "
+        "need a service that all of them reach; without one they may prepare an image twice, which "
+        "only wastes work.",
     ),
     cfg.StrOpt(
         "notification_exchange",
         default="glance",
-        help="Exchange of Glance's notifications: [DEFAULT] control_exchange there. Their topics "
-        "are those of [oslo_messaging_notifications] topics here, as there.",
+        help="Exchange of Glance's notifications, as [DEFAULT] control_exchange of Glance. Their "
+        "topics are those of [oslo_messaging_notifications] topics, here as in Glance.",
     ),
     cfg.StrOpt(
         "boot_images",
         default="auto",
         choices=[
-            ("auto", "both where this host has QEMU and can hold it in its sandbox, else recorded"),
+            ("auto", "both if this host has QEMU and a working sandbox, else recorded"),
             ("none", "make no boot images"),
-            ("recorded", "of the boots that agents recorded and sent over the message bus"),
-            ("built", "by booting each image once in a throw-away guest on this host"),
-            ("both", "by booting it, and better ones of recorded boots"),
+            ("recorded", "from boots that agents recorded and sent over the message bus"),
+            ("built", "by booting each image once in a temporary guest on this host"),
+            ("both", "by booting it, and improved ones from recorded boots"),
         ],
-        help="How boot images are made. A listener decides this when it starts; its log and the "
-        "metric acstor_glance_boot_image_method_enabled show the decision. A build needs QEMU and "
-        "some minutes of a processor for each image; for images with the property "
+        help="Method that makes boot images. A listener decides this when it starts; its log and "
+        "the metric acstor_glance_boot_image_method_enabled show the decision. A build needs QEMU "
+        "and some minutes of a processor for each image; for images with the property "
         "hw_firmware_type=uefi also OVMF.",
     ),
     cfg.StrOpt(
         "builder_sandbox",
         default=sandbox.Sandbox.BUBBLEWRAP.value,
         choices=[
-            ("bubblewrap", "no file, process or network of this host; without it nothing is built"),
-            ("none", "QEMU's own filter and resource limits only: who breaks out of QEMU is here"),
+            ("bubblewrap", "no access to files, processes or networks of this host; required"),
+            ("none", "only QEMU's own filter and resource limits"),
         ],
-        help="What holds QEMU while it boots or converts an image, which any tenant may have "
+        help="Sandbox of QEMU while it boots or converts images, which any tenant may have "
         "uploaded.",
     ),
     cfg.StrOpt(
         "decision_endpoint",
-        help="URL of the decision service, which says whose boot traces and requests on the "
-        "message bus are believed; the one of Keystone's catalog by default.",
+        help="URL of the decision service, whose keys authenticate boot traces and requests on the "
+        "message bus. The default is the endpoint in Keystone's catalog.",
     ),
     cfg.StrOpt(
         "trusted_dir",
-        help="For clouds without the decision service, which is not asked then: folder with "
-        "ca.pem, the authorities that issue the hosts' certificates, and, if there are any, "
-        "signers.pem, the public keys that sign requests to prepare an image.",
+        help="For clouds without the decision service: folder with ca.pem, the authorities that "
+        "issue the hosts' certificates, and optionally signers.pem, the public keys that sign "
+        "requests to prepare an image.",
     ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9466",
-        help="Address and port of the listener's Prometheus endpoint; empty turns it off.",
+        help="Address and port of the listener's Prometheus endpoint; empty disables it.",
     ),
 ]
 

@@ -165,7 +165,7 @@ class Images:
             if artefacts.is_artefact(record, project_id):
                 yield record
 
-    def artefacts_of_project(self, project: str) -> Iterator[image_record.Record]:
+    def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Record]:
         """Yield the artefacts of a project's images."""
         filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
         for record in self.every(**filters):

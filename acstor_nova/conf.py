@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option that stands in nova.conf, with what it decides and the default's reason.
+"""Options of acstor in nova.conf.
 
-The group is [acstor], which the shared options are in as well.  Its option
-``driver`` is oslo.config's own and must be ``acstor``.
+The group is [acstor], with the shared options.  Its option ``driver`` belongs to oslo.config and
+must be ``acstor``.
 """
 
 from oslo_config import cfg
@@ -16,54 +16,56 @@ OPTS = [
         "disk_errors",
         default="pause",
         choices=[
-            ("pause", "QEMU pauses the guest, which knows nothing of it"),
-            ("nova", "what Nova chooses: the guest is told, and many mount their disk read-only"),
+            ("pause", "QEMU pauses the guest, which does not notice the error"),
+            ("nova", "Nova's default: the guest gets the error; many remount the disk read-only"),
         ],
-        help="What becomes of an instance whose root disk lies on a mirror when a read or a write "
-        "of that disk fails. It goes on by virsh resume, or by a hard reboot.",
+        help="Action when a read or a write of a root disk on a mirror fails. virsh resume or a "
+        "hard reboot resumes a paused guest.",
     ),
     cfg.StrOpt(
         "precache",
         default="full",
         choices=[
-            ("full", "bring the whole image to the host"),
-            ("attach", "only make it ready to be read"),
+            ("full", "fetch all of the image to the host"),
+            ("attach", "only attach the image, for reads on demand"),
         ],
-        help="What Nova's request to cache an image (openstack aggregate cache image) does.",
+        help="Effect of a request to cache an image (openstack aggregate cache image).",
     ),
     cfg.StrOpt(
         "gateway_url",
         default="",
-        help="URL of acstor-glance-gateway. Snapshots of instances on a mirror are then sent there "
-        "as what differs from their image, and become a whole image beside Glance. Empty: Nova "
-        "uploads whole images, as ever.",
+        help="URL of acstor-glance-gateway. Nova then sends only the delta of a snapshot of an "
+        "instance on a mirror, and the gateway flattens it into a complete image. Empty: Nova "
+        "uploads complete images.",
     ),
     cfg.StrOpt(
         "gateway_ca_file",
         default="",
-        help="The authorities of the gateway's certificate, as PEM. Empty: those of the system.",
+        help="PEM file with the authorities of the gateway's certificate. Empty: those of the "
+        "system.",
     ),
     cfg.StrOpt(
         "decision_url",
         default="",
-        help="URL of acstor's REST API, which knows the checkpoints of servers. A server that is "
-        "evacuated to this host gets the disk of its newest one. Empty: it begins as its image.",
+        help="URL of acstor's REST API, which has the checkpoints of servers. A server that is "
+        "evacuated to this host gets the disk of its newest checkpoint. Empty: it starts from its "
+        "image.",
     ),
     cfg.StrOpt(
         "decision_ca_file",
         default="",
-        help="The authorities of the certificate of the REST API, as PEM. Empty: those of the "
+        help="PEM file with the authorities of the REST API's certificate. Empty: those of the "
         "system.",
     ),
     cfg.StrOpt(
         "recover",
         default="required",
         choices=[
-            ("required", "the server is not evacuated, and its fault says why"),
-            ("preferred", "the server begins as its image, without what it wrote"),
+            ("required", "fail the evacuation; the server's fault has the reason"),
+            ("preferred", "start the server from its image, without the data that it wrote"),
         ],
-        help="What becomes of a server that is evacuated here when no checkpoint of it can be had. "
-        "One that is only late is asked for again, and then the server is not evacuated.",
+        help="Action when a server is evacuated to this host and no checkpoint is available. If a "
+        "checkpoint is only delayed, the evacuation fails and can be repeated.",
     ),
 ]
 

@@ -49,7 +49,7 @@ from acstor_common import version
 def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
     """Return which agent this is, and what was decided about it."""
     own = conf.acstor_agent
-    decided = ("keep_images", "cache_may_grow_for_pins", "boot_images_ahead")
+    decided = ("keep_images", "cache_may_grow_for_pins", "prefetch_boot_images")
     return {
         "host": host,
         "version": version.installed(),

@@ -23,7 +23,7 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
     signers: str
     revoked: dict[str, int]
     enrolment: str
-    certificate_life_s: int
+    certificate_lifetime_s: int
     now: datetime.datetime
 
 
@@ -35,7 +35,7 @@ def show(call: operation.Call) -> Authority:
         signers=trust.signers.decode(),
         revoked=trust.revoked(now_s),
         enrolment=call.authority.enrolment,
-        certificate_life_s=call.authority.certificate_life_s,
+        certificate_lifetime_s=call.authority.certificate_lifetime_s,
         now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
 

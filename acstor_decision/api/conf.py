@@ -17,14 +17,14 @@ OPTS: list[cfg.Opt] = [
         "auth",
         default="keystone",
         choices=[
-            ("keystone", "tokens, checked as [keystone_authtoken] says"),
+            ("keystone", "Keystone tokens, as [keystone_authtoken] configures"),
             (
                 "none",
-                "none: whoever reaches the port may do everything its headers claim; only "
-                "behind something else that checks",
+                "no authentication: the API trusts the headers of all clients; only for a server "
+                "behind a proxy that authenticates",
             ),
         ],
-        help="Who checks that a request comes from whom it says.",
+        help="Authentication of requests.",
     ),
 ]
 

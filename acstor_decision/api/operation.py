@@ -161,7 +161,7 @@ def server_id(text: str) -> str:
 
 def since_s(call: Call) -> float:
     """Return since when a host must have been heard to be up."""
-    return call.wall() - call.limits.dead_after * call.limits.collection_s
+    return call.wall() - call.limits.dead_after_samples * call.limits.collection_s
 
 
 def not_found(what: str) -> Refused:

@@ -62,7 +62,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     leadership.check_driver(own.coordination_url)
     lead = leadership.Leadership(own.coordination_url, own.instance, decision_api.COLLECTION_S)
     bus: rpc.Rpc
-    prover = address_prover.AddressProver(lambda: made.trust()) if own.prove_addresses else None
+    prover = address_prover.AddressProver(lambda: made.trust()) if own.verify_addresses else None
     made = service.Service(
         conf,
         store,
@@ -78,9 +78,9 @@ def run(conf: cfg.ConfigOpts) -> int:
         store,
         asked,
         made.trust,
-        intervals.Intervals(asked, own.checkpoint_metadata_least_s),
-        kept=own.checkpoint_keep,
-        kept_after_s=float(own.checkpoint_kept_s),
+        intervals.Intervals(asked, own.checkpoint_metadata_min_interval_s),
+        kept=own.checkpoints_per_server,
+        kept_after_s=float(own.checkpoint_retention_after_delete_s),
     )
     if not _wait_for_database(store, made.prepare, stopping):
         return 0

@@ -35,22 +35,22 @@ class Limits:
     """What the rules are measured with.
 
     :param collection_s: time between two samples of a host
-    :param dead_after: collections without a sample after which a host is gone
+    :param dead_after_samples: collections without a sample after which a host is gone
     :param overload_share: of its link's rate either way, above which a host is overloaded
     :param overload_collections: overloaded collections in a row after which v-nodes move; after
         one of them every burst would
     :param allowed: patterns of the host ids that may join
     :param hosts_per_ip: that may be at one IP address, but for the loopback, where labs are
-    :param prove_addresses: a host is a member only where it proved to be, but for the loopback
+    :param verify_addresses: a host is a member only where it proved to be, but for the loopback
     """
 
     collection_s: float = decision_api.COLLECTION_S
-    dead_after: int = 6
+    dead_after_samples: int = 6
     overload_share: float = 0.8
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)
     hosts_per_ip: int = 4
-    prove_addresses: bool = False
+    verify_addresses: bool = False
 
 
 class Member:
@@ -103,7 +103,7 @@ def carried_bytes_s(sample: decision_api.Sample) -> float:
 
 def silent_s(limits: Limits) -> float:
     """Return after how long without a sample a host is gone."""
-    return limits.dead_after * limits.collection_s
+    return limits.dead_after_samples * limits.collection_s
 
 
 class Members:
@@ -205,7 +205,7 @@ class Members:
 
     def to_prove(self, now_s: float) -> list[address_book.Address]:
         """Return the addresses to connect to now: those not proven yet, and those of the silent."""
-        if not self.limits.prove_addresses:
+        if not self.limits.verify_addresses:
             return []
         claims = ((host, self._claim(host)) for host in self._members)
         wanted = [
@@ -253,13 +253,13 @@ class Members:
         return address_book.parse(self._members[host].last.address)
 
     def _is_proven(self, host: ids.HostId, address: address_book.Address) -> bool:
-        is_exempt = not self.limits.prove_addresses or _is_loopback(address.ip)
+        is_exempt = not self.limits.verify_addresses or _is_loopback(address.ip)
         return is_exempt or self._proofs.is_proven(host, address)
 
     def _take_address(self, host: ids.HostId, address: address_book.Address) -> None:
         """Put a host at the address that it claims, unless another one proved to be there."""
         other = self._addresses.host_at(address) or host
-        must_prove = self.limits.prove_addresses and not _is_loopback(address.ip)
+        must_prove = self.limits.verify_addresses and not _is_loopback(address.ip)
         if other == host or not (must_prove and self._proofs.is_proven(other, address)):
             self._addresses.put(host, address)
         elif self._addresses.address_of(host) != address:
@@ -270,7 +270,7 @@ class Members:
         if not self._is_silent(host, now_s):
             return False
         address = self._claim(host)
-        if not self.limits.prove_addresses or _is_loopback(address.ip):
+        if not self.limits.verify_addresses or _is_loopback(address.ip):
             return True
         silent_since_s = self._members[host].heard_s + silent_s(self.limits)
         return self._proofs.was_missed(host, address, silent_since_s)

@@ -53,7 +53,7 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     """
     own = conf.acstor_gateway
     known, places = catalogue.Catalogue(conf, counted), stores.Stores(conf, counted)
-    made = service.Service(known, places, own.longest_range_bytes, own.timeout_s)
+    made = service.Service(known, places, own.max_range_bytes, own.timeout_s)
     fills = filling.Filling(conf, known, places.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
     composes = compositions.Compositions(known, made, fills, own, ratio, counted)

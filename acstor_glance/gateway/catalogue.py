@@ -105,7 +105,7 @@ class Catalogue:
 
     def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
         self._images, self._counted = glance_images.connect(conf), counted
-        for_s, self._glance = conf.acstor_gateway.remember_s, adapter_of(conf)
+        for_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
         self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)

@@ -54,11 +54,11 @@ class Compositions:
     ) -> None:
         self._catalogue, self._service, self._filling = known, made, fills
         self._ratio = ratio
-        self._still_s, self._counted = own.composition_still_s, counted
-        self._places = places.Places(own.compositions, own.compositions_of_project)
-        threads = max(1, own.compositions)
+        self._still_s, self._counted = own.composition_idle_timeout_s, counted
+        self._places = places.Places(own.max_compositions, own.max_compositions_per_project)
+        threads = max(1, own.max_compositions)
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
-        counted.compositions_limit.set(own.compositions)
+        counted.compositions_limit.set(own.max_compositions)
 
     def begin(
         self, order: composition.Order, project_id: str, stream: Any, length_bytes: int

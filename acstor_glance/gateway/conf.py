@@ -7,80 +7,79 @@ from acstor_common import conf as common_conf
 from acstor_glance import conf as glance_conf
 
 GROUP = cfg.OptGroup(
-    "acstor_gateway", title="What reads ranges of images from Glance's stores, and composes images"
+    "acstor_gateway", title="Gateway: range reads from Glance's stores, and compositions"
 )
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9467",
-        help="Where Prometheus gets the numbers of the gateway, as ADDRESS:PORT; empty: nowhere. "
-        "All processes of the WSGI server share it, and their numbers, if PROMETHEUS_MULTIPROC_DIR "
-        "in their environment names a folder.",
+        help="Address and port of the Prometheus endpoint; empty disables it. All processes of the "
+        "WSGI server share the endpoint and their counters if PROMETHEUS_MULTIPROC_DIR in their "
+        "environment names a folder.",
     ),
     cfg.IntOpt(
-        "reads",
+        "max_reads",
         default=16,
         min=1,
         max=1024,
-        help="Reads of one store at a time, in each process of the WSGI server. Give the server "
-        "more threads than that: then a store that hangs does not hold up those of others.",
+        help="Limit of concurrent reads from one store, in each process of the WSGI server. Give "
+        "the server more threads, so that a hanging store does not block reads from others.",
     ),
     cfg.FloatOpt(
         "timeout_s",
         default=10.0,
         min=0.1,
         max=300.0,
-        help="How long a store may take for one read. What is later is answered with 504; the read "
-        "counts among the reads of its store until it has ended.",
+        help="Timeout of a read from a store. The gateway answers 504 after it; the read counts "
+        "towards the limit of its store until it ends.",
     ),
     common_conf.size_opt(
-        "longest_range_bytes",
+        "max_range_bytes",
         default=8 << 20,
         least=1 << 20,
         most=64 << 20,
-        help="The longest range that is read; what asks for more is refused. Agents ask for 1 MiB "
-        "at a time. Each read that is under way may take as much memory.",
+        help="Longest range of a request; the gateway refuses longer ones. Agents request 1 MiB at "
+        "a time. Each read may use this much memory.",
     ),
     cfg.FloatOpt(
-        "remember_s",
+        "auth_cache_s",
         default=60.0,
         min=0.0,
         max=3600.0,
-        help="For how long Glance is not asked again whether the same token may download the same "
-        "image, and where its bytes are. So long may go on reading who has just lost the right to.",
+        help="Time for which the gateway caches Glance's answer whether a token may download an "
+        "image, and the locations of the image. A revoked permission takes effect after this time.",
     ),
     cfg.ListOpt(
-        "web_networks",
+        "internal_web_networks",
         default=[],
-        help="Internal networks, as 10.1.0.0/16, whose web servers the gateway reads for images of "
-        "the store http. It refuses all other addresses that are not public, and its own host's: "
-        "whoever may set a location of an image would read them through the gateway.",
+        help="Internal networks, as 10.1.0.0/16, whose web servers the gateway may read for images "
+        "of the store http. It refuses all other private addresses and those of its own host, "
+        "since users who set locations of images could read them through the gateway.",
     ),
     cfg.IntOpt(
-        "compositions",
+        "max_compositions",
         default=4,
         min=0,
         max=64,
-        help="Images that are composed of a base and changes at a time, in each process of the "
-        "WSGI server; 0: none, and snapshots are uploaded whole. Each takes a thread of the server "
-        "and 30 to 100 MiB of memory.",
+        help="Limit of concurrent compositions, which flatten a delta and its backing image into "
+        "an image, in each process of the WSGI server. 0: none; Nova uploads complete snapshots. "
+        "Each uses a thread of the server and 30 to 100 MiB of memory.",
     ),
     cfg.IntOpt(
-        "compositions_of_project",
+        "max_compositions_per_project",
         default=2,
         min=1,
         max=64,
-        help="How many of these may be of one project.",
+        help="Limit of concurrent compositions of one project.",
     ),
     cfg.FloatOpt(
-        "composition_still_s",
+        "composition_idle_timeout_s",
         default=120.0,
         min=1.0,
         max=3600.0,
-        help="A composition is broken off when nothing has moved for so long: no changes come, a "
-        "store gives nothing of the base, Glance takes nothing, or does not say that it has the "
-        "image.",
+        help="Idle timeout of a composition: it fails when for this time no delta arrives, the "
+        "store returns no data of the backing image, or Glance accepts no data.",
     ),
 ]
 

@@ -70,13 +70,13 @@ class Stores:
         own = conf.acstor_gateway
         self._counted = {
             name: counters.StoreCounters(
-                counted, name, _kind_of(driver), own.reads if name in self._readers else 0
+                counted, name, _kind_of(driver), own.max_reads if name in self._readers else 0
             )
             for name, driver in self._enabled.items()
         }
         self._others = counters.StoreCounters(counted, counters.OTHER, counters.OTHER)
         self._admissions = {
-            name: admission.Admission(name, own.reads, own.timeout_s, self._counted[name])
+            name: admission.Admission(name, own.max_reads, own.timeout_s, self._counted[name])
             for name in self._readers
         }
 
@@ -169,7 +169,7 @@ def _kind_of(driver: str) -> str:
 def _s3(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import s3
 
-    return s3.S3Reader(name, options, own.reads, own.timeout_s)
+    return s3.S3Reader(name, options, own.max_reads, own.timeout_s)
 
 
 def _swift(name: str, store: Any, options: Any, own: Any) -> base.Reader:
@@ -178,7 +178,7 @@ def _swift(name: str, store: Any, options: Any, own: Any) -> base.Reader:
     if options.swift_store_multi_tenant:
         why = "with swift_store_multi_tenant each image lies in its owner's account"
         raise errors.Unusable(name, why)
-    return swift.SwiftReader(name, store, own.reads, own.timeout_s)
+    return swift.SwiftReader(name, store, own.max_reads, own.timeout_s)
 
 
 def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
@@ -190,7 +190,7 @@ def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
 def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import web
 
-    return web.WebReader(name, options, own.timeout_s, _networks(name, own.web_networks))
+    return web.WebReader(name, options, own.timeout_s, _networks(name, own.internal_web_networks))
 
 
 def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:
@@ -201,7 +201,7 @@ def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:
     try:
         return [ipaddress.ip_network(one) for one in told]
     except ValueError as error:
-        raise errors.Unusable(name, f"[acstor_gateway] web_networks: {error}") from error
+        raise errors.Unusable(name, f"[acstor_gateway] internal_web_networks: {error}") from error
 
 
 _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {

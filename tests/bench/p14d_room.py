@@ -47,7 +47,7 @@ PARTS = 20
 PAUSE_S = 0.15
 """Until a process that goes on has made up for its pause, and one that stops has stopped."""
 READ_BYTES = (4096, 16384, 65536, 131072)
-[MIB_S] = (opt.default for opt in glance_conf.OPTS if opt.name == "share_room_mib_s")
+[MIB_S] = (opt.default for opt in glance_conf.OPTS if opt.name == "block_dedup_rate_mib_s")
 FORMATS = ("raw", "qcow2")
 
 

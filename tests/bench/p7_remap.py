@@ -203,7 +203,7 @@ def running(
     """Run a broker, the service and an agent on every host."""
     cloud = collective.Cloud(hosts, link_mbit, images)
     cloud.network.source_mbit = SOURCE_MBIT
-    policy = {"overload_share": OVERLOAD_SHARE, "dead_after": 60, "remap": remap}
+    policy = {"overload_share": OVERLOAD_SHARE, "dead_after_samples": 60, "remap": remap}
     constants = {tuned.COLLECTION_S: COLLECTION_S}
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(cloud.network)

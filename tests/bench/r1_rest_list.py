@@ -58,7 +58,9 @@ def make_client(connection: str) -> testing.FlaskClient:
     api_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("connection", connection, "database")
-    conf.set_override("dead_after", 100, "acstor_decision")  # who was heard once is up to the end
+    conf.set_override(
+        "dead_after_samples", 100, "acstor_decision"
+    )  # who was heard once is up to the end
     store = database.Database(conf)
     store.upgrade()
     now_s = time.time()

@@ -30,7 +30,7 @@ MIB = 1 << 20
 IMAGE_BYTES = (24 * MIB + 12345, 16 * MIB)
 SPARE_BYTES = 6 * MIB + 777
 SETTINGS = (
-    {"keep_images": "host", "cache_limit_bytes": 128 * MIB, "whole_limit_mbit": 4.0},
+    {"keep_images": "host", "cache_limit_bytes": 128 * MIB, "fill_rate_limit_mbit": 4.0},
     {"keep_images": "none", "cache_limit_bytes": 12 * MIB},  # chunks come and go all the time
     {"keep_images": "host", "cache_limit_bytes": 32 * MIB},  # one image has no room
     {"keep_images": "none", "cache_limit_bytes": 24 * MIB},

@@ -209,7 +209,7 @@ class WatchedCloud:
         host, key = ids.parse_host_id(agent.host.name), certificates.new_key()
         request = certificates.request(host, key)
         keeper = self.keeper
-        keeper.certificate_life_s = life_s
+        keeper.certificate_lifetime_s = life_s
         keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))
         issued = keeper.enrol(host, "by hand", local.LOOPBACK, request, "")
         agent.state_dir.mkdir(parents=True, exist_ok=True)

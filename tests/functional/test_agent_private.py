@@ -57,7 +57,7 @@ def test_private_images_stay_with_hosts_that_use_them_where_that_is_wanted(
     tmp_path, images, naming, is_for_others, is_elsewhere
 ):
     users, others = NAMES[:3], NAMES[3:]
-    options = {"private_images_for_others": is_for_others}
+    options = {"cache_private_chunks_for_peers": is_for_others}
     statuses = read_on(tmp_path, images, users, naming, **options)
     read, kept = source_bytes(statuses), kept_bytes(statuses, *others)
     vain = sum(status["exchange"]["failovers"] for status in statuses.values())

@@ -133,7 +133,7 @@ def test_home_reads_a_qcow2_image_that_it_does_not_mirror(tmp_path, images):
 def test_qcow2_image_that_nobody_opens_becomes_whole_after_a_restart(images, start):
     data = qcow2_images.some_bytes(9 * MIB)
     image_id = qcow2_images.add(images, data, qcow2_images.DEFLATED)
-    agent = start(**keeping.KEEPING, whole_limit_mbit=1.0)
+    agent = start(**keeping.KEEPING, fill_rate_limit_mbit=1.0)
     agent.ctl("ensure", image_id)
     agent.ctl("pause", image_id)
     keeping.wait_for(agent, image_id, "paused")

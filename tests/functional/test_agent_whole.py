@@ -221,7 +221,7 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
 
 def test_pause_hurry_and_resume(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(8 * MIB, 5))
-    agent = start(**KEEPING, whole_limit_mbit=1.0)
+    agent = start(**KEEPING, fill_rate_limit_mbit=1.0)
     for image_id in (first, second):
         agent.ctl("ensure", image_id)
     wait_for(agent, first, "filling")
@@ -250,7 +250,7 @@ def test_pause_hurry_and_resume(images, start):
 
 def test_rate_is_bounded(images, start):
     image_id = images.add(DATA)
-    agent = start(**KEEPING, whole_limit_mbit=8.0)
+    agent = start(**KEEPING, fill_rate_limit_mbit=8.0)
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "filling")
     before, at_s = whole(agent, image_id)["remaining_bytes"], time.monotonic()

@@ -199,7 +199,7 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
                 LINK_MBIT,
                 sections={"source_glance": source},
                 sources="glance",
-                boot_images_ahead=MODES[host.name],
+                prefetch_boot_images=MODES[host.name],
                 constants={tuned.RECORD_IDLE_S: 5.0},
             )
             made.agents[host.name] = stack.enter_context(agent)

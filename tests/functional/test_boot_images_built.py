@@ -183,7 +183,9 @@ def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):
     monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
     _, counters = listener_command.build(conf)
     shown = [
-        counters.registry.get_sample_value("acstor_glance_boot_image_method_enabled", {"way": way})
+        counters.registry.get_sample_value(
+            "acstor_glance_boot_image_method_enabled", {"method": way}
+        )
         for way in ("built", "recorded")
     ]
     assert shown == [0, 1]

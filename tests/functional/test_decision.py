@@ -196,7 +196,7 @@ def cloud(
                 database,
                 {"switch_loads_static": {"file": made.switches}},
                 switch_loads="static",
-                dead_after=30,
+                dead_after_samples=30,
             )
             made.instances.append(stack.enter_context(instance))
             if name == "one":

@@ -94,7 +94,9 @@ def cloud(
         api = acstor_decision.DecisionApi(lab, folder / "api", connection, OPEN_TO_TENANTS)
         net = stack.enter_context(network.Network(2, LINK_MBIT))
         door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
-        instance = decision.Instance(folder, "one", lab.rabbitmq.url, connection, dead_after=60)
+        instance = decision.Instance(
+            folder, "one", lab.rabbitmq.url, connection, dead_after_samples=60
+        )
         stack.enter_context(instance)
         made.door, made.instance, made.listener = door, instance, listener
         for service in (listener, api):

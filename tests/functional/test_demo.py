@@ -31,7 +31,7 @@ def test_requests_leave_the_host_that_traffic_comes_to(tmp_path, monkeypatch) ->
     with (
         network.Network(4, LINK_MBIT) as net,
         image_server.ImageServer(net.source, images.folder) as server,
-        decision.Service(net, dead_after=60) as service,
+        decision.Service(net, dead_after_samples=60) as service,
     ):
         running = service.join(net.hosts[:3], LINK_MBIT, server.url)
         with watch.Watch(service) as seen:

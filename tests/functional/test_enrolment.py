@@ -42,7 +42,7 @@ class Api(acstor_decision.DecisionApi):
 
     def sections(self) -> ini.Sections:
         """Return its configuration."""
-        return {**super().sections(), "acstor_decision": {"certificate_life_s": LIFE_S}}
+        return {**super().sections(), "acstor_decision": {"certificate_lifetime_s": LIFE_S}}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def keeper(tmp_path: pathlib.Path) -> Iterator[authority.Keeper]:
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
-    conf.set_override("certificate_life_s", LIFE_S, "acstor_decision")
+    conf.set_override("certificate_lifetime_s", LIFE_S, "acstor_decision")
     store = database.Database(conf)
     store.upgrade()
     yield authority.Keeper(conf.acstor_decision, store)

@@ -41,9 +41,9 @@ def into(request, all_stores, tmp_path_factory):
         gateway = acstor_gateway.Gateway(
             all_stores.lab,
             tmp_path_factory.mktemp(request.param),
-            composition_still_s=STILL_S,
-            compositions=2,
-            compositions_of_project=1,
+            composition_idle_timeout_s=STILL_S,
+            max_compositions=2,
+            max_compositions_per_project=1,
             timeout_s=2.0,
         )
         gateway.start()

@@ -55,11 +55,11 @@ async def test_wrong_bytes_that_no_md5_shows_are_found_by_agents(place):
 
 def test_wrong_bytes_count_as_such(place):
     image_id = place.upload("s3")
-    labels = {"store": "s3", "driver": "s3", "fault": "other_bytes"}
-    before = place.gateway.counted("store_faults_total", **labels)
+    labels = {"store": "s3", "driver": "s3", "error": "other_bytes"}
+    before = place.gateway.counted("store_errors_total", **labels)
     place.s3(f"s3.put_object(Bucket='images', Key='{image_id}', Body=b'x' * {len(DATA)})")
     said(place.read(image_id), 409)
-    assert place.gateway.counted("store_faults_total", **labels) > before
+    assert place.gateway.counted("store_errors_total", **labels) > before
 
 
 # Slow answers, and none
@@ -132,11 +132,11 @@ def test_swift_that_refuses_the_credentials_is_named_until_they_count_again(plac
         identity.update_user(user, password="second-password")
         place.gateway.restart()  # which had a token
         place.gateway.wait_ready()
-        labels = {"store": "swift", "driver": "swift", "fault": "credentials"}
+        labels = {"store": "swift", "driver": "swift", "error": "credentials"}
         words = said(place.read(image_id), 502)
         assert words == "store swift: it refuses the credentials (Keystone does)"
         assert password not in place.gateway.log()
-        assert place.gateway.counted("store_faults_total", **labels) == 1
+        assert place.gateway.counted("store_errors_total", **labels) == 1
         identity.update_user(user, password=password)
         runs.wait_for(
             lambda: place.read(image_id).status_code == 206, 10, "Swift", place.gateway.log
@@ -147,12 +147,12 @@ def test_glance_that_is_down_is_told_of_and_what_is_remembered_is_read_on(place)
     known, other = place.upload("s3"), place.upload("s3")
     token = place.token("acstor")
     assert place.read(known, token=token).status_code == 206
-    before = place.gateway.counted("service_faults_total", service="glance")
+    before = place.gateway.counted("service_errors_total", service="glance")
     place.lab.glance.stop()
     try:
         assert place.read(known, "bytes=5-9", token=token).content == DATA[5:10]
         assert "Glance cannot be asked" in said(place.read(other, token=token), 502)
-        assert place.gateway.counted("service_faults_total", service="glance") == before + 1
+        assert place.gateway.counted("service_errors_total", service="glance") == before + 1
     finally:
         place.lab.glance.start()
         place.lab.glance.wait_ready()
@@ -164,7 +164,7 @@ def test_keystone_that_is_down_is_told_of(place):
     place.lab.keystone.stop()
     try:
         assert "Keystone does not answer" in said(place.read(image_id, token=token), 503)
-        assert place.gateway.counted("service_faults_total", service="keystone") >= 1
+        assert place.gateway.counted("service_errors_total", service="keystone") >= 1
     finally:
         place.lab.keystone.start()
         place.lab.keystone.wait_ready()
@@ -202,7 +202,7 @@ def test_numbers_say_what_was_read_from_where(place):
     assert place.read(image_id, "bytes=0-999").status_code == 206
     assert place.gateway.counted("read_bytes_total", **labels) == before + 1000
     assert place.gateway.counted("requests_total", status="206") == asked + 1
-    assert place.gateway.counted("read_seconds_count", **labels) >= 1
+    assert place.gateway.counted("read_duration_seconds_count", **labels) >= 1
     said(place.read("no-image"), 400)
     assert place.gateway.counted("requests_total", status="400") >= 1
 

@@ -61,7 +61,7 @@ class Checkpoints:
             broker,
             connection,
             nova_user,
-            checkpoint_keep=KEPT,  # the other host registers one when it has the server
+            checkpoints_per_server=KEPT,  # the other host registers one when it has the server
         )
         self.api = acstor_decision.DecisionApi(cluster.lab, folder / "api", connection)
         self.api.changes = nova_user

@@ -49,7 +49,7 @@ def gateway(openstack_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     if not installed.is_ready():
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
     openstack_lab.start_compute_services()
-    beside = acstor_gateway.Gateway(openstack_lab, openstack_lab.folder, remember_s=0)
+    beside = acstor_gateway.Gateway(openstack_lab, openstack_lab.folder, auth_cache_s=0)
     try:
         beside.start()
         beside.wait_ready()

@@ -36,7 +36,7 @@ def host(cluster) -> Iterator[nova_hosts.Host]:
 @pytest.fixture
 def slow_host(cluster) -> Iterator[nova_hosts.Host]:
     """Return a host where an image becomes whole so slowly that things happen meanwhile."""
-    options = {**KEEPING, "whole_limit_mbit": SLOW_MBIT}
+    options = {**KEEPING, "fill_rate_limit_mbit": SLOW_MBIT}
     with nova_hosts.agent_options(cluster.hosts[0], **options):
         yield cluster.hosts[0]
 

@@ -193,7 +193,7 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
     h2 = start(
         "h2",
         vault_limit_bytes=30 * size_bytes + 2 * own_bytes,
-        vault_limit_of_host_bytes=20 * size_bytes + own_bytes,
+        vault_quota_per_host_bytes=20 * size_bytes + own_bytes,
     )
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS[:15])

@@ -67,7 +67,7 @@ class Instance:
             "instance": name,
             "coordination_url": f"file://{folder}/coordination",
             "metrics_listen": "",
-            **({} if host else {"prove_addresses": False}),
+            **({} if host else {"verify_addresses": False}),
             **options,
         }
         self._constants = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}

@@ -167,7 +167,7 @@ def with_acstor(scene: Scene, host: network.Host) -> Journey:
 
 def start_acstor(scene: Scene, link_mbit: float) -> watch.Watch:
     """Start the decision service and an agent on every host; wait until all share one ring."""
-    service = scene.stack.enter_context(decision.Service(scene.net, dead_after=DEAD_AFTER))
+    service = scene.stack.enter_context(decision.Service(scene.net, dead_after_samples=DEAD_AFTER))
     scene.running_agents = service.join(scene.hosts, link_mbit, scene.server.url)
     return scene.stack.enter_context(watch.Watch(service))
 

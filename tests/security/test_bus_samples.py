@@ -34,8 +34,8 @@ def instance(
         "one",
         rabbitmq.url,
         f"sqlite:///{tmp_path}/decision.sqlite",
-        dead_after=DEAD_AFTER,
-        prove_addresses=True,
+        dead_after_samples=DEAD_AFTER,
+        verify_addresses=True,
     )
     with made:
         hosts.wait_until(made.leads, "an instance that leads", WAIT_S)

@@ -261,7 +261,7 @@ class Forgetful(acstor_gateway.Gateway):
     """A gateway that remembers nothing of what Glance and Keystone said."""
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
-        super().__init__(lab, folder, remember_s=0)
+        super().__init__(lab, folder, auth_cache_s=0)
 
     def sections(self) -> ini.Sections:
         return ini.merged(super().sections(), {"keystone_authtoken": {"token_cache_time": -1}})
@@ -293,7 +293,7 @@ def test_revoked_token_reads_nothing_more(place, forgetful):
 
 
 def test_who_is_no_member_any_more_reads_on_no_longer_than_is_said(place, forgetful):
-    """At once where nothing is remembered; else for remember_s."""
+    """At once where nothing is remembered; else for auth_cache_s."""
     image_id = place.upload("s3", visibility="shared")
     member = place.lab.session("stranger").get_project_id()
     path = f"/v2/images/{image_id}/members"

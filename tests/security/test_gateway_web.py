@@ -144,7 +144,7 @@ def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatc
 # Places
 
 
-REFUSED = "web_networks does not allow its internal address"
+REFUSED = "internal_web_networks does not allow its internal address"
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
     inodes, size_bytes = 1000, 6 << 20
     h2 = start(
         vault_limit_bytes=2 * size_bytes,
-        vault_limit_of_host_bytes=size_bytes,
+        vault_quota_per_host_bytes=size_bytes,
         vault_limit_inodes=2 * inodes,
     )
     with h1.client(h2) as client, contextlib.suppress(errors.VaultFull):

@@ -19,7 +19,7 @@ DAY_S = 86400.0
 
 
 class Mode(enum.StrEnum):
-    """Whose boot images come; the values of the option ``boot_images_ahead``."""
+    """Whose boot images come; the values of the option ``prefetch_boot_images``."""
 
     NONE = "none"
     BOOTED = "booted"  # of images that come after one that this host mirrors

@@ -57,7 +57,7 @@ class WebReader(base.Reader):
                     data = answer.raw.read(asked.length + 1)
                     content_range = answer.headers.get("Content-Range", "")
             except web_link.InternalAddress as error:
-                why = "[acstor_gateway] web_networks does not allow its internal address"
+                why = "[acstor_gateway] internal_web_networks does not allow its internal address"
                 raise base.NotRead(self.name, why) from error
             except (
                 requests.exceptions.RequestException,

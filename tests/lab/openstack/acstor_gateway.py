@@ -41,7 +41,9 @@ class Gateway(api.Api):
         self._numbers = folder / "gateway-metrics"
         port = daemon.port_of(folder, "acstor-gateway-metrics")
         self.metrics = f"{daemon.LOOPBACK}:{port}"
-        web = {"web_networks": f"{daemon.LOOPBACK}/32"}  # where tests have their web servers
+        web = {
+            "internal_web_networks": f"{daemon.LOOPBACK}/32"
+        }  # where tests have their web servers
         self._options = {"metrics_listen": self.metrics, **web, **changed}
 
     def configure(self) -> None:

@@ -325,7 +325,7 @@ def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
 
 
 def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(cloud):
-    cloud.keeper.certificate_life_s = 366 * DAY_S
+    cloud.keeper.certificate_lifetime_s = 366 * DAY_S
     stolen = cloud.enrol()
     cloud.keeper.revoke(H1)
     cloud.keeper.allow(H1)

@@ -246,7 +246,7 @@ def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
 
 def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(configure, store):
     Cloud(Instance(configure(instance="one"), store)).collect(2)
-    again = Instance(configure(instance="two", dead_after=2), store)
+    again = Instance(configure(instance="two", dead_after_samples=2), store)
     for _ in range(6):  # nobody is heard: then the bus has failed, not they
         again.now_s += COLLECTION_S
         again.service.round()

@@ -36,7 +36,7 @@ def images() -> memory_images.MemoryImages:
 @pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
     return glance_options.conf(
-        state_dir=tmp_path / "state", artefacts_of_project=GIB, dedup_scope="cloud"
+        state_dir=tmp_path / "state", artefact_quota_per_project=GIB, dedup_scope="cloud"
     )
 
 

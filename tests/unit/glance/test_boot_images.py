@@ -48,7 +48,7 @@ class MemoryGlance:
         self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": "the map"}}
         self.published: list[tuple[int, list[int]]] = []
 
-    def artefacts_of_project(self, project):
+    def artefact_quota_per_project(self, project):
         return [
             {"acstor_kind": kind.value, **artefact} for kind, artefact in self.artefacts.items()
         ]

@@ -145,7 +145,7 @@ def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
     assert stored.told(image) == [base, str(CHUNK), "4096"]
     assert [one.length for one in asked] == [CHUNK, CHUNK]
     assert (stored.counted("shared"), stored.counters.shared_bytes._value.get()) == (1, 4096)
-    stored.set_option("share_room_mib_s", 0)
+    stored.set_option("block_dedup_rate_mib_s", 0)
     assert stored.told(stored.add(data(1, 8, 3), base))[2] is None
     assert stored.counted("elsewhere") == 1
 

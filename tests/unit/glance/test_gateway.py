@@ -80,7 +80,7 @@ def test_read_gives_what_it_returns_or_raises(open_door, numbers):
         assert door.run(lambda: b"bytes") == b"bytes"
         with pytest.raises(TimeoutError):  # its own, which is not that of the door
             door.run(raise_timeout)
-    assert shown(numbers, "read_seconds_count") == 6
+    assert shown(numbers, "read_duration_seconds_count") == 6
     assert (shown(numbers, "reads_in_flight"), shown(numbers, "reads_limit")) == (0, 1)
 
 
@@ -92,7 +92,7 @@ def test_read_that_a_client_gives_up_when_its_time_is_over_is_late(open_door, nu
     with pytest.raises(refusal.Refused, match="no answer within") as late:
         open_door(reads=1, timeout_s=0.05).run(give_up)
     assert late.value.status == 504
-    assert shown(numbers, "store_faults_total", fault="late") == 1
+    assert shown(numbers, "store_errors_total", error="late") == 1
 
 
 def raise_timeout():
@@ -111,7 +111,7 @@ def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch, o
             with pytest.raises(refusal.Refused, match="2 reads are under way, 2 late") as full:
                 door.run(lambda: pytest.fail("it has no place"))
             assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})
-        faults = [shown(numbers, "store_faults_total", fault=name) for name in ("late", "full")]
+        faults = [shown(numbers, "store_errors_total", error=name) for name in ("late", "full")]
         assert (faults, shown(numbers, "reads_in_flight")) == ([2, 3], 2)
     finally:
         go_on.set()

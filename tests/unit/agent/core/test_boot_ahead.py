@@ -29,7 +29,7 @@ def test_who_takes_a_boot_image(mode, is_open, has_former, takes):
 
 
 def test_each_value_of_the_option_is_a_mode():
-    [option] = [option for option in conf.OPTS if option.dest == "boot_images_ahead"]
+    [option] = [option for option in conf.OPTS if option.dest == "prefetch_boot_images"]
     assert [value for value, _ in option.type.choices.items()] == list(Mode)
     assert Mode(option.default) is Mode.NONE
 

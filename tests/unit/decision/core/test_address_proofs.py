@@ -17,7 +17,7 @@ def at(host: str) -> address_book.Address:
 
 @pytest.fixture
 def cloud() -> known.Cloud:
-    return known.Cloud(prove_addresses=True, dead_after=3)
+    return known.Cloud(verify_addresses=True, dead_after_samples=3)
 
 
 def prove(cloud: known.Cloud, *hosts: str) -> None:

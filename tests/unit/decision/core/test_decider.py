@@ -31,7 +31,9 @@ class Cloud:
     """A decider whose every decision is published; time passes by collections."""
 
     def __init__(self, hosts: int, **policy: Any) -> None:
-        self.members = members.Members(members.Limits(collection_s=COLLECTION_S, dead_after=3))
+        self.members = members.Members(
+            members.Limits(collection_s=COLLECTION_S, dead_after_samples=3)
+        )
         self.decider = decider.Decider(decider.Policy(**policy), self.members, EMPTY)
         self.hosts = [f"h{n}" for n in range(1, hosts + 1)]
         self.sketches: dict[str, tuple[int, ...]] = {}

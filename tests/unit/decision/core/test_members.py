@@ -69,7 +69,7 @@ class Cloud:
 
 
 def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
-    cloud = Cloud(dead_after=3)
+    cloud = Cloud(dead_after_samples=3)
     cloud.collect("h1", "h2", "h3")
     assert cloud.living() == []
     cloud.collect("h1", "h2", "h3")
@@ -87,7 +87,7 @@ def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
 
 
 def test_when_most_fall_silent_at_once_all_stay():
-    cloud = Cloud(dead_after=2)
+    cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.collect("h1", times=9)
     assert cloud.living() == [H1, H2, H3]
@@ -128,14 +128,14 @@ def test_an_agent_that_restarted_is_heard_at_once():
 
 
 def test_an_agent_whose_clock_went_back_is_heard_when_the_old_one_is_silent():
-    cloud = Cloud(dead_after=2)
+    cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", times=2)
     cloud.round += 3
     assert cloud.hear(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
 
 
 def test_a_sample_that_somebody_recorded_brings_no_host_back():
-    cloud = Cloud(dead_after=2)
+    cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=4)
     recorded = [sample("h3", number) for number in (3, 4)]
     cloud.collect("h1", "h2", times=3)
@@ -171,7 +171,7 @@ def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
 
 
 def test_an_address_is_free_again_when_its_host_is_gone():
-    cloud = Cloud(dead_after=2)
+    cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.collect("h1", "h2", times=3)
     moved = sample("h2", cloud.round + 1, address="10.0.0.3:7201", sent_s=cloud.now_s + WALL_S)
@@ -219,7 +219,7 @@ def test_chunks_are_no_traffic_but_load():
 
 
 def test_who_is_on_the_ring_already_lives_until_silent():
-    cloud = Cloud(dead_after=2)
+    cloud = Cloud(dead_after_samples=2)
     for host in ("h1", "h2", "h3"):
         cloud.members.expect(ids.HostId(host), f"10.0.0.{host[1:]}:7201", "", cloud.now_s)
     assert cloud.living() == [H1, H2, H3]
@@ -305,7 +305,7 @@ def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
 
 
 def test_while_most_are_silent_no_two_hosts_live_at_one_address():
-    cloud = Cloud(dead_after=3)
+    cloud = Cloud(dead_after_samples=3)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.round += 10
     cloud.collect("h9", times=2, address="10.0.0.1:7201")
