@@ -39,7 +39,7 @@ class _Turn:
     due_s: float
     since_s: float
     failures: int = 0
-    has_ended: bool = True
+    is_retried: bool = False
     asked_s: float = -math.inf
     promised_s: float = 0.0
 
@@ -104,9 +104,9 @@ class Cadence:
         }
 
     def is_retried(self, instance: ids.ImageId) -> bool:
-        """Return whether the last attempt at a server's checkpoint did not end with one."""
+        """Return whether a server's last attempt ended without a checkpoint, or was held up."""
         turn = self._turns.get(instance)
-        return turn is not None and not turn.has_ended
+        return turn is not None and turn.is_retried
 
     def next(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
@@ -114,7 +114,7 @@ class Cadence:
         """Return the server that is next; None if none is due.
 
         :param busy: servers that are not considered
-        :param may_retry: consider servers whose last attempt did not end with a checkpoint
+        :param may_retry: consider servers of which :meth:`is_retried` is true
         """
         due = [
             turn
@@ -122,7 +122,7 @@ class Cadence:
             if turn.is_owed
             and turn.due_s <= now_s
             and instance not in busy
-            and (may_retry or turn.has_ended)
+            and (may_retry or not turn.is_retried)
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
@@ -141,13 +141,15 @@ class Cadence:
         turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
 
-    def taken(self, instance: ids.ImageId, began_s: float) -> None:
+    def taken(self, instance: ids.ImageId, began_s: float, *, is_held_up: bool = False) -> None:
         """Take note of a checkpoint whose turn began at ``began_s``.
 
         Who asked for one meanwhile means one of a later moment.
+
+        :param is_held_up: it waited for a slow holder
         """
         if turn := self._turns.get(instance):
-            turn.failures, turn.has_ended = 0, True
+            turn.failures, turn.is_retried = 0, is_held_up
             turn.since_s, turn.promised_s = began_s, turn.every_s
             if turn.asked_s <= began_s:
                 turn.due_s = began_s + turn.every_s
@@ -155,7 +157,7 @@ class Cadence:
     def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
         """Take note of one that goes on as soon as all who wait already had their turn."""
         if turn := self._turns.get(instance):
-            turn.due_s, turn.has_ended = now_s, False
+            turn.due_s, turn.is_retried = now_s, True
 
     def failed(self, instance: ids.ImageId, now_s: float) -> float:
         """Take note of one that could not be taken; return in how many seconds to try again."""
@@ -164,6 +166,6 @@ class Cadence:
             return 0.0
         longest_s = turn.every_s or turn.promised_s
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
-        turn.failures, turn.has_ended = turn.failures + 1, False
+        turn.failures, turn.is_retried = turn.failures + 1, True
         turn.due_s = now_s + pause_s
         return pause_s

@@ -167,11 +167,12 @@ class Checkpointing:
             state.stuck += is_stuck
             self._note(instance, state, shown.bitmap, chosen)
             kind = patience.Overwritten if is_stuck and shown.is_late() else patience.NotDone
-            raise kind(taking.read_bytes, taking.left_bytes)
+            raise kind(taking.read_bytes, taking.left_bytes, copies.slow_holder())
         copies.put_manifest(sealed)
         state.taken_ms = shown.taken_ms
         why, state.whole_because = state.whole_because, ""
         record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+        record = record._replace(slow_holder=copies.slow_holder())
         stay = {*self._register(record), name}
         state.is_part, state.left_bytes, state.stuck = False, 0, 0
         self._note(instance, state, shown.bitmap, chosen)

@@ -44,6 +44,9 @@ MAX_LACKING: Final = 1 << 16
 MAX_LOST: Final = 128
 """Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
 of scrubbing removes up to 100 that cannot be read."""
+SLOW_S: Final = 60.0
+"""Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
+twice as long, is named."""
 _ENDS_S: Final = 5.0
 """A request whose connection was ended."""
 
@@ -117,6 +120,7 @@ class Copies:
         self._acknowledged, self.filled = acknowledged, set(acknowledged)
         self.left_s = STEP_S
         self.holders = tuple(client.holder for client in clients)
+        self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
         """Return those of ``names``, in ascending order, that any holder has not.
@@ -172,13 +176,25 @@ class Copies:
         for part in parts:
             self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
 
+    def slow_holder(self) -> str:
+        """Return the holder that the others waited for until now (SLOW_S); "" if none."""
+        slow = max(self.holders, key=self._took_s.__getitem__)
+        slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
+        return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
+
     def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
         """Do something with all holders.
 
         :param size_s: what its size takes at the slowest rate
         """
         allowed_s, began_s = self.left_s + size_s, self._clock()
-        answers = call_all(self._clients, work, allowed_s)
+
+        def timed(client: vault_client.VaultClient) -> T:
+            answer = work(client)
+            self._took_s[client.holder] += self._clock() - began_s
+            return answer
+
+        answers = call_all(self._clients, timed, allowed_s)
         self.left_s = min(STEP_S, allowed_s - (self._clock() - began_s))
         return answers
 

@@ -3,7 +3,8 @@
 
 Each worker takes the checkpoint of one server at a time, and each server has one worker at most.
 A failure of one server is logged and counted, and ends that work alone.  Servers whose last
-attempt did not end with a checkpoint share RETRY_WORKERS, and leave the other workers to others.
+attempt did not end with a checkpoint, or waited for a slow holder, share RETRY_WORKERS, and leave
+the other workers to others.
 """
 
 import contextlib
@@ -249,6 +250,7 @@ class Daemon:
         except patience.NotDone as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
+            self.failures.note_wait(instance, e.slow_holder)
             if isinstance(e, patience.Overwritten):
                 self.failures.note(instance, e)
             LOG.info("server %s: %s", instance, e)
@@ -266,16 +268,18 @@ class Daemon:
             )
             return
         with self._lock:
-            self._cadence.taken(instance, began_s)
+            self._cadence.taken(instance, began_s, is_held_up=bool(record.slow_holder))
         self.failures.note_success(instance)
+        self.failures.note_wait(instance, record.slow_holder)
         LOG.info(
-            "server %s: checkpoint %s, %d bytes read, %d sent, in %.1f s%s",
+            "server %s: checkpoint %s, %d bytes read, %d sent, in %.1f s%s%s",
             instance,
             record.checkpoint_id,
             record.read_bytes,
             record.sent_bytes,
             self._clock() - began_s,
             f"; all of it, for {record.whole_because}" if record.whole_because else "",
+            f"; the others waited for {record.slow_holder}" if record.slow_holder else "",
         )
 
     def _age_s(self, instance: ids.ImageId) -> float | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts checkpoints that failed, by what operators can do about it, and by holder."""
+"""Counts checkpoints that failed or waited, by what operators can do about it, and by holder."""
 
 import collections
 import enum
@@ -45,13 +45,15 @@ _REASONS = (
 class Failures:
     """Those of this host since its daemon started; may be used by any thread.
 
-    Servers whose last attempt failed are known until one succeeds, or they leave the host.
+    Servers whose last attempt failed, or waited for a slow holder, are known until one does not, or
+    they leave the host.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
         self._holders = collections.Counter[tuple[ids.HostId, Reason]]()
+        self._waits = collections.Counter[str]()
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
     def note(self, instance: ids.ImageId, e: Exception) -> None:
@@ -70,8 +72,15 @@ class Failures:
         with self._lock:
             self._failing.pop(instance, None)
 
+    def note_wait(self, instance: ids.ImageId, holder: str) -> None:
+        """Note that a server's checkpoint, or a part of it, waited for one holder; "" for none."""
+        if holder:
+            with self._lock:
+                self._waits[holder] += 1
+                self._failing[instance] = messages.Failing(instance, Reason.HOLDER_SLOW, holder)
+
     def failing(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
-        """Return the servers whose last attempt failed.
+        """Return the servers whose last attempt failed, or waited for a slow holder.
 
         :param here: servers of this host; others are forgotten; None: not known, none is
         """
@@ -84,6 +93,11 @@ class Failures:
         """Return how many checkpoints failed, for each reason."""
         with self._lock:
             return dict(self._reasons)
+
+    def waits(self) -> Mapping[str, int]:
+        """Return how many checkpoints and parts waited for each holder."""
+        with self._lock:
+            return dict(self._waits)
 
     def by_holder(self) -> Mapping[tuple[ids.HostId, Reason], int]:
         """Return how many failed by a holder, for each one and reason."""

@@ -142,6 +142,14 @@ class TakingCollector(registry.Collector):
         for labels, count in self._daemon.failures.by_holder().items():
             family.add_metric(labels, count)
         yield family
+        family = core.CounterMetricFamily(
+            "acstor_checkpoint_holder_waits",
+            "Checkpoints, and parts, in which the other holders waited for this one",
+            labels=["holder"],
+        )
+        for holder, count in self._daemon.failures.waits().items():
+            family.add_metric([holder], count)
+        yield family
 
 
 def serve(address: str, *collectors: registry.Collector) -> Callable[[], None]:

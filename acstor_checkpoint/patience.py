@@ -27,11 +27,15 @@ IsLate = Callable[[], bool]
 
 
 class NotDone(errors.AcstorError):
-    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment."""
+    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment.
 
-    def __init__(self, read_bytes: int, left_bytes: int) -> None:
-        super().__init__(read_bytes, left_bytes)
+    :param slow_holder: that the other holders waited for; "" if none
+    """
+
+    def __init__(self, read_bytes: int, left_bytes: int, slow_holder: str = "") -> None:
+        super().__init__(read_bytes, left_bytes, slow_holder)
         self.read_bytes, self.left_bytes = read_bytes, left_bytes
+        self.slow_holder = slow_holder
 
     def __str__(self) -> str:
         return f"{self.read_bytes} bytes were read; {self.left_bytes}, and what is written, follow"

@@ -37,6 +37,7 @@ class Record(NamedTuple):
     :param whole_because: why all that the overlay has was read; "" if only what was written was
     :param manifest_name: BLAKE3 of the sealed manifest, in hex
     :param key: the disk's key, in hex; a secret
+    :param slow_holder: that the other holders waited for; "" if none
     """
 
     checkpoint_id: str
@@ -56,6 +57,7 @@ class Record(NamedTuple):
     manifest_name: str
     holders: tuple[Holder, ...]
     key: str
+    slow_holder: str = ""
 
 
 Register = Callable[[Record], Collection[str]]

@@ -121,6 +121,7 @@ class NoCheckpoints:
         self.failures = failures.Failures()
         slow = copies.HolderSlow(ids.HostId("h2"), "it is slow")
         self.failures.note(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), slow)
+        self.failures.note_wait(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), "h2")
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {}

@@ -164,11 +164,19 @@ class Denying(vault.Vault):
         return list(asked)
 
 
+class Slow(vault.Vault):
+    """Keeps what it gets, a little slower than others."""
+
+    def begin(self, disk: names.Disk, connection: int) -> None:
+        time.sleep(0.2)
+        super().begin(disk, connection)
+
+
 @contextlib.contextmanager
-def denying(folder: pathlib.Path, name: str) -> Iterator[record.Holder]:
+def served(folder: pathlib.Path, name: str, kind: type[vault.Vault]) -> Iterator[record.Holder]:
     proof = vaults.credentials_of(folder / "identity", name)
     (folder / "vault").mkdir()
-    kept = Denying(folder / "vault", room.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
+    kept = kind(folder / "vault", room.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
     sock = vault_server.listen("127.0.0.1", 0)
     server = vault_server.VaultServer(sock, vault_api.Api(kept), proof)
     thread = threading.Thread(target=server.serve)
@@ -185,7 +193,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
     chunks = {chunk.name: chunk.data for chunk in sealed(copies.MAX_LOST + 1)}
     cids = sorted(map(ids.Cid, chunks))
-    with denying(tmp_path / "h2", "h2") as hostile, contextlib.ExitStack() as stack:
+    with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
         places, disk = Places(proof), names.Disk(ids.HostId("owner"), DISK)
         holders = (hostile, of(honest))
         clients = [stack.enter_context(places.client(holder)) for holder in holders]
@@ -196,6 +204,23 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
         with pytest.raises(copies.HolderLost, match="h2 keeps no checkpoint: it lacks 129 chunks"):
             copies.Copies(disk, clients, acknowledged).lacking(cids)
         assert copies.Copies(disk, clients[1:], acknowledged).lacking(cids) == set()
+
+
+def test_holder_that_is_just_quick_enough_is_named(
+    tmp_path: pathlib.Path,
+    honest: vaults.Vault,
+    proof: credentials.Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "SLOW_S", 1.0)
+    chunks = {chunk.name: chunk.data for chunk in sealed(8)}
+    with served(tmp_path / "h2", "h2", Slow) as hostile, contextlib.ExitStack() as stack:
+        holders = (of(honest), hostile)
+        clients = [stack.enter_context(Places(proof).client(holder)) for holder in holders]
+        disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), clients)
+        for name in sorted(map(ids.Cid, chunks)):
+            disk.put([name], chunks.__getitem__, 1)
+    assert disk.slow_holder() == "h2"
 
 
 @pytest.mark.parametrize("status", [301, 400, 403, 404, 409, 410, 411, 413, 500, 503, 507])

@@ -121,6 +121,7 @@ class Taking:
             KeyError(1),
         ):
             self.failures.note(OTHER, e)
+        self.failures.note_wait(OTHER, "h3")
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 70.0, OTHER: 3.0}
@@ -154,7 +155,7 @@ def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
         tuple(sample.labels.values()): sample.value
         for family in metrics.TakingCollector(Taking()).collect()
         for sample in family.samples
-        if "failures" in sample.name
+        if "failures" in sample.name or "waits" in sample.name
     }
     assert found == {
         ("holder",): 1,
@@ -166,6 +167,7 @@ def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
         ("refused",): 1,
         ("decision",): 1,
         ("other",): 2,
+        ("h3",): 1,
         ("h2", "holder"): 1,
         ("h2", "holder_slow"): 1,
         ("h2", "holder_lost"): 1,

@@ -132,6 +132,21 @@ def test_chunks_that_are_lost_are_counted_over_all_requests(
         disk.lacking(MANY)
 
 
+@pytest.mark.parametrize(("fast_s", "slow_s"), [(0.0, 0.3), (0.2, 0.3), (0.0, 0.0)])
+def test_holder_that_the_others_wait_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, fast_s: float, slow_s: float
+) -> None:
+    """It took more than twice as long as the fastest one, and SLOW_S longer."""
+    monkeypatch.setattr(copies, "SLOW_S", 0.5)
+    clients = [Client(lambda: time.sleep(fast_s)), Client(lambda: time.sleep(slow_s), "h3")]
+    disk = copies.Copies(DISK, clients)
+    disk.put_manifest(b"sealed")
+    assert disk.slow_holder() == ""
+    for _ in range(2):
+        disk.put_manifest(b"sealed")
+    assert disk.slow_holder() == ("h3" if slow_s > 2 * fast_s else "")
+
+
 def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
     disk = copies.Copies(DISK, [Client(lambda: None)])
     assert disk.lacking(MANY) == set(MANY) and disk.filled == set()

@@ -33,7 +33,7 @@ class Host:
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
-        self.took, self.cleared, self.fails = [], [], {}
+        self.took, self.cleared, self.fails, self.slow = [], [], {}, {}
         self.states = states.States(folder)
         self.daemon = self.started(interval_s)
 
@@ -59,7 +59,11 @@ class Host:
             raise self.fails[number]
         self.took.append(number)
         return types.SimpleNamespace(
-            checkpoint_id="c", read_bytes=1, sent_bytes=1, whole_because=""
+            checkpoint_id="c",
+            read_bytes=1,
+            sent_bytes=1,
+            whole_because="",
+            slow_holder=self.slow.get(number, ""),
         )
 
     def clear(self, each):
@@ -123,6 +127,20 @@ def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
     assert (failing.instance_id, failing.reason, failing.holder) == (IDS[0], "overwritten", "")
     it.fails.clear()
     it.run(5)
+    assert it.daemon.failures.failing(None) == []
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_part):
+    it = host(server(0))
+    it.slow[0] = "h2"
+    if is_part:
+        it.fails[0] = patience.NotDone(5, 1, "h2")
+    it.run(5)
+    assert it.daemon.failures.failing(None) == [messages.Failing(IDS[0], "holder_slow", "h2")]
+    assert it.daemon.failures.waits() == {"h2": 1} and not it.daemon.failures.by_holder()
+    it.slow.clear(), it.fails.clear()
+    it.run(700)
     assert it.daemon.failures.failing(None) == []
 
 
@@ -334,7 +352,7 @@ def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
 @pytest.mark.allow_log("no checkpoint")
 def test_servers_that_failed_or_are_not_done_share_some_workers(host):
     it = host(server(0), server(1), server(2), server(3))
-    it.fails = {0: OSError("slow"), 1: patience.NotDone(1, 1), 3: OSError("slow")}
+    it.fails, it.slow = {0: OSError("slow"), 1: patience.NotDone(1, 1)}, {3: "h2"}
     it.run(100)
     it.now_s += 700
     seen = []
