@@ -220,7 +220,7 @@ def call_all(
 
     :param allowed_s: a holder that takes longer fails, however it answers
     :raises HolderFailed: one of them failed
-    :raises RuntimeError: no thread can be started
+    :raises vault_client.HostFault: this host has no threads, descriptors or routes
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
@@ -252,7 +252,7 @@ def _begun(
     try:
         supervised.start_once(f"holder {client.holder}", run)
     except RuntimeError as e:  # no thread can be started; requests that were begun are ended
-        answer.set_exception(e)
+        answer.set_exception(vault_client.HostFault(str(e)))
     return answer
 
 
@@ -260,5 +260,7 @@ def _begun(
 def _blamed(client: vault_client.VaultClient) -> Iterator[None]:
     try:
         yield
+    except vault_client.HostFault:
+        raise
     except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client
         raise HolderFailed(client.holder, str(e)) from e

@@ -11,6 +11,7 @@ from acstor_checkpoint import capture
 from acstor_checkpoint import copies
 from acstor_checkpoint import patience
 from acstor_checkpoint import scratch
+from acstor_checkpoint import vault_client
 from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
 from acstor_common import ids
@@ -25,6 +26,7 @@ class Reason(enum.StrEnum):
     TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
     SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
     OVERWRITTEN = "overwritten"  # the same, and what was read is kept, but it gets nowhere
+    HOST = "host"  # this one has no threads, descriptors or routes
     REFUSED = "refused"  # by the decision service
     DECISION = "decision"  # the decision service does not answer
     OTHER = "other"
@@ -37,6 +39,7 @@ _REASONS = (
     (capture.TooLarge, Reason.TOO_LARGE),
     (scratch.Full, Reason.SCRATCH_FULL),
     (patience.Overwritten, Reason.OVERWRITTEN),
+    (vault_client.HostFault, Reason.HOST),
     (errors.CheckpointRefused, Reason.REFUSED),
     (errors.DecisionUnreachable, Reason.DECISION),
 )

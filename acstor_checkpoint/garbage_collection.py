@@ -177,7 +177,7 @@ class GarbageCollection:
             copies.call_all([client], work, HOLDER_S)
         except copies.HolderFailed as e:
             LOG.info("%s", e)
-        except OSError:  # it is this host's: what the client meets is a HolderFailed
+        except (OSError, vault_client.HostFault):  # whatever else a client meets is a HolderFailed
             raise
         except Exception:
             supervised.count("garbage collection")

@@ -10,6 +10,7 @@ A request has REQUEST_S, and one second for each BYTES_PER_S that it sends or ge
 """
 
 import contextlib
+import errno
 import itertools
 import math
 import socket
@@ -44,9 +45,26 @@ REQUEST_S: Final = 120.0
 """A vault on a slow disk takes 20 s to drop vault.MAX_REMOVED files, or to sync a batch."""
 BYTES_PER_S: Final = 1 << 20
 
+_OWN_ERRORS: Final = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+    }
+)
+"""Of connecting: this host has no descriptor, memory or port left."""
 _DISK_BYTES: Final = 37
 """Of a list: a UUID, and the end of its line."""
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault.MAX_REMOVED
+
+
+class HostFault(errors.Unusable):
+    """This host can ask no vault, or has no route to this one: no holder is to blame."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("this host", why)
 
 
 class _Request(NamedTuple):
@@ -75,6 +93,7 @@ class VaultClient:
     * errors.SourceUnreachable: it cannot be reached, or broke off; ask again later
     * errors.NotAuthentic: who answers there is not that host
     * errors.VaultRefused: this host may not do that, or it makes no sense to the vault
+    * HostFault: it was not asked
 
     :param holder: whose vault it is
     :param address: where it listens
@@ -248,12 +267,12 @@ class VaultClient:
 
         :raises OSError: there is no connection
         :raises errors.NotAuthentic: it is another one
+        :raises HostFault: this host cannot connect
         """
         self._check_not_aborted()
-        self._credentials.look()
-        context = self._credentials.context(is_server=False)
+        context = self._context()
         until_s = min(until_s, time.monotonic() + CONNECT_S)
-        sock = socket.create_connection(self._address, _left_s(until_s))
+        sock = self._dial(_left_s(until_s))
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -264,6 +283,21 @@ class VaultClient:
             self._check_not_aborted()  # else abort() has seen the connection
             stack.pop_all()
         return channel_.Channel(tls, h11.CLIENT)
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            self._credentials.look()
+            return self._credentials.context(is_server=False)
+        except OSError as e:
+            raise HostFault(str(e)) from e
+
+    def _dial(self, within_s: float) -> socket.socket:
+        try:
+            return socket.create_connection(self._address, within_s)
+        except OSError as e:
+            if e.errno in _OWN_ERRORS or not _has_route(self._address):
+                raise HostFault(str(e)) from e
+            raise
 
     def _check_not_aborted(self) -> None:
         if self._is_aborted:
@@ -294,6 +328,17 @@ def _exchange(channel: channel_.Channel, request: _Request, until_s: float) -> _
         )
     channel.end_by(until_s + announced / BYTES_PER_S)
     return _Answer(response.status_code, b"".join(channel.body(announced)))
+
+
+def _has_route(address: tuple[str, int]) -> bool:
+    """Return whether the kernel has a route: what comes from the network may be forged."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+    except OSError:
+        return False
+    return True
 
 
 def _left_s(until_s: float) -> float:

@@ -3,21 +3,28 @@
 
 import contextlib
 import pathlib
+import resource
 import socket
 import ssl
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
 
 import pytest
 
+from acstor_checkpoint import channel
 from acstor_checkpoint import copies
 from acstor_checkpoint import names
 from acstor_checkpoint import vault
 from acstor_checkpoint import vault_client
+from acstor_common import certificates
+from acstor_common import credentials
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from tests.fakes import hostile_vault
+from tests.fakes import subnets
 from tests.lab import vaults
 
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
@@ -194,6 +201,53 @@ def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> No
             put(client)
         with pytest.raises(TimeoutError):
             listening.accept()
+
+
+ASK = """
+import pathlib, sys
+from acstor_checkpoint import copies, names, vault_client
+from acstor_common import ids
+from tests.lab import vaults
+own = vaults.credentials_of(pathlib.Path(sys.argv[1]), "h1")
+client = vault_client.VaultClient(ids.HostId("h2"), (sys.argv[2], 7202), own)
+try:
+    copies.call_all([client], lambda one: one.disks(ids.HostId("h1")), 30.0)
+except (vault_client.HostFault, copies.HolderFailed) as e:
+    print(type(e).__name__, e)
+"""
+
+
+def test_route_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
+    """It is its own table that says so, not a message, which the holder's network could send."""
+    vaults.credentials_of(tmp_path / "h1", "h1")
+    with subnets.ipv6_hosts("h1") as [host]:
+        ask = [sys.executable, "-c", ASK, str(tmp_path / "h1"), "fd00:ac:99::2"]
+        said = host.run(ask)
+        assert said.startswith("HolderFailed") and "unreachable" in said
+        host.run(["ip", "-6", "route", "del", "default"])
+        said = host.run(ask)
+    assert said.startswith("HostFault") and "unreachable" in said
+
+
+def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
+    own = vaults.credentials_of(tmp_path / "h1", "h1")
+    client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        while (last := stack.enter_context(pathlib.Path("/dev/null").open())).fileno() < 100:
+            pass
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
+        with pytest.raises(vault_client.HostFault, match="Too many open files"):
+            copies.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
+
+
+def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
+    files = identity_files.IdentityFiles(ids.HostId("h1"), identity_files.files_in(tmp_path))
+    own = credentials.Credentials(files, channel.PROTOCOL, certificates.GRACE_S)
+    client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
+    with pytest.raises(vault_client.HostFault, match="no certificate yet"):
+        copies.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
 
 
 def test_vault_that_takes_bytes_slowly_is_left(

@@ -17,6 +17,7 @@ from acstor_checkpoint import room
 from acstor_checkpoint import scratch
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_client
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import metrics_endpoint
@@ -115,6 +116,7 @@ class Taking:
             capture.TooLarge(1 << 16),
             scratch.Full("file", "it is full"),
             patience.Overwritten(1, 1),
+            vault_client.HostFault("no route"),
             errors.CheckpointRefused("checkpoint", "no"),
             errors.DecisionUnreachable("the bus", "no answer"),
             errors.Unusable("libvirt", "it is away"),
@@ -164,6 +166,7 @@ def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
         ("too_large",): 1,
         ("scratch_full",): 1,
         ("overwritten",): 1,
+        ("host",): 1,
         ("refused",): 1,
         ("decision",): 1,
         ("other",): 2,

@@ -11,6 +11,7 @@ import pytest
 from acstor_checkpoint import capture
 from acstor_checkpoint import copies
 from acstor_checkpoint import names
+from acstor_checkpoint import vault_client
 from acstor_common import ids
 
 MIB = 1 << 20
@@ -178,7 +179,7 @@ def test_holders_are_left_where_a_thread_cannot_be_started(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", started)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(vault_client.HostFault, match="can't start new thread"):
         copies.Copies(DISK, [first, second]).put_manifest(b"sealed")
     begun[0].join(5.0)
     assert ended.is_set() and not begun[0].is_alive()
