@@ -7,15 +7,16 @@ asks all hosts, for others may have what this host knows nothing of any more.
 
 A pass, and each holder in it, has a deadline and a number of disks it may name.  So a hostile
 holder delays the next holder by HOLDER_S at most, and checkpoints of the disk that it is asked
-for alone.
+for alone.  The disks that a holder names have their turns in one order, so each is reached.
 
-The decision service alone says which checkpoints there are, and what it does not
+A state that cannot be read is set aside.  Until then no disk goes of which nothing is known: it may
+be that one's.  The decision service alone says which checkpoints there are, and what it does not
 say clearly is no reason to drop anything.  A disk whose checkpoint is being taken is left out.
 """
 
+import bisect
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -47,10 +48,12 @@ PASS_S: Final = 1800.0
 HOLDER_S: Final = 60.0
 """For the list of a holder's disks, and again for all that is dropped of them."""
 HOLDER_DISKS: Final = 1024
-"""Of one holder in a pass, some of those that it names; the others have their turn later."""
+"""Of one holder in a pass; the next pass goes on behind them."""
 
 _Known = Mapping[str, tuple[ids.ImageId, states_.State]]
 """Instances and their states, by the disk that vaults know."""
+
+_UNREADABLE: Final = states_.State(0, "", "", "", 0)
 
 Kept = Callable[[], Mapping[str, set[str]]]
 """Returns what stays: names of manifests, in hex, by the vault's disk.
@@ -100,6 +103,8 @@ class GarbageCollection:
         self._host, self._states, self._places = host, states, places
         self._kept, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[record.Holder] = []
+        self._last: dict[ids.HostId, ids.ImageId] = {}
+        """The disk that each holder was asked for last."""
         self._all_s = clock()
         self._faults = log_once.LogOnce(LOG)
 
@@ -125,7 +130,7 @@ class GarbageCollection:
         """Ask the holders; those for which there is no time are asked in the next pass.
 
         :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the state of a disk cannot be read
+        :raises OSError: the states cannot be listed
         """
         until_s = self._clock() + PASS_S
         self._left = self._left or self._holders()
@@ -139,30 +144,36 @@ class GarbageCollection:
         """Return who is to be asked in this pass."""
         others = list(self._places.others())
         if self._clock() < self._all_s:
-            states = filter(None, map(self._states.read, self._states.known()))
-            holding = {host for state in states for host in state.holders}
+            known, _ = self._known()
+            holding = {host for _, state in known.values() for host in state.holders}
             return [holder for holder in others if holder.host in holding]
         self._all_s = self._clock() + ALL_EVERY_S
+        hosts = {holder.host for holder in others}
+        self._last = {host: disk for host, disk in self._last.items() if host in hosts}
         return others
 
     def _ask(self, holder: record.Holder) -> None:
         """Have one holder drop what does not stay; one that does not answer is asked later.
 
         :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the state of a disk cannot be read
+        :raises OSError: the states cannot be listed
         """
         with self._places.client(holder) as client:
             if not (disks := self._disks(client)):
                 return
-            known = self._known()  # before what stays: so each known checkpoint is told of
+            known, is_complete = self._known()  # before what stays: so each checkpoint is told of
             kept = self._kept()
+            if not is_complete:
+                disks = [disk for disk in disks if disk in known or disk in kept]
             self._with(client, lambda one: self._tidy_all(one, disks, kept, known))
 
     def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
-        """Return disks that a holder has of this host, HOLDER_DISKS at most."""
+        """Return disks that a holder has of this host, from the one behind the last one on."""
         disks: list[ids.ImageId] = []
         self._with(client, lambda one: disks.extend(one.disks(self._host)))
-        return disks if len(disks) <= HOLDER_DISKS else random.sample(disks, HOLDER_DISKS)
+        disks.sort()
+        first = bisect.bisect_right(disks, self._last.get(client.holder, ""))
+        return [*disks[first:], *disks[:first]][:HOLDER_DISKS]
 
     def _with(
         self,
@@ -171,13 +182,13 @@ class GarbageCollection:
     ) -> None:
         """Do something with a holder; what fails, or takes too long, is logged.
 
-        :raises OSError: the state of a disk cannot be read
+        :raises vault_client.HostFault: this host cannot ask anybody
         """
         try:
             copies.call_all([client], work, HOLDER_S)
         except copies.HolderFailed as e:
             LOG.info("%s", e)
-        except (OSError, vault_client.HostFault):  # whatever else a client meets is a HolderFailed
+        except vault_client.HostFault:
             raise
         except Exception:
             supervised.count("garbage collection")
@@ -191,6 +202,7 @@ class GarbageCollection:
         known: _Known,
     ) -> None:
         for disk in disks:
+            self._last[client.holder] = disk
             with self._unchanged(disk, known) as is_unchanged:
                 if is_unchanged:
                     stay = kept.get(disk, set()) | self._begun(disk, known)
@@ -213,12 +225,36 @@ class GarbageCollection:
             return
         instance, state = known[disk]
         with self._servers.held(instance) as is_held:
-            yield is_held and self._states.read(instance) == state
+            yield is_held and self._state(instance) == state
 
-    def _known(self) -> _Known:
-        """Return what there is of all disks now; each file is read once for a holder."""
-        loaded = ((instance, self._states.read(instance)) for instance in self._states.known())
-        return {state.disk: (instance, state) for instance, state in loaded if state is not None}
+    def _known(self) -> tuple[_Known, bool]:
+        """Return what there is of all disks now, and whether all of it can be read.
+
+        :raises OSError: the states cannot be listed
+        """
+        known, is_complete = dict[str, tuple[ids.ImageId, states_.State]](), True
+        for instance in self._states.known():
+            state = self._state(instance)
+            if state == _UNREADABLE:
+                is_complete = False
+            elif state is not None:
+                known[state.disk] = instance, state
+        return known, is_complete
+
+    def _state(self, instance: ids.ImageId) -> states_.State | None:
+        """Return a state, None if there is none; _UNREADABLE, if it cannot be read, set aside."""
+        try:
+            return self._states.read(instance)
+        except OSError as e:
+            LOG.warning("the state of server %s cannot be read: %s", instance, e)
+            if e.errno not in vault_client.OWN_ERRORS:
+                self._set_aside(instance)
+            return _UNREADABLE
+
+    def _set_aside(self, instance: ids.ImageId) -> None:
+        with self._servers.held(instance) as is_held, contextlib.suppress(OSError):
+            if is_held:
+                self._states.set_aside(instance)
 
     def _tidy(
         self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str], known: _Known
@@ -256,7 +292,7 @@ class GarbageCollection:
         """Forget disks whose servers are gone from here, and of which nothing stays.
 
         :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the state of a disk cannot be read
+        :raises OSError: the states cannot be listed
         """
         gone = [instance for instance in self._states.known() if self._is_gone(instance)]
         if not gone:
@@ -264,7 +300,7 @@ class GarbageCollection:
         kept = self._kept()
         for instance in gone:
             with self._servers.held(instance) as is_held:
-                state = self._states.read(instance)
-                is_needed = state is not None and kept.get(state.disk)
+                state = self._state(instance)
+                is_needed = state is not None and (state == _UNREADABLE or kept.get(state.disk))
                 if is_held and not is_needed and self._is_gone(instance):
                     self._states.forget(instance)

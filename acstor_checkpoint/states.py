@@ -216,6 +216,16 @@ class States:
             if path.name.removesuffix(_SUFFIX) not in stay:
                 path.unlink(missing_ok=True)
 
+    def set_aside(self, instance: ids.ImageId) -> None:
+        """Move what cannot be read out of the way, so that the disk's checkpoints begin anew.
+
+        :raises OSError: it cannot be moved
+        """
+        aside = self._folder / f"{instance}.unreadable"
+        shutil.rmtree(aside, ignore_errors=True)
+        self._of(instance).rename(aside)
+        LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
+
     def forget(self, instance: ids.ImageId) -> None:
         """Drop all that is known of a disk."""
         shutil.rmtree(self._of(instance), ignore_errors=True)

@@ -45,7 +45,7 @@ REQUEST_S: Final = 120.0
 """A vault on a slow disk takes 20 s to drop vault.MAX_REMOVED files, or to sync a batch."""
 BYTES_PER_S: Final = 1 << 20
 
-_OWN_ERRORS: Final = frozenset(
+OWN_ERRORS: Final = frozenset(
     {
         errno.EMFILE,
         errno.ENFILE,
@@ -54,7 +54,7 @@ _OWN_ERRORS: Final = frozenset(
         errno.EADDRNOTAVAIL,
     }
 )
-"""Of connecting: this host has no descriptor, memory or port left."""
+"""This host has no descriptor, memory or port left."""
 _DISK_BYTES: Final = 37
 """Of a list: a UUID, and the end of its line."""
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault.MAX_REMOVED
@@ -295,7 +295,7 @@ class VaultClient:
         try:
             return socket.create_connection(self._address, within_s)
         except OSError as e:
-            if e.errno in _OWN_ERRORS or not _has_route(self._address):
+            if e.errno in OWN_ERRORS or not _has_route(self._address):
                 raise HostFault(str(e)) from e
             raise
 
