@@ -190,10 +190,11 @@ class Api:
             raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
         if method != "GET":
             self._vault.begin(place.of, body.connection)
+            return handler(place, body, stack)
+        self._vault.lookups.spend(host, lookup_rate.OF_REQUEST)
         answer = handler(place, body, stack)
-        if method == "GET" and not place.name:  # a list
-            count = lookup_rate.OF_REQUEST + answer.length // names.NAME_BYTES
-            self._vault.lookups.spend(host, count)
+        per_name = lookup_rate.BYTES if place.name else names.NAME_BYTES  # else it is a list
+        self._vault.lookups.spend(host, answer.length // per_name)
         return answer
 
     def _disks(self, place: _Place, _body: Body, _stack: contextlib.ExitStack) -> Answer:

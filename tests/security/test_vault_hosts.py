@@ -145,6 +145,42 @@ def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
     print(f"{asked / took_s:.0f} names a second")
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_one_host_reads_no_more_from_a_vault_than_its_rate(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_there: bool
+) -> None:
+    """Also of chunks that are not there, and by many connections."""
+    cost, rate, took, ended = 6400, lookup_rate.OF_HOST, list[int](), threading.Event()
+    h2 = start(constants={"acstor_checkpoint.lookup_rate.OF_REQUEST": cost})
+    disk, other = names.Disk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
+    with h1.client(h2) as client:
+        client.put(disk, [chunk(1)])
+
+    def read() -> None:
+        with h1.client(h2) as client:
+            while not ended.is_set():
+                with contextlib.suppress(errors.ChunkMissing):
+                    client.chunk(disk, chunk(1 if is_there else 2).name)
+                took.append(1)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    began_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    with other.client(h2) as client:
+        for number in range(5):
+            put_s = time.monotonic()
+            client.put(names.Disk(other.name, DISK), [chunk(number)])
+            assert time.monotonic() - put_s < UPLOAD_S
+            time.sleep(1.0)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    most = (rate.burst + rate.per_s * (time.monotonic() - began_s)) / cost
+    assert rate.burst / cost / 2 < len(took) <= 1.01 * most
+    print(f"{len(took)} requests, {most:.0f} at most")
+
+
 def begin_put(tls: ssl.SSLSocket) -> None:
     tls.sendall(PUT.format(host="h1", disk=DISK).encode() + names.HEAD.pack(bytes(32), 65536))
 

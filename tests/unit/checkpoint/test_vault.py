@@ -623,3 +623,19 @@ def test_bodies_have_lengths_and_limits(vault: vault_.Vault) -> None:
             with vault_api.Api(vault).answered(H1, method, f"{PATH}/{end}", body) as answer:
                 assert answer.status == status
     assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
+
+
+def test_what_is_read_counts_for_who_reads_it(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a request, also of what is not there, and by its bytes."""
+    data = bytes(10 * lookup_rate.BYTES)
+    put(vault, names.Sealed(NAMES[0], data))
+    spent = list[tuple[str, int]]()
+    monkeypatch.setattr(vault.lookups, "spend", lambda *words: spent.append(words))
+    h3 = ids.HostId("h3")
+    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (vault_api.OK, data)
+    assert spent == [(h3, lookup_rate.OF_REQUEST), (h3, 10)]
+    spent.clear()
+    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[1].hex()}", host=h3)[0] == vault_api.NOT_HERE
+    assert spent == [(h3, lookup_rate.OF_REQUEST)]
