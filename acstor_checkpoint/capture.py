@@ -182,8 +182,9 @@ class Taking:
     def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
+        buffer = memoryview(bytearray(count * self.cut.chunk_bytes))
         while batch := list(itertools.islice(numbers, count)):
-            chunks = [(chunk_no, self._read(chunk_no)) for chunk_no in batch]
+            chunks = self._read(batch, buffer)
             found = [
                 (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
                 for chunk_no, plain in chunks
@@ -197,16 +198,27 @@ class Taking:
             self.left_bytes += self.cut.chunk_length(chunk_no)
             yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
 
-    def _read(self, chunk_no: int) -> bytes:
-        plain = bytearray(self.cut.chunk_length(chunk_no))
-        start = self.cut.chunk_offset(chunk_no)
-        self._pace.spend(len(plain))
-        for at in range(0, len(plain), nbd.MAX_READ_BYTES):
-            self._disk.read_into(memoryview(plain)[at : at + nbd.MAX_READ_BYTES], start + at)
-        self.read_bytes += len(plain)
-        return bytes(plain)
+    def _read(self, batch: Sequence[int], buffer: memoryview) -> list[tuple[int, memoryview]]:
+        """Read chunks into a buffer, those in a row at once; return each with its number."""
+        chunks = []
+        for _, row in itertools.groupby(enumerate(batch), lambda item: item[1] - item[0]):
+            numbers = [chunk_no for _, chunk_no in row]
+            lengths = [self.cut.chunk_length(chunk_no) for chunk_no in numbers]
+            size = sum(lengths)
+            self._read_into(buffer[:size], self.cut.chunk_offset(numbers[0]))
+            for chunk_no, length in zip(numbers, lengths, strict=True):
+                chunks.append((chunk_no, buffer[:length]))
+                buffer = buffer[length:]
+        return chunks
 
-    def _keep(self, chunks: dict[ids.Cid, bytes], plain_bytes: int) -> None:
+    def _read_into(self, view: memoryview, start: int) -> None:
+        for at in range(0, len(view), nbd.MAX_READ_BYTES):
+            part = view[at : at + nbd.MAX_READ_BYTES]
+            self._pace.spend(len(part))
+            self._disk.read_into(part, start + at)
+            self.read_bytes += len(part)
+
+    def _keep(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
         """Have chunks kept by all holders; ``plain_bytes`` were read of the disk for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:

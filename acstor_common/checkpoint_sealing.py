@@ -86,7 +86,7 @@ class Seal:
 
     def name(self, plain: Data) -> ids.Cid:
         """Return the name of a chunk; ``ids.ZERO_CID``, which is never sealed, if it is zeros."""
-        if plain == _ZEROS[: len(plain)]:
+        if _ZEROS.startswith(plain):
             return ids.ZERO_CID
         return ids.cid_of(plain, self.scope_key)
 

@@ -89,8 +89,8 @@ def _seeds() -> list[bytes]:
         AGREED
         + (first + status(2, (GIB, 0)) + last)
         + (_data(4, 512, b"a" * 512, 0) + _hole(4, 0, 512, 0) + _hole(4, 1024, CHUNK - 1024, 0))
-        + (fake.reply(0, b"", 4) + _hole(5, 2 * GIB, CHUNK))
-        + _data(6, 2 * GIB + CHUNK, b"b" * 512),
+        + (fake.reply(0, b"", 4) + _hole(5, 2 * GIB, CHUNK, 0))
+        + _data(5, 2 * GIB + CHUNK, b"b" * 512),
         AGREED + status(1, (GIB, 0)) + status(2, (GIB, 2)) + status(3, (1 << 31, 0)),
         AGREED + first + fake.reply(0x8001, struct.pack(">IH", 5, 3) + b"bad", 2),
         fake.GREETING + fake.option(1 << 31 | 6, b"no such export", 8),

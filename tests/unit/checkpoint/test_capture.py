@@ -9,6 +9,7 @@ import pytest
 
 from acstor_checkpoint import capture
 from acstor_checkpoint import copies
+from acstor_checkpoint import nbd
 from acstor_checkpoint import pace
 from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
@@ -114,6 +115,27 @@ def test_what_was_flushed_is_there_after_any_life(seed):
     guest.flush()
     _, before = take(guest, holder, before)
     assert rebuilt(guest, holder, before) == guest.data
+
+
+def test_chunks_in_a_row_are_read_at_once(monkeypatch):
+    guest, reads = Guest(b"", 200 * CHUNK + 512), []
+    for at, count in ((1, 3), (7, 1), (100, 70), (199, 1)):
+        guest.write(at * CHUNK, b"a" * count * CHUNK)
+    guest.write(200 * CHUNK, b"b")
+    guest.flush()
+    read_into = guest.read_into
+
+    def noted(view, at):
+        reads.append((at // CHUNK, len(view)))
+        read_into(view, at)
+
+    monkeypatch.setattr(guest, "read_into", noted)
+    holder = checkpoint_copies.Holder()
+    _, manifest = take(guest, holder, None)
+    most = nbd.MAX_READ_BYTES // CHUNK
+    rows = [(1, 3), (7, 1), (100, most), (100 + most, 70 - most)]
+    assert reads == [(at, count * CHUNK) for at, count in rows] + [(199, CHUNK + 512)]
+    assert rebuilt(guest, holder, manifest) == guest.data
 
 
 def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
