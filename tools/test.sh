@@ -13,8 +13,8 @@ cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
-declare -A AFTER=([agents]=unit [faults]=agents [glance]=openstack) # what waits leaves room
-LONGEST=nova # nothing waits for it at the end when it has the processors first
+declare -A AFTER=([faults]=unit [glance]=openstack) # what waits leaves room
+LONGEST=nova # it has the processors first, so that it does not end long after the rest
 
 part=all
 case ${1:-} in
