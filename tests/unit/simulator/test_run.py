@@ -21,7 +21,7 @@ SMALL = run.Scenario(
     sizes=traces.Sizes(stored=10_000_000, data=20_000_000),
 )
 UNEVEN = dataclasses.replace(
-    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=200
+    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=100
 )
 simulate = functools.cache(run.simulate)
 """Several tests look at one run, which is the same each time."""
