@@ -187,7 +187,9 @@ class AgentClient:
                     raise errors.AgentRefused(kind, error)
                 case control_wire.Done(result):
                     return result
-        raise errors.AgentUnreachable(self._socket_path, "it went away before it had answered")
+        raise errors.AgentUnreachable(
+            self._socket_path, "it closed the connection before it answered"
+        )
 
     def _replies(
         self, request: control_wire.Request, timeout_s: float

@@ -34,7 +34,7 @@ def _version(status: Status) -> Finding:
     what, theirs, ours = "version", status.get("version"), version.installed()
     if theirs in (None, ours):
         return Finding(what, Level.OK, ours)
-    detail = f"the agent that runs is {theirs}, acstor beside Nova is {ours}"
+    detail = f"the agent runs {theirs}, Nova has acstor {ours}"
     remedy = "Install the same version of both, then restart the older one: agent or nova-compute."
     return Finding(what, Level.WARNING, detail, remedy)
 
@@ -48,10 +48,10 @@ def _certificate(status: Status, now_s: float) -> Finding:
     if now_s < not_after_s:
         return Finding(what, Level.OK, f"valid until {until}")
     why = (identity.get("enrolment") or {}).get("error")
-    detail = f"it ended at {until}" + (f", and there is no new one: {why}" if why else "")
+    detail = f"expired at {until}" + (f"; the renewal fails: {why}" if why else "")
     remedy = (
-        "Other hosts accept it for 7 days more. See [enrolment] of the agent and its log; without "
-        "enrolment: acstor-decision-manage authority issue."
+        "Other hosts accept it for another 7 days. See [enrolment] of the agent and its log; "
+        "without enrolment: acstor-decision-manage authority issue."
     )
     return Finding(what, Level.ERROR, detail, remedy)
 
@@ -62,10 +62,10 @@ def _table(status: Status) -> Finding:
         return Finding(what, Level.OK, "the agent is too old to tell")
     if ring["epoch"]:
         return Finding(what, Level.OK, f"epoch {ring['epoch']}, {ring['hosts']} hosts")
-    detail = "the agent has none, so this host exchanges nothing with others"
+    detail = "the agent has none, so this host exchanges no chunks"
     remedy = (
-        "Does acstor-decision run, and does [DEFAULT] transport_url of the agent name the same "
-        "message bus as there? openstack acstor status says whether the service hears this host."
+        "Check that acstor-decision runs, and that [DEFAULT] transport_url of the agent names the "
+        "same message bus. openstack acstor status shows whether the service gets samples."
     )
     return Finding(what, Level.WARNING, detail, remedy)
 
@@ -73,24 +73,26 @@ def _table(status: Status) -> Finding:
 def _troubles(status: Status) -> Iterator[Finding]:
     troubles = status.get("faults") or {}
     for part, trouble in sorted(troubles.items()):
-        remedy = "It is tried again by itself. The log of the agent says more."
+        remedy = "The agent retries. Its log has details."
         yield Finding(f"agent: {part}", Level.WARNING, trouble["why"], remedy)
     if not troubles:
-        yield Finding("parts of the agent", Level.OK, "all work")
+        yield Finding("agent faults", Level.OK, "none")
 
 
 def _fallbacks(status: Status) -> Finding:
     counted = status.get("nova", {}).get("fallbacks", {})
     seen = ", ".join(f"{reason} {times}" for reason, times in counted.items() if times)
     if seen:
-        remedy = "The warnings in nova-compute's log say which images, and why."
-        return Finding("fallbacks", Level.WARNING, f"Nova did without acstor: {seen}", remedy)
+        remedy = "The log of nova-compute names the images and the reasons."
+        return Finding(
+            "fallbacks", Level.WARNING, f"Nova fell back to its own download: {seen}", remedy
+        )
     return Finding("fallbacks", Level.OK, "none since the agent's start")
 
 
 def _guests(status: Status) -> Finding:
     if lost := status.get("guests", {}).get("on_dead_mounts", ()):
-        detail = f"these use a mount that has ended, and their reads fail: {', '.join(lost)}"
-        remedy = "Stop and start each (openstack server reboot --hard)."
+        detail = f"these use a dead mount, and their reads fail: {', '.join(lost)}"
+        remedy = "Restart each (openstack server reboot --hard)."
         return Finding("guests", Level.ERROR, detail, remedy)
-    return Finding("guests", Level.OK, "none uses a mount that has ended")
+    return Finding("guests", Level.OK, "none uses a dead mount")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says whether the images of a host's instances stay whole there, and what keeps them from it.
+"""Checks whether the images of a host's instances are, or will be, fully cached there.
 
-That there will be no room is said before it is so, for images that Nova's instances
-have and the agent has not promised yet, too.
+The check warns before the cache is full; it also counts images of Nova's instances that the agent
+has not pinned yet.
 """
 
 import collections
@@ -66,11 +66,11 @@ def of_manager(conf: cfg.ConfigOpts) -> Finding:
     if 0 <= interval_s < LONGEST_INTERVAL_S:
         return Finding(what, Level.OK, f"{interval_s} s")
     if interval_s < 0:
-        detail = "it is off: after a week images of stopped instances lose their pins"
+        detail = "it is disabled: after a week images of stopped instances lose their pins"
     else:
         detail = (
-            f"{interval_s} s are {LONGEST_INTERVAL_S} s or more: no image ever counts as unused, so"
-            " images stay pinned until the cache is full"
+            f"{interval_s} s is not below {LONGEST_INTERVAL_S} s: images never count as unused, "
+            "and stay pinned until the cache is full"
         )
     return Finding(what, Level.WARNING, detail, "Set it to 2400, Nova's default.")
 
@@ -105,20 +105,20 @@ def of_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Findi
         yield Finding(
             "instances",
             Level.WARNING,
-            f"what follows leaves out what cannot be read: {_named(instances.unread)}",
+            f"the following results omit unreadable disks: {_named(instances.unread)}",
             "Run this command as root, on the compute host, with nova-compute's own nova.conf.",
         )
     kept, count = status.get("keep_images"), sum(used.values())
     if kept is None:
-        detail = "the agent is too old to say whether images stay whole"
+        detail = "the version of the agent does not report keep_images"
         yield Finding("keep_images", Level.WARNING, detail, "Upgrade it.")
         return
     if kept == "none":
         yield Finding(
             "keep_images",
             Level.WARNING,
-            f"it is none: {_instances(count)} of this host depend for ever on other hosts and on "
-            "the image store, also after their image was deleted",
+            f"none: {_instances(count)} of this host always depend on other hosts and on the image "
+            "store, even after the deletion of their image",
             "Set [acstor_agent] keep_images = host, or pre-seed the images.",
         )
         return
@@ -139,27 +139,29 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
         for image_id, image in images.items()
         if image["fill"] and image["fill"]["shortfall_bytes"]
     }
-    said = [f"{_mib(promised)} are promised, of the {_mib(room)} that images may have"]
+    said = [f"{_mib(promised)} are reserved, of the {_mib(room)} for pinned images"]
     if coming:
         said.append(
-            f"{len(coming)} of instances are not promised yet, at most {_mib(coming_bytes)}"
+            f"{len(coming)} images of instances are not pinned yet, at most {_mib(coming_bytes)}"
             + (f" and {unknown} of unknown size" if unknown else "")
         )
     if status["cache_may_grow_for_pins"]:
-        return Finding("room for images", Level.OK, "; ".join([*said, "the cache may grow for it"]))
+        return Finding("space for images", Level.OK, "; ".join([*said, "the cache may grow"]))
     if lacking:
         each = (f"{image_id} lacks {_mib(count)}" for image_id, count in lacking.items())
-        said.append(f"no room for {_named(list(each))}: instances of these go on depending")
+        said.append(
+            f"no space for {_named(list(each))}: their instances still depend on other hosts"
+        )
     elif promised + coming_bytes > room:
-        said.append("there will be no room for all of them")
+        said.append("there will be no space for all of them")
     elif promised <= NEARLY_FULL * limit:
-        return Finding("room for images", Level.OK, "; ".join(said))
+        return Finding("space for images", Level.OK, "; ".join(said))
     needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
     remedy = (
         f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, allow "
         "cache_may_grow_for_pins, or move instances of some images to other hosts."
     )
-    return Finding("room for images", Level.WARNING, "; ".join(said), remedy)
+    return Finding("space for images", Level.WARNING, "; ".join(said), remedy)
 
 
 def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
@@ -170,22 +172,22 @@ def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
     partial = [image_id for image_id, whole in known.items() if not _is(whole, "fully_cached")]
     if failing:
         named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
-        remedy = "See to what is said to be wrong; it is tried again by itself."
+        remedy = "Correct the cause; the agent retries."
         yield Finding("failing images", Level.WARNING, named, remedy)
     if paused := [image_id for image_id, whole in known.items() if _is(whole, "paused")]:
         remedy = "openstack acstor image resume"
         yield Finding("paused images", Level.WARNING, f"by an operator: {_named(paused)}", remedy)
     if not used:
         detail = f"no instance on a mirror was found in {instances.folder}"
-        yield Finding("whole images", Level.OK, detail)
+        yield Finding("cached images", Level.OK, detail)
         return
     if not partial:
-        yield Finding("whole images", Level.OK, f"all {len(used)} of instances")
+        yield Finding("cached images", Level.OK, f"all {len(used)} images of instances")
         return
     count = sum(used[image_id] for image_id in partial)
     named = _named([f"{image_id} {_how_far(known[image_id])}" for image_id in partial])
-    detail = f"{_instances(count)} still need other hosts or the image store: {named}"
-    yield Finding("whole images", Level.OK, detail)
+    detail = f"{_instances(count)} still depend on other hosts or the image store: {named}"
+    yield Finding("cached images", Level.OK, detail)
 
 
 def _is(whole: Mapping[str, Any] | None, state: str) -> bool:
@@ -194,10 +196,10 @@ def _is(whole: Mapping[str, Any] | None, state: str) -> bool:
 
 def _how_far(whole: Mapping[str, Any] | None) -> str:
     if whole is None:
-        return "not promised yet"
+        return "not pinned yet"
     share = "" if whole["cached_share"] is None else f" {100 * whole['cached_share']:.0f} %"
     left = "" if whole["remaining_s"] is None else f", {whole['remaining_s']:.0f} s left"
-    return f"{whole['state']}{share}{left}"
+    return f"{whole['state'].replace('_', ' ')}{share}{left}"
 
 
 def _is_promised(image: Mapping[str, Any] | None) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-agent-ctl``: asks this host's agent, for people (tables) and machines (JSON)."""
+"""``acstor-agent-ctl``: control and status of this host's agent, as tables or JSON."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ def main() -> int:
         print(f"acstor-agent-ctl: {script.said(e)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("acstor-agent-ctl: stopped; what has come stays in the cache", file=sys.stderr)
+        print("acstor-agent-ctl: stopped; fetched data stays in the cache", file=sys.stderr)
         return 1
     print(json.dumps(result, indent=2) if options.json else _shown(options, result))
     return 0
@@ -81,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(make=make, show=show)
         return added
 
-    command("status", "what the agent does and has done", lambda o: control_wire.Status(), _status)
+    command("status", "show the status of the agent", lambda o: control_wire.Status(), _status)
     added = command(
         "timeline",
-        "where the time of a boot went",
+        "show the timeline of a boot",
         lambda o: control_wire.Timelines(o.id or ""),
         lambda result: _timelines(result["timelines"]),
     )
@@ -94,12 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         type=arguments.typed(ids.parse_image_id),
         help="id of a server or an image (default: the last boot of any)",
     )
-    command("ring", "the v-node table in force", lambda o: control_wire.GetRing(), _ring)
+    command("ring", "show the current v-node table", lambda o: control_wire.GetRing(), _ring)
     for name, text, kind in (
         ("ensure", "attach an image now", control_wire.Ensure),
-        ("drop", "forget an image that no guest uses", control_wire.Drop),
-        ("pre-seed", "bring all of an image to this host and keep it", control_wire.PreSeed),
-        ("unpin", "keep a pre-seeded image only while it is used", control_wire.Unpin),
+        ("drop", "detach an image that no guest uses", control_wire.Drop),
+        ("pre-seed", "fetch all of an image to this host and pin it", control_wire.PreSeed),
+        ("unpin", "keep a pre-seeded image only while servers use it", control_wire.Unpin),
         ("pause", "stop filling the cache with an image", _fill_mode(_FillMode.PAUSED)),
         ("resume", "end a hydrate or a pause", _fill_mode(_FillMode.NORMAL)),
     ):
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     added = command(
         "make-disk",
-        "make a writable disk that begins as an image",
+        "make a writable disk that is based on an image",
         lambda o: control_wire.MakeDisk(o.disk_id, o.image_id, o.size),
         _fields,
     )
@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--size",
         type=arguments.number(1, MAX_BYTES),
-        help="in bytes, at least the image's (the image's)",
+        help="size in bytes, at least that of the image (default: that of the image)",
     )
     added = command(
         "flatten",
@@ -142,25 +142,25 @@ def _parser() -> argparse.ArgumentParser:
     _with_disk(added)
     added = command(
         "drop-disk",
-        "delete a disk that nobody has open, with all that was written to it",
+        "delete a disk that is not open, with all data written to it",
         lambda o: control_wire.DropDisk(o.disk_id),
         _fields,
     )
     _with_disk(added)
     added = command(
         "set-ring",
-        "use the v-node table in a file, if its epoch is higher",
+        "use the v-node table in a file if its epoch is higher",
         lambda o: control_wire.SetRing(_table_in(o.file)),
         _fields,
     )
     added.add_argument("file", type=pathlib.Path, help="file with the table, in JSON")
     added = command(
         "set-disk-policy",
-        "let another policy decide in which order the agent uses its own disk",
+        "change the scheduling policy of the agent's disk",
         lambda o: control_wire.SetDiskPolicy(o.policy),
         _fields,
     )
-    added.add_argument("policy", help="as of the option disk_policy")
+    added.add_argument("policy", help="a value of the option disk_policy")
     return parser
 
 
@@ -215,7 +215,7 @@ def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:
                 case control_wire.Done(result):
                     bar.update((bar.total or 0) - bar.n)
                     return result
-    raise errors.AgentUnreachable(path, "it went away before it had answered")
+    raise errors.AgentUnreachable(path, "it closed the connection before it answered")
 
 
 def _replies(path: str, request: control_wire.Request) -> Iterator[control_wire.AnyReply]:
@@ -259,7 +259,7 @@ def _timelines(told: list[dict[str, Any]]) -> str:
     """Return the picture of the last boot that was asked for, behind a list of all of them."""
     found = msgspec.convert(told, list[boot_timeline.Timeline])
     if not found:
-        return "no boot is known: agents remember the last ones since their start"
+        return "no boot since the start of the agent"
     rows = [
         [
             _time(one.began_at_s),
@@ -295,13 +295,13 @@ def _disk_io(io: dict[str, Any]) -> str:
 
 def _trouble(trouble: dict[str, Any] | None) -> str:
     if trouble is None:
-        return "in order"
+        return "ok"
     return f"{trouble['what']} (since {_time(trouble['since_s'])})"
 
 
 def _waiting(file_id: str, waiting: dict[str, Any]) -> str:
     """Return how many requests of one image or disk wait, since when, and what for."""
-    since, why = _time(waiting["since_s"]), waiting["why"] or "nobody has answered yet"
+    since, why = _time(waiting["since_s"]), waiting["why"] or "no answer yet"
     return f"{file_id}: {waiting['requests']} requests, since {since}: {why}"
 
 
@@ -323,18 +323,19 @@ def _identity(identity: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _whole(whole: dict[str, Any] | None) -> str:
-    """Return how far an image is, and how long the rest will take."""
+def _fill(whole: dict[str, Any] | None) -> str:
+    """Return the fill status of an image, with the time to its end."""
     if whole is None:
         return "not used"
     share = f" {100 * whole['cached_share']:.0f} %" if whole["cached_share"] is not None else ""
     left = f", {whole['remaining_s']:.0f} s left" if whole["remaining_s"] is not None else ""
     why = f": {whole['why']}" if whole["why"] else ""
     asked = ", pinned" if whole["is_pinned"] else ""
-    due = _due(whole.get("due_in_s"), whole.get("is_late"))  # an older worker says neither
+    due = _due(whole["due_in_s"], whole["is_late"])
     is_whole = whole["state"] == "fully_cached"
     return textwrap.fill(
-        f"{whole['state']}{'' if is_whole else share}{left}{due}{asked}{why}", WIDTH // 2
+        f"{whole['state'].replace('_', ' ')}{'' if is_whole else share}{left}{due}{asked}{why}",
+        WIDTH // 2,
     )
 
 
@@ -347,7 +348,7 @@ def _due(due_in_s: float | None, is_late: bool | None) -> str:
 
 
 def _turns(loop: dict[str, Any]) -> str:
-    """Say how long turns of the worker's event loop take; a quantile is the bound of a bucket."""
+    """Return the duration of event loop iterations; a quantile is the bound of a bucket."""
     most_s = min(loop["p99_s"], loop["longest_s"])
     return f"99 % within {1000 * most_s:.1f} ms, the longest {1000 * loop['longest_s']:.1f} ms"
 
@@ -370,30 +371,32 @@ def _status(status: dict[str, Any]) -> str:
         f"{cache['evictions']} evicted, {cache['corrupt_chunks']} corrupt",
         "Cache folder": _trouble(cache["fault"]),
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
-        "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
-        "Fallbacks": f"{exchange['failovers']}, {exchange['invalid_chunks']} invalid answers",
-        "Refused": f"{status['refused']['gets']} questions of peers, "
+        "Sent to peers": f"{_mib(exchange['served_bytes'])} MiB",
+        "Failovers": f"{exchange['failovers']}, {exchange['invalid_chunks']} invalid chunks",
+        "Refused": f"{status['refused']['gets']} requests of peers, "
         f"{status['refused']['connections']} connections, {status['guests']['refused']} of guests",
         "Waiting": "\n".join(
             textwrap.fill(_waiting(file_id, file["waiting"]), WIDTH)
             for file_id, file in {**status["images"], **status["disks"]}.items()
             if file["waiting"]
         )
-        or "nobody for long",
-        "Lost": ", ".join(name for name, image in status["images"].items() if image["lost_reads"])
-        or "nothing",
-        "On dead mounts": textwrap.fill(", ".join(status["guests"]["on_dead_mounts"]), WIDTH)
-        or "nobody",
-        "Disk policy": _disk_io(status["disk_io"]),
-        "Worker's turns": _turns(status["event_loop"]),
-        "Peers left alone": ", ".join(
-            f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["in_backoff"].items()
+        or "none",
+        "Lost data": ", ".join(
+            name for name, image in status["images"].items() if image["lost_reads"]
         )
         or "none",
-        "Nova without acstor": ", ".join(
+        "Guests on dead mounts": textwrap.fill(", ".join(status["guests"]["on_dead_mounts"]), WIDTH)
+        or "none",
+        "Disk policy": _disk_io(status["disk_io"]),
+        "Event loop": _turns(status["event_loop"]),
+        "Peers in backoff": ", ".join(
+            f"{host} ({left_s:.0f} s left)" for host, left_s in exchange["in_backoff"].items()
+        )
+        or "none",
+        "Nova fallbacks": ", ".join(
             f"{reason} {times}" for reason, times in status["nova"]["fallbacks"].items() if times
         )
-        or "never",
+        or "none",
     }
     origins = [
         [origin, _mib(status["read"][origin]["bytes"]), _mib(status["fetched"][origin]["bytes"])]
@@ -408,7 +411,7 @@ def _status(status: dict[str, Any]) -> str:
             image["reads_in_flight"],
             f"{image['latency']['p99_s'] * 1000:.2f}",
             image["failed_reads"],
-            _whole(image["fill"]),
+            _fill(image["fill"]),
         ]
         for image_id, image in status["images"].items()
     ]
@@ -423,9 +426,9 @@ def _status(status: dict[str, Any]) -> str:
     return "\n".join(
         [
             _fields(about),
-            _table(["Origin", "Guests read, MiB", "Moved to this host, MiB"], origins),
+            _table(["Origin", "Read by guests, MiB", "Fetched, MiB"], origins),
             _table(
-                ["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed", "Whole"], images
+                ["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed", "Fill"], images
             ),
             _table(["Disk", "Image", "MiB", "Written", "Unsynced"], made),
         ]

@@ -64,7 +64,7 @@ FAULTS = {
     "dead agent": Fault(Cloud.agent_dead, HOST, "host-silent", "agent", "AcstorAgentDown"),
     "dead mount": Fault(Cloud.mount_dead, HOST, "mount-dead", "guests", "AcstorGuestsOnDeadMount"),
     "full cache": Fault(
-        Cloud.cache_full, HOST, "image-not-cached", "room for images", "AcstorImageExceedsCache"
+        Cloud.cache_full, HOST, "image-not-cached", "space for images", "AcstorImageExceedsCache"
     ),
     "expired certificate": Fault(
         Cloud.certificate_ended,

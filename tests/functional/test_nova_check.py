@@ -49,13 +49,13 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
         nova = compute_host.Compute(tmp_path / "nova", running)
         found = check(nova)
         assert found["keep_images"]["level"] == "ok"
-        assert found["room for images"]["level"] == "warning"  # though no use was seen yet
-        before = "1 of instances are not promised yet, at most 12 MiB; there will be no room"
-        assert before in found["room for images"]["detail"]
+        assert found["space for images"]["level"] == "warning"  # though no use was seen yet
+        before = "1 images of instances are not pinned yet, at most 12 MiB; there will be no space"
+        assert before in found["space for images"]["detail"]
         running.ctl("ensure", first)
         running.ctl("ensure", second)
         wait_for(running, "no_space", first)  # the other one was touched later
-        assert f"{first} lacks" in check(nova)["room for images"]["detail"]
+        assert f"{first} lacks" in check(nova)["space for images"]["detail"]
 
     with agent(keep_images="host", cache_limit_bytes=LARGE) as running:
         nova = compute_host.Compute(tmp_path / "nova", running)
@@ -63,7 +63,12 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
             running.ctl("ensure", image_id)
         wait_for(running, "fully_cached", first, second)
         found = check(nova)
-        about = ("keep_images", "room for images", "whole images", "[image_cache] manager_interval")
+        about = (
+            "keep_images",
+            "space for images",
+            "cached images",
+            "[image_cache] manager_interval",
+        )
         assert {found[what]["level"] for what in about} == {"ok"}
-        assert found["whole images"]["detail"] == "all 2 of instances"
+        assert found["cached images"]["detail"] == "all 2 images of instances"
         assert "failing images" not in found

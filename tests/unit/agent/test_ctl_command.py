@@ -93,15 +93,17 @@ def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
     assert ctl._due(due_in_s, is_late) == shown
 
 
-def test_an_image_of_a_worker_that_tells_no_deadlines_is_shown():
+def test_an_image_without_a_deadline_is_shown():
     told = {
         "state": "filling",
         "why": "",
         "cached_share": 0.5,
         "remaining_s": None,
         "is_pinned": False,
+        "due_in_s": None,
+        "is_late": None,
     }
-    assert ctl._whole(told) == "filling 50 %"
+    assert ctl._fill(told) == "filling 50 %"
 
 
 @pytest.mark.parametrize("argv", [["--json", "status"], ["status", "--json"]])

@@ -36,9 +36,9 @@ def test_agent_that_is_too_old_to_tell_has_none():
 @pytest.mark.parametrize(
     ("changed", "what", "level", "words"),
     [
-        ({"version": "99"}, "version", "warning", "the agent that runs is 99"),
-        ({"identity": ENDED}, "certificate", "error", "2027-01-15 07:59 UTC, .* Keystone is away"),
-        ({"ring": {"epoch": 0, "hosts": 0}}, "v-node table", "warning", "exchanges nothing"),
+        ({"version": "99"}, "version", "warning", "the agent runs 99"),
+        ({"identity": ENDED}, "certificate", "error", "2027-01-15 07:59 UTC; .* Keystone is away"),
+        ({"ring": {"epoch": 0, "hosts": 0}}, "v-node table", "warning", "exchanges no chunks"),
         ({"faults": REFUSED}, "agent: message bus", "warning", "ACCESS_REFUSED"),
     ],
 )

@@ -167,7 +167,7 @@ def test_mirror_that_is_not_mounted_is_named(machine, agent):
 
 def test_fallbacks_are_shown(machine, agent):
     machine.fallbacks = {"disk-format": 2, "signed": 0}
-    assert machine.look()["fallbacks"].detail == "Nova did without acstor: disk-format 2"
+    assert machine.look()["fallbacks"].detail == "Nova fell back to its own download: disk-format 2"
 
 
 def test_guest_on_a_mount_that_has_ended_is_an_error(machine, agent):
@@ -228,7 +228,7 @@ def test_image_cache_manager_must_run_often_enough(machine, agent, more, is_well
 
 
 @pytest.mark.parametrize(
-    ("interval_s", "what"), [(5400, "no image ever counts as unused"), (-1, "lose their pins")]
+    ("interval_s", "what"), [(5400, "images never count as unused"), (-1, "lose their pins")]
 )
 def test_what_a_wrong_interval_of_the_manager_does_is_said(machine, agent, interval_s, what):
     machine.configure(more=f"[image_cache]\nmanager_interval = {interval_s}")
@@ -240,7 +240,7 @@ def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machin
     machine.make_instance(IMAGE, "two")
     machine.kept, machine.images = "none", {IMAGE: machine.image(None)}
     found = machine.look()["keep_images"]
-    assert found.level == "warning" and "2 instances of this host depend" in found.detail
+    assert found.level == "warning" and "2 instances of this host always depend" in found.detail
     machine.kept, machine.images = "cloud", {IMAGE: machine.image()}
     assert machine.look() == {}
     machine.kept = None
@@ -249,18 +249,18 @@ def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machin
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_known):
-    """An image of an instance is not promised yet, as before Nova has touched it."""
+    """An image of an instance is not pinned yet, as before Nova has touched it."""
     machine.make_instance(IMAGE, "one")
     machine.make_instance(OTHER, "two")
     machine.promised_bytes = 70 * MIB
     size_bytes = 21 * MIB if is_known else None
     machine.images = {IMAGE: machine.image(), OTHER: machine.image(None, size_bytes)}
-    found = machine.findings()["room for images"]
-    assert "1 of instances are not promised yet" in found.detail
+    found = machine.findings()["space for images"]
+    assert "1 images of instances are not pinned yet" in found.detail
     if not is_known:
         assert found.level == "ok" and "1 of unknown size" in found.detail
         return
-    assert found.level == "warning" and "will be no room" in found.detail
+    assert found.level == "warning" and "will be no space" in found.detail
     assert f"to {-(-91 * MIB * 10 // 9)} or more" in found.remedy
     machine.images[OTHER] = machine.image(None, 20 * MIB)
     assert machine.look() == {}
@@ -273,7 +273,7 @@ def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent
     machine.promised_bytes = 10 * MIB
     lacks = machine.image("no_space", None, cached_share=None, shortfall_bytes=90 * MIB)
     machine.images = {IMAGE: lacks}
-    found = machine.look()["room for images"]
+    found = machine.look()["space for images"]
     assert f"{IMAGE} lacks 90 MiB" in found.detail
     assert f"to {200 * MIB} or more" in found.remedy
     machine.images = {IMAGE: machine.image()}
@@ -283,7 +283,7 @@ def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent
 @pytest.mark.parametrize(("promised_bytes", "is_well"), [(80 * MIB, True), (81 * MIB, False)])
 def test_cache_that_is_nearly_full_of_images_is_named(machine, agent, promised_bytes, is_well):
     machine.promised_bytes = promised_bytes
-    assert ("room for images" not in machine.look()) is is_well
+    assert ("space for images" not in machine.look()) is is_well
 
 
 def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warning(machine, agent):
@@ -294,16 +294,16 @@ def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warnin
     filling = machine.image("filling", cached_share=0.4, remaining_s=12.0)
     machine.images = {IMAGE: filling, OTHER: machine.image()}
     assert machine.look() == {}
-    detail = machine.findings()["whole images"].detail
-    assert detail.startswith("4 instances still need other hosts or the image store: ")
-    assert f"{IMAGE} filling 40 %, 12 s left" in detail and "0a13 not promised yet" in detail
+    detail = machine.findings()["cached images"].detail
+    assert detail.startswith("4 instances still depend on other hosts or the image store: ")
+    assert f"{IMAGE} filling 40 %, 12 s left" in detail and "0a13 not pinned yet" in detail
     machine.images[IMAGE] = machine.image("failing", why="the source is away", cached_share=None)
     found = machine.look()["failing images"]
     assert found.detail == f"{IMAGE}: the source is away"
     machine.images[IMAGE] = machine.image()
     (machine.folder / "instances/three/disk").unlink()
     assert machine.look() == {}
-    assert machine.findings()["whole images"].detail == "all 2 of instances"
+    assert machine.findings()["cached images"].detail == "all 2 images of instances"
 
 
 def test_paused_image_of_an_instance_is_a_warning(machine, agent):
@@ -318,7 +318,7 @@ def test_image_whose_map_cannot_be_had_is_not_counted_as_promised(machine, agent
     machine.promised_bytes = 75 * MIB
     nothing = {"cached_share": None, "total_bytes": 0, "remaining_bytes": None}
     machine.images = {IMAGE: machine.image("failing", 21 * MIB, why="no map", **nothing)}
-    assert "will be no room" in machine.look()["room for images"].detail
+    assert "will be no space" in machine.look()["space for images"].detail
     machine.images = {
         IMAGE: machine.image("fully_cached", 21 * MIB, total_bytes=0)
     }  # all of it zeros
@@ -338,7 +338,7 @@ def test_disks_that_cannot_be_read_are_named_and_do_not_make_all_well(machine, a
     (machine.folder / "instances").rename(machine.folder / "elsewhere")
     every = machine.findings()
     assert f"{machine.folder}/instances: No such file" in every["instances"].detail
-    assert "no instance on a mirror was found in" in every["whole images"].detail
+    assert "no instance on a mirror was found in" in every["cached images"].detail
 
 
 def test_disks_that_lie_on_no_mirror_count_for_nothing(machine, agent):
