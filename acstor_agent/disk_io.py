@@ -204,7 +204,7 @@ class DiskIo:
             if self._serving and self.is_scheduling:
                 self.stalls += 1
                 LOG.warning(
-                    "the disk has not answered for %g s; the next one has its turn", STALL_S
+                    "the disk has not answered for %g s; starting the next request", STALL_S
                 )
             self._serving[found] = now_s
             assert isinstance(found.token, trio.Event)

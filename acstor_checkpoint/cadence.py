@@ -133,7 +133,9 @@ class Cadence:
         """
         turn = self._turns.get(instance)
         if turn is None:
-            raise errors.Unusable(f"server {instance}", "it is not here, or on no mirror")
+            raise errors.Unusable(
+                f"server {instance}", "it is not on this host, or not on a mirror"
+            )
         if not turn.every_s:
             names = f"[acstor_checkpoint] checkpoint_interval_s, {checkpoint_intervals.NAME}"
             why = f"it has no interval ({names})"

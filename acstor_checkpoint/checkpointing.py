@@ -212,7 +212,7 @@ class Checkpointing:
                 state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
                 LOG.warning(
                     "server %s writes faster than its disk is read: all of it is read as it is "
-                    "now, for %g s at most; it cannot be moved meanwhile",
+                    "now, for %g s at most; it cannot migrate meanwhile",
                     server.instance,
                     self._settings.most_s,
                 )
@@ -225,7 +225,7 @@ class Checkpointing:
         current = [ids.HostId(host) for host in state.holders]
         chosen = self._places.choose(disk, self._settings.copies, current)
         if not chosen:
-            raise errors.Unusable("checkpoints", "no other host can keep them")
+            raise errors.Unusable("checkpoints", "no other host can store them")
         clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
         acknowledged = [] if state.is_dropped else current
         copies = copies_.Copies(names.Disk(self._settings.host, disk), clients, acknowledged)
@@ -389,7 +389,7 @@ class Checkpointing:
             self._states.keep(server.instance, stay)
             copies.keep(self._states.needed(server.instance, state, stay))
         except (errors.AcstorError, OSError) as e:
-            LOG.warning("server %s: what it needs no more stays for now: %s", server.instance, e)
+            LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
 
     def _forget_bitmaps(self, server: servers.Server, state: states_.State) -> None:
         domain = self._domains.domain(server)

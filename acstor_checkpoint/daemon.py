@@ -218,7 +218,7 @@ class Daemon:
         except Exception as e:
             self._faults.say(str(e))
             if _counted(e):
-                LOG.exception("the servers of this host are not known now")
+                LOG.exception("the servers of this host are unknown now")
             return None
         self._faults.say("")
         return present
@@ -235,7 +235,7 @@ class Daemon:
             self._taker.clear(server)
         except Exception as e:
             LOG.warning(
-                "server %s: its former checkpoint is not ended: %s",
+                "server %s: its previous checkpoint job did not end: %s",
                 server.instance,
                 e,
                 exc_info=_counted(e),

@@ -149,7 +149,7 @@ class Domains:
         except libvirt.libvirtError:  # it has just gone
             return None
         except Exception as e:
-            LOG.warning("domain %s is left out: %s", domain.UUIDString(), e, exc_info=True)
+            LOG.warning("domain %s is skipped: %s", domain.UUIDString(), e, exc_info=True)
             supervised.count("libvirt")
             return None
 
@@ -402,7 +402,7 @@ class Domain:
         try:
             self._domain.fsThaw()
         except libvirt.libvirtError as e:
-            LOG.warning("%s: its file systems could not be thawed: %s", self.name, e)
+            LOG.warning("%s: cannot thaw its file systems: %s", self.name, e)
 
 
 def _files(

@@ -56,9 +56,9 @@ class Forgetting:
                 self.once()
                 self._faults.say("")
             except (errors.AcstorError, OSError) as e:
-                self._faults.say(f"what hosts have left behind stays for now: {e}")
+                self._faults.say(f"orphaned data of hosts is not deleted yet: {e}")
             except Exception:
-                LOG.exception("what hosts have left behind stays for now")
+                LOG.exception("orphaned data of hosts is not deleted yet")
             pause_s = EVERY_S
 
     def once(self) -> None:

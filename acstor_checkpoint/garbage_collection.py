@@ -192,7 +192,7 @@ class GarbageCollection:
             raise
         except Exception:
             supervised.count("garbage collection")
-            LOG.exception("%s keeps what no checkpoint needs", client.holder)
+            LOG.exception("%s keeps data that no checkpoint needs", client.holder)
 
     def _tidy_all(
         self,

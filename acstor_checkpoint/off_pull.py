@@ -91,7 +91,7 @@ class Puller:
             self._run(["sync"], made, copy, is_off)
             with _locked(disk.path):
                 if overlay.stamp(disk.path) != before or not is_off():
-                    raise errors.Unusable(disk.path, "somebody uses it; it is tried again")
+                    raise errors.Unusable(disk.path, "it is in use; retrying")
                 _exchange(made, copy, disk.path)
                 time.sleep(_HELD_S)
 
@@ -214,7 +214,7 @@ def _give_attributes(source: int, made: int, path: str) -> None:
 def _exchange(made: int, copy: str, path: str) -> None:
     try:
         if not os.path.samestat(os.lstat(copy), os.fstat(made)):
-            raise errors.Unusable(copy, "somebody uses it; it is tried again")
+            raise errors.Unusable(copy, "it is in use; retrying")
         os.rename(copy, path)
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -255,5 +255,5 @@ def _locked(path: str) -> Iterator[None]:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK)
         except OSError as e:
-            raise errors.Unusable(path, "somebody uses it; it is tried again") from e
+            raise errors.Unusable(path, "it is in use; retrying") from e
         yield

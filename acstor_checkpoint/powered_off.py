@@ -48,7 +48,7 @@ def bitmaps(disk: servers.Disk, base_of: servers.BaseOf) -> set[str]:
     except subprocess.CalledProcessError as e:
         raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as e:
-        raise errors.Unusable(path, f"its bitmaps are not known: {e}") from e
+        raise errors.Unusable(path, f"its bitmaps are unknown: {e}") from e
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class Pulling:
             try:
                 self.look()
             except Exception:
-                LOG.exception("disks of recovered servers are not looked at")
+                LOG.exception("disks of recovered servers are not checked")
         self.join()
 
     def join(self, timeout_s: float = _ENDS_WITHIN_S) -> None:

@@ -152,5 +152,5 @@ class Room:
         self.refused[bound] += 1
         if bound.of_host and owner not in self._full:
             self._full.add(owner)
-            LOG.warning("%s has used up its share of this vault (%s)", owner, bound)
+            LOG.warning("%s has used up its quota of this vault (%s)", owner, bound)
         raise errors.VaultFull(self._here, f"the limit of {limit} {bound.what} is reached")

@@ -98,5 +98,5 @@ def _fault(descriptor: int) -> OSError | None:
     if not _libc.syncfs(descriptor):
         return None
     number = ctypes.get_errno()
-    LOG.error("what was written to the vault is not safe: %s", os.strerror(number))
+    LOG.error("data written to the vault may be lost: %s", os.strerror(number))
     return OSError(number, os.strerror(number))

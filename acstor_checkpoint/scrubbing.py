@@ -68,7 +68,7 @@ class Scrubbing:
                 if not self._ended.is_set():
                     (self._vault.folder / _LAST).touch()
             except OSError as e:
-                LOG.error("the vault cannot be looked through: %s", e)
+                LOG.error("cannot scan the vault: %s", e)
             pause_s = EVERY_S
 
     def first_pause_s(self) -> float:

@@ -114,7 +114,7 @@ class States:
         try:
             return self.read(instance)
         except OSError as e:
-            LOG.warning("%s: %s; its checkpoints begin anew", self._of(instance), e)
+            LOG.warning("%s: %s; its next checkpoint is a full one", self._of(instance), e)
             return None
 
     def read(self, instance: ids.ImageId) -> State | None:
@@ -130,7 +130,7 @@ class States:
         except FileNotFoundError:
             return None
         except (ValueError, msgspec.DecodeError) as e:
-            LOG.warning("%s: %s; its checkpoints begin anew", path, e)
+            LOG.warning("%s: %s; its next checkpoint is a full one", path, e)
             return None
         return state if state.version == VERSION else None
 

@@ -147,9 +147,9 @@ class Vault:
         with file:
             length = vault_files.checked_length(file)
             if length is None:
-                LOG.error("%s: it is not what was put there; it is removed", path)
+                LOG.error("%s: corrupt; removed", path)
                 self.remove(disk, kind, name)
-                raise errors.ChunkInvalid(what, str(path), "it is not what was put there")
+                raise errors.ChunkInvalid(what, str(path), "its data is corrupt")
             yield Kept(file, length)
 
     def remove(self, disk: names.Disk, kind: names.Kind, name: bytes) -> int:

@@ -220,7 +220,7 @@ class VaultClient:
             gone += went
             if went < vault.MAX_REMOVED:
                 return gone
-        raise errors.RemoteProtocolError(self.holder, f"{gone} things went, and there is no end")
+        raise errors.RemoteProtocolError(self.holder, f"{gone} items were deleted, without an end")
 
     def _ask(
         self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = SHORT_BYTES

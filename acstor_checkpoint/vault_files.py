@@ -187,4 +187,4 @@ def _parsed(folder: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T]:
 
 
 def _say(path: pathlib.Path) -> None:
-    LOG.warning("%s: no vault has made it; it is left alone", path)
+    LOG.warning("%s: not a file of a vault; ignored", path)

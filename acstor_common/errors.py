@@ -217,7 +217,7 @@ class CacheFull(AcstorError):
         self.needed_bytes, self.limit_bytes, self.why = needed_bytes, limit_bytes, why
 
     def __str__(self) -> str:
-        return f"no room for {self.needed_bytes} bytes in a cache of {self.limit_bytes} bytes" + (
+        return f"no space for {self.needed_bytes} bytes in a cache of {self.limit_bytes} bytes" + (
             f": {self.why}" if self.why else ""
         )
 

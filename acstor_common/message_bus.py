@@ -190,7 +190,7 @@ class Complaints:
         if self._clock() - self._since_s >= COMPLAINTS_S:
             if self._count > COMPLAINTS:
                 left_out = self._count - COMPLAINTS
-                LOG.warning("%d more messages were of no use, and are not named", left_out)
+                LOG.warning("%d more messages were ignored", left_out)
             self._since_s, self._count = self._clock(), 0
         self._count += 1
         return self._count <= COMPLAINTS

@@ -45,7 +45,7 @@ def reload(read_options: Callable[[], object] | None) -> None:
         try:
             read_options()
         except Exception as e:  # a file that somebody is writing ends no daemon
-            LOG.error("the options are not read again, the former ones hold: %s", e)
+            LOG.error("cannot reload the options, keeping the old ones: %s", e)
             return
     LOG.info("SIGHUP: log files are opened and options read again")
 

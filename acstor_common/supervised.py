@@ -58,7 +58,7 @@ def start_once(name: str, work: Callable[[], None]) -> threading.Thread:
             work()
         except Exception:
             count(name)
-            LOG.exception("%s failed and is not run again", name)
+            LOG.exception("%s failed; not restarting it", name)
 
     return _started(name, guarded)
 
@@ -81,10 +81,10 @@ def run(
             count(name)
             pause_s = again.failed(time.monotonic() - began_s)
             if pause_s is None:
-                LOG.exception("%s keeps failing; the process ends and is to be started again", name)
+                LOG.exception("%s keeps failing; ending the process", name)
                 logging.shutdown()
                 os._exit(EXIT_FAILED)
-            LOG.exception("%s failed and runs again in %.1f s", name, pause_s)
+            LOG.exception("%s failed; restarting it in %.1f s", name, pause_s)
             stopping.wait(pause_s)
         else:
             return

@@ -161,7 +161,7 @@ class Checkpoints:
             return messages.Said(str(e), may_pass=True)
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
-            self._complaints.say("checkpoints: a host is to ask again: %s", e)
+            self._complaints.say("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Said("the database is away" if is_database else str(e), may_pass=True)
 
@@ -260,7 +260,7 @@ class Checkpoints:
             except (nova_.NovaUnreachable, database.DatabaseError) as e:
                 LOG.warning("checkpoints: %s", e)
             except Exception:
-                LOG.exception("checkpoints are not looked at")
+                LOG.exception("checkpoints are not checked")
 
     def sweep(self, stopping: threading.Event) -> None:
         """Ask Nova for each server that has checkpoints.

@@ -63,7 +63,9 @@ class Leadership:
             self._leads = self._deadline.call(self._hold)
         except (tooz.ToozError, OSError, call_deadline.Late) as e:
             if self._was_reachable:
-                LOG.warning("%s cannot say who leads: %s; trying again", self._shown_url(), e)
+                LOG.warning(
+                    "%s cannot determine the leader: %s; trying again", self._shown_url(), e
+                )
             self._was_reachable = False
             self._leads = False
             if not isinstance(e, call_deadline.Late):  # else the call goes on, and is looked at
@@ -109,7 +111,7 @@ class Leadership:
         except tooz.NotImplemented:
             return True  # this kind cannot tell
         if not owns:
-            LOG.warning("%s has lost the lead", self._instance)
+            LOG.warning("%s has lost the leadership", self._instance)
             self._let_go()
         return owns
 

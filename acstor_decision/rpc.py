@@ -80,7 +80,7 @@ class _Endpoint(message_bus.Endpoint):
         if name not in self._unsigned and len(self._unsigned) < MAX_NAMED:
             self._unsigned.add(name)
             LOG.warning(
-                "samples that say to be of %s are refused, nobody has signed them: upgrade the "
+                "samples in the name of %s are refused, nobody has signed them: upgrade the "
                 "agent there, and let it enrol",
                 name,
             )

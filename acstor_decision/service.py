@@ -201,12 +201,12 @@ class Service:
             self._lead.step_down()
         except database.DatabaseError as e:
             if self._has_database:
-                LOG.warning("the database fails: %s; the last table stays in force", e)
+                LOG.warning("the database fails: %s; keeping the last table", e)
             self._has_database = False
             self._lead.step_down()
         except Exception as e:  # none may end the service, whatever it was told
             if repr(e) != self._failed:
-                LOG.exception("a round failed; the last table stays in force")
+                LOG.exception("a round failed; keeping the last table")
             self._failed = repr(e)
             self.leads = False
             self._lead.step_down()
@@ -330,7 +330,7 @@ class Service:
             busy = threshold.busy_levels(self._loads.levels(hosts))
         except base.LoadsUnknown as e:
             if self._knows_loads:
-                LOG.warning("%s; the thresholds stay", e)
+                LOG.warning("%s; keeping the thresholds", e)
             self._knows_loads = False
             return None
         self._knows_loads = True

@@ -71,5 +71,5 @@ def _parsed(
         as_read = stored_images.of(images, image).record
         return artefacts.parse_chunk_map(as_read, view)
     except (errors.ChunkMapFormatError, errors.Unusable) as exc:
-        LOG.warning("image %s: nothing is shared with it: %s", image["id"], exc)
+        LOG.warning("image %s: no deduplication with it: %s", image["id"], exc)
         return None

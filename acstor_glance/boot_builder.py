@@ -152,7 +152,7 @@ def build(
         head = write(disk, image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
-        raise errors.DoesNotBoot(str(image), "nothing of it was read: it does not boot")
+        raise errors.DoesNotBoot(str(image), "the guest read nothing: it does not boot")
     return Summary(
         str(output),
         recording.end.value,

@@ -84,7 +84,7 @@ class Comparing:
                 if self.compare(image_id):
                     self._remember(image_id)
             except errors.AcstorError as exc:
-                LOG.warning("image %s: not compared with its base: %s", image_id, exc)
+                LOG.warning("image %s: not compared with its backing image: %s", image_id, exc)
             except Exception:
                 LOG.exception("image %s: unexpected", image_id)
                 self._remember(image_id)

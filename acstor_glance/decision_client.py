@@ -74,4 +74,4 @@ class DecisionClient:
         try:
             return msgspec.json.decode(response.content[:most_bytes], type=kind)
         except msgspec.DecodeError as exc:
-            raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
+            raise exceptions.ClientException(f"invalid answer: {exc}") from exc

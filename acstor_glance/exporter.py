@@ -114,7 +114,7 @@ def _write_image(
             progress(file.tell())
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
-            why = f"its bytes do not have the {os_hash.algo} that Glance says"
+            why = f"its data does not have the {os_hash.algo} that Glance says"
             raise errors.WrongBytes(f"image {stored.record['id']}", why)
 
 

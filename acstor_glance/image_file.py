@@ -108,7 +108,7 @@ class ImageFile:
             if (status.st_ino, status.st_dev) == (self.inode, self._device):
                 raise errors.Unusable(str(path), "is the image itself; give the map another name")
             if not stat.S_ISREG(status.st_mode):
-                raise errors.Unusable(str(path), "is in the way and not a regular file")
+                raise errors.Unusable(str(path), "exists and is not a regular file")
 
     def _changed(self) -> Changed:
         return Changed(self.name, "changed while it was read", "Run again when nobody writes to it")

@@ -85,7 +85,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             glance_conf.register_opts(self._conf)
             glance_spool.Spool(glance_conf.state_dir(self._conf)).remove(self._image_id)
         except Exception:
-            LOG.exception("image %s: its waiting chunk map stays", self._image_id)
+            LOG.exception("image %s: keeping its pending chunk map", self._image_id)
 
     def _execute(self, staged: pathlib.Path) -> None:
         glance_conf.register_opts(self._conf)

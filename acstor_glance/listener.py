@@ -149,7 +149,7 @@ class Listener:
         wanted = self._proofs.wanted(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._asked) >= MOST_ASKED:
-            LOG.warning("image %s: not prepared now, %d others wait", image_id, MOST_ASKED)
+            LOG.warning("image %s: not prepared now: %d others wait", image_id, MOST_ASKED)
             return
         LOG.info("image %s: an operator wants it prepared", image_id)
         self._asked[image_id] = wanted.is_forced
@@ -227,11 +227,11 @@ class Listener:
                 if self._comparing is not None and outcome is glance_preparer.Outcome.PREPARED:
                     self._comparing.prepared(image_id)
             except errors.AcstorError as exc:
-                LOG.warning("image %s: %s; looked at again soon", image_id, self._told(exc))
+                LOG.warning("image %s: %s; retrying soon", image_id, self._told(exc))
                 self._ask_again(image_id, is_forced)
                 self._is_due.set()
             except Exception:
-                LOG.exception("image %s: unexpected; looked at again soon", image_id)
+                LOG.exception("image %s: unexpected; retrying soon", image_id)
                 self._is_due.set()
             finally:
                 self._queue.done(image_id)

@@ -351,7 +351,7 @@ def _checked(
     if hasher is None:
         return os_hash
     if os_hash.value and hasher.digest() != os_hash.value:
-        raise errors.WrongBytes(name, f"its bytes do not have the {os_hash.algo} that Glance says")
+        raise errors.WrongBytes(name, f"its data does not have the {os_hash.algo} that Glance says")
     return chunk_map.OsHash(os_hash.algo, hasher.digest())
 
 

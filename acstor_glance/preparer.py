@@ -308,7 +308,7 @@ class Preparer:
         except (errors.LimitExceeded, errors.QuotaExceeded):
             raise
         except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
-            LOG.warning("image %s: what it was converted to is not whole: %s", image["id"], exc)
+            LOG.warning("image %s: its converted image is incomplete: %s", image["id"], exc)
             return False
         return True
 

@@ -132,7 +132,7 @@ class ProgressLog:
         found = self._file.read(len(self._header))
         if found[: len(MAGIC)] != MAGIC[: len(found)]:
             raise errors.Unusable(
-                str(self.path), "is in the way and no log of a stopped run", "Move it elsewhere"
+                str(self.path), "exists and is not the log of a stopped run", "Move it elsewhere"
             )
         sound_stop = len(self._header)
         if found == self._header:
@@ -141,7 +141,7 @@ class ProgressLog:
                 self.chunk_count += len(record.cids) // ids.CID_BYTES
         elif found:
             LOG.warning(
-                "%s: the image changed since the last run, or its cut or names did; starting over",
+                "%s: the image, its chunking or its names changed; starting over",
                 self.path,
             )
         self._cut_off(sound_stop)

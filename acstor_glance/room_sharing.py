@@ -85,7 +85,7 @@ def share(
             shared_bytes += _share_one(image, base, one)
         except OSError as exc:
             why = _WHY.get(exc.errno or 0, str(exc.strerror))
-            raise errors.Unusable("sharing the room of an image with its base", why) from exc
+            raise errors.Unusable("deduplication of an image with its backing image", why) from exc
         pace.wait(one.length)
     return shared_bytes
 

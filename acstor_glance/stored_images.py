@@ -47,6 +47,6 @@ def of(images: glance_images.Images, image: image_record.Record) -> Stored:
         return Stored(image, str(image["id"]), image_record.os_hash_of(image))
     found = images.artefact_of(image, CONVERTED)
     if found is None:
-        raise errors.Unusable(f"image {image['id']}", "nothing of it is converted", "Prepare it")
+        raise errors.Unusable(f"image {image['id']}", "nothing was converted", "Prepare it")
     os_hash = image_record.os_hash_of(found)
     return Stored(artefacts.as_read(image, found), str(found["id"]), os_hash)

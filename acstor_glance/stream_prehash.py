@@ -161,7 +161,7 @@ def copy(
     name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
     space = os.statvfs(copied.fileno())
     if size_bytes > space.f_bavail * space.f_frsize:
-        raise errors.Unusable(name, f"there is no room for its {size_bytes} bytes",
+        raise errors.Unusable(name, f"there is no space for its {size_bytes} bytes",
                               "Give [acstor_glance] state_dir more")  # fmt: skip
     hasher = _hasher(name, bytes_hash.algo) if bytes_hash else None
     done_bytes = 0
@@ -239,7 +239,7 @@ def _check_raw(name: str, head: bytes) -> None:
 
 
 def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.WrongBytes:
-    why = f"its bytes do not have the {os_hash.algo} that Glance says"
+    why = f"its data does not have the {os_hash.algo} that Glance says"
     return errors.WrongBytes(name, why)
 
 

@@ -232,7 +232,7 @@ class Snapshot:
         """Send the changes of a disk that nobody writes to."""
         beneath = local_file.backing_of(disk_path)
         if beneath is None or mirror_link.image_of(beneath) != self._base:
-            raise errors.Unusable(disk_path, f"it does not lie on image {self._base}")
+            raise errors.Unusable(disk_path, f"it is not based on image {self._base}")
         told = self._host.agent.zeros(self._base)
         if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
             # Ids may be used again: the hash says which image the disk was made from.

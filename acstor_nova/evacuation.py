@@ -137,7 +137,7 @@ class RecoveringBase:
             why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
             if own.recover == "required" or _is_late(e):
                 raise self.host.seams.cannot_start(why) from e
-            LOG.warning("%s; it begins as its image, since [acstor] recover is preferred", why)
+            LOG.warning("%s; starting from its image, since [acstor] recover is preferred", why)
             return False
         with contextlib.suppress(AttributeError, TypeError):
             self._instance.metadata = {**self._instance.metadata, RECOVERED_FROM: taken_at}
@@ -216,7 +216,7 @@ def _lay_in_time(
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
             if not _is_late(e) or time.monotonic() > ends_s:
                 raise
-            LOG.warning("checkpoint %s is asked for again: %s", recovery.checkpoint_id, e)
+            LOG.warning("checkpoint %s is requested again: %s", recovery.checkpoint_id, e)
         time.sleep(ASK_AGAIN_S)
 
 
@@ -313,7 +313,7 @@ def drop_unused(host: imagebackend.Host, here: Collection[str]) -> None:
                 host.agent.drop_disk(told["checkpoint_id"])
                 LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
-        LOG.info("disks of checkpoints are not looked at now: %s", e)
+        LOG.info("disks of checkpoints are not checked now: %s", e)
 
 
 def _is_used(

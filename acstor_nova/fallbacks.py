@@ -38,8 +38,7 @@ class Fallbacks:
             self._untold[reason] += 1
             times = self._total[reason]
         LOG.warning(
-            "image %s is not taken through acstor but as Nova does by itself: %s [%s, %d since "
-            "the start]",
+            "image %s falls back to Nova's download: %s [%s, %d since the start]",
             image_id,
             why,
             reason.value,

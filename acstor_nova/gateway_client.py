@@ -121,7 +121,7 @@ class GatewayClient:
                     raise errors.GatewayRefused(answer.status_code, line.error.message)
                 if line.state == _DONE:
                     return line.size
-        raise errors.GatewayUnreachable(self._url, "it went away before it was done")
+        raise errors.GatewayUnreachable(self._url, "it closed the connection before it was done")
 
     @contextlib.contextmanager
     def _asked(
@@ -152,7 +152,7 @@ class GatewayClient:
             try:
                 yield msgspec.json.decode(raw, type=_Line)
             except msgspec.MsgspecError as e:
-                raise errors.GatewayUnreachable(self._url, f"it answers nonsense: {e}") from e
+                raise errors.GatewayUnreachable(self._url, f"invalid answer: {e}") from e
 
 
 def _session() -> requests.Session:

@@ -52,7 +52,9 @@ def _check_header(host: imagebackend.Host, path: str) -> None:
         disk_changes.opened(file)
     base = local_file.backing_of(path) or ""
     if os.path.dirname(base) != os.path.dirname(host.base_path("")):
-        raise errors.Unusable(path, f"it lies on {base!r}, which is no image of Nova's cache")
+        raise errors.Unusable(
+            path, f"it is based on {base!r}, which is not an image in Nova's cache"
+        )
 
 
 def why_unmovable(host: imagebackend.Host, instance_id: str) -> str:

@@ -160,7 +160,7 @@ def _backend(module: ModuleType) -> type:
         seams.check(nova_version(), modules)
         return _make_backend(module)
     except Exception as e:
-        LOG.error("acstor is not used; Nova works as with images_type = %s: %s", STOCK, e)
+        LOG.error("acstor is disabled; Nova works as with images_type = %s: %s", STOCK, e)
         stock: type = module.Qcow2
         return stock
 
@@ -241,7 +241,7 @@ def _register_precache(module: ModuleType) -> None:
         if cached != base_name("image"):
             raise ValueError(f"Nova's image cache names its files otherwise: {cached}")
     except Exception as e:
-        LOG.error("images are not cached through acstor on request: %s", e)
+        LOG.error("acstor does not serve requests to cache images: %s", e)
         return
     module.LibvirtDriver.cache_image = cache_image
     _register_clean_up(module)
@@ -272,12 +272,12 @@ def _register_composed(module: ModuleType) -> None:
                 is_suspended = needs(live_snapshot, current_power_state)
                 _begin_snapshot(self, context, instance, live_snapshot, is_suspended)
         except Exception:
-            LOG.exception("a snapshot is made as Nova does by itself")
+            LOG.exception("Nova makes this snapshot itself")
 
     try:
         seams.check_composed(nova_version())
     except Exception as e:
-        LOG.error("snapshots are not made of changes: %s", e)
+        LOG.error("Nova uploads complete snapshots: %s", e)
         return
     module.LibvirtDriver._suspend_guest_for_snapshot = suspend
 
@@ -334,7 +334,7 @@ def _register_moves(module: ModuleType) -> None:
     try:
         seams.check_moves(nova_version())
     except Exception as e:
-        LOG.error("servers that were recovered may be moved too early: %s", e)
+        LOG.error("recovered servers may migrate too early: %s", e)
         return
     module.LibvirtDriver.migrate_disk_and_power_off = migrate
 
@@ -356,7 +356,7 @@ def _register_evacuations(module: ModuleType) -> None:
     try:
         seams.check(nova_version(), [MANAGER])
     except Exception as e:
-        LOG.error("servers that are evacuated begin as their images: %s", e)
+        LOG.error("evacuated servers start from their images: %s", e)
         return
     from acstor_nova import evacuation
 
@@ -386,7 +386,7 @@ def _drop_unused(host: Any, here: Collection[str]) -> None:
     try:
         evacuation.drop_unused(host, here)
     except Exception:
-        LOG.exception("disks of checkpoints are not looked at")
+        LOG.exception("disks of checkpoints are not checked")
 
 
 def _register_snapshots(module: Any) -> None:
@@ -405,7 +405,7 @@ def _register_snapshots(module: Any) -> None:
     try:
         seams.check(nova_version(), [UTILS])
     except Exception as e:
-        LOG.error("snapshots are made as Nova does by itself: %s", e)
+        LOG.error("Nova makes snapshots itself: %s", e)
         return
     module.extract_snapshot = extract_snapshot
     setattr(module, _MARK, True)
@@ -439,7 +439,7 @@ def _register_poweroff(module: ModuleType) -> None:
     try:
         seams.check(nova_version(), [GUEST])
     except Exception as e:
-        LOG.error("instances whose reads wait are ended as Nova does by itself: %s", e)
+        LOG.error("Nova stops instances with waiting reads itself: %s", e)
         return
     module.Guest.poweroff = poweroff
     setattr(module.Guest, _MARK, True)
@@ -451,4 +451,4 @@ def _switch_off(host: Any, instance_id: str, is_taken_back: bool = False) -> Non
     try:
         imagebackend.switch_off(host, instance_id, is_taken_back=is_taken_back)
     except Exception:
-        LOG.exception("the agent was not told that an instance is switched off, or is not")
+        LOG.exception("cannot report the power-off of an instance to the agent")

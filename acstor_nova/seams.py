@@ -105,7 +105,7 @@ def check(
     known = table.get(int(version.partition(".")[0]))
     if known is None:
         wanted = f"{min(table)} to {max(table)}"
-        raise errors.UnsupportedNova(version, f"acstor was checked against versions {wanted} only")
+        raise errors.UnsupportedNova(version, f"acstor was tested with versions {wanted} only")
     for seam in known:
         if seam.module in modules and (wrong := _what_is_wrong(seam)):
             raise errors.UnsupportedNova(version, f"{seam.module}.{seam.name} {wrong}")

@@ -69,7 +69,7 @@ def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
             with contextlib.suppress(OSError):  # others have files there
                 folder.rmdir()
     except OSError as e:
-        raise errors.Unusable(str(file), f"cannot be taken away: {e.strerror}") from e
+        raise errors.Unusable(str(file), f"cannot be removed: {e.strerror}") from e
     return True
 
 

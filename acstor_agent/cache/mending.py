@@ -109,7 +109,7 @@ class Mending:
         if not is_in_place:
             self._met("the folder was removed or replaced", trio.current_time())
         elif self._patience.is_over(trio.current_time()):
-            LOG.warning("The cache goes on: %s can be written again", self._files.folder)
+            LOG.warning("The cache recovered: %s can be written again", self._files.folder)
             self.takes_chunks, self._is_full = True, False
             self.core.grow_again()
 

@@ -172,7 +172,7 @@ class SlabFiles:
             if exc.errno in _NO_FILE_OF_OURS:
                 self._take_away_if_possible(path, False)
             else:
-                LOG.warning("Slab file %s is left out: %s", path, exc.strerror or exc)
+                LOG.warning("Slab file %s is skipped: %s", path, exc.strerror or exc)
             return None
         try:
             layout, records = _read_table(fd, str(path))
@@ -211,7 +211,7 @@ class SlabFiles:
         try:
             self._take_away(path, is_ours)
         except OSError as exc:
-            LOG.warning("%s cannot be taken away: %s", path, exc.strerror or exc)
+            LOG.warning("%s cannot be removed: %s", path, exc.strerror or exc)
 
     def _take_away(self, path: pathlib.Path, is_ours: bool) -> None:
         """Remove a file of ours, rename one that is not.
@@ -223,7 +223,7 @@ class SlabFiles:
         elif path.is_symlink() or path.exists():
             aside = path.with_name(f"{path.name}.foreign-{os.lstat(path).st_ino}")
             path.rename(aside)
-            LOG.warning("%s is in the place of a slab file; renamed to %s", path, aside.name)
+            LOG.warning("%s is not a slab file; renamed to %s", path, aside.name)
         self._in_the_way.pop(path, None)
 
     def _path(self, slab: cache_slot.Slab) -> pathlib.Path:

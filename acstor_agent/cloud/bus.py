@@ -151,7 +151,7 @@ class Bus:
             except Exception as e:  # errors of kombu's and amqp's own, AccessRefused for one
                 why = message_bus.why(e, self._transport)
                 if why != told:
-                    LOG.warning("the message bus is out of reach: %s; trying again", why)
+                    LOG.warning("the message bus is unreachable: %s; trying again", why)
                     self._tell(why)
                 told = why
                 self._put_back(message)

@@ -176,7 +176,7 @@ class DecisionLink:
         """Send a sample in every collection, for ever; it may be begun again when it has failed."""
         self._listen(trio.lowlevel.current_trio_token())
         if not self._files.signers():
-            LOG.warning("no v-node tables and tasks are taken yet: %s", proofs.NO_SIGNERS)
+            LOG.warning("v-node tables and tasks are refused for now: %s", proofs.NO_SIGNERS)
         look = await self._look()
         before = self._held()
         while True:
@@ -212,7 +212,7 @@ class DecisionLink:
             look = await trio.to_thread.run_sync(self._meter.look)
         except errors.Unusable as e:
             if self._can_look:
-                LOG.warning("%s; the decision service hears nothing of this host", e)
+                LOG.warning("%s; the decision service gets no samples of this host", e)
             self._can_look = False
             return None
         self._can_look = True

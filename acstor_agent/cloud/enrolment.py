@@ -198,7 +198,7 @@ class Enrolment:
         off_s = self._clock() - service_s - (trio.current_time() - then_s)
         error = renewal.clock_fault(off_s)
         if error and not renewal.clock_fault(self.state.clock_off_s):
-            LOG.warning("%s: set it right, or others will not believe this host", error)
+            LOG.warning("%s: set the clock, or other hosts will refuse this host", error)
         self.state = self.state._replace(error=error, clock_off_s=off_s)
 
     async def _fail(self, why: str) -> None:
@@ -247,16 +247,18 @@ class Enrolment:
             )
         except (exceptions.ConnectionError, exceptions.HttpServerError) as e:
             why = f"{e}{self._configured}"
-            raise errors.NotEnrolled(f"Keystone or the decision service is away: {why}") from e
+            raise errors.NotEnrolled(
+                f"Keystone or the decision service is unreachable: {why}"
+            ) from e
         except exceptions.ClientException as e:
             why = f"{e}{self._configured}"
-            raise errors.NotEnrolled(f"Keystone does not sign us in: {why}") from e
+            raise errors.NotEnrolled(f"Keystone refuses the credentials: {why}") from e
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(why_refused(response.status_code, response.content))
         try:
             return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=Answer)
         except msgspec.DecodeError as e:
-            raise errors.NotEnrolled(f"the answer makes no sense: {e}") from e
+            raise errors.NotEnrolled(f"invalid answer: {e}") from e
 
     def _proof(self, request: bytes) -> str:
         """Return what shows that this host has the key of its last certificate; "" if it has none.

@@ -36,7 +36,7 @@ def checked_table(sent: decision_api.RingTable, signers: identity_files.Signers)
     sealed.check(signers, signing.TABLE, data, sent.signature)
     table = ring.decode(data, what)
     if table.epoch != sent.epoch:
-        raise errors.NotAuthentic(what, f"what is signed says epoch {table.epoch}")
+        raise errors.NotAuthentic(what, f"the signature is for epoch {table.epoch}")
     return table
 
 

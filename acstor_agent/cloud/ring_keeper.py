@@ -147,7 +147,7 @@ class RingKeeper:
             with whole_file.written(self._kept, 0o600, is_durable=False) as file:
                 file.write(msgspec.json.encode(sent))
         except OSError as e:
-            LOG.warning("ring epoch %d is not kept for the next start: %s", sent.epoch, e)
+            LOG.warning("ring epoch %d cannot be stored for the next start: %s", sent.epoch, e)
 
     def _read_kept(self) -> None:
         try:
@@ -155,7 +155,7 @@ class RingKeeper:
         except errors.Unusable as e:
             LOG.warning("%s; it is not used", e)
         except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
-            LOG.warning("the table that was kept is dropped: %s: %s", self._kept, e)
+            LOG.warning("dropping the stored table: %s: %s", self._kept, e)
             with contextlib.suppress(OSError):  # a folder that cannot be written: it is met again
                 self._kept.unlink(missing_ok=True)
         else:
@@ -170,7 +170,7 @@ class RingKeeper:
         with self._kept.open("rb") as file:
             raw = file.read(MAX_KEPT_BYTES + 1)
         if len(raw) > MAX_KEPT_BYTES:
-            raise errors.RingFormatError("a kept table", MAX_KEPT_BYTES, "it is longer than any")
+            raise errors.RingFormatError("a kept table", MAX_KEPT_BYTES, "it is too long")
         sent = msgspec.json.decode(raw, type=decision_api.RingTable)
         signers = self._signers()
         if sent.signature and not signers:
@@ -199,7 +199,7 @@ class RingKeeper:
         except OSError as e:
             stamp = None
             if self._stamp is not None:
-                LOG.warning("ring_file %s: %s; the last table stays in use", self._file, e.strerror)
+                LOG.warning("ring_file %s: %s; keeping the last table", self._file, e.strerror)
         else:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._stamp:
@@ -210,7 +210,7 @@ class RingKeeper:
         try:
             new = ring.decode(path.read_bytes(), str(path))
         except (OSError, errors.RingFormatError) as e:
-            LOG.warning("%s; the last table stays in use", e)
+            LOG.warning("%s; keeping the last table", e)
             return
         why = table_rules.why_not_taken(
             new.epoch, self.ring.epoch, is_signed=False, is_current_signed=self.is_signed

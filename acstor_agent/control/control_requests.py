@@ -193,7 +193,9 @@ class ControlRequests:
         """Set how fast an image is filled; without a mode, keep it only while servers use it."""
         parsed = ids.parse_image_id(image_id)
         if self._whole is None:
-            raise errors.Unusable(f"image {parsed}", "is not kept whole: keep_images is none")
+            raise errors.Unusable(
+                f"image {parsed}", "cannot be cached completely: keep_images is none"
+            )
         if mode is None:
             await self._whole.unask(parsed)
         else:
@@ -283,7 +285,7 @@ class ControlRequests:
         try:
             made = await self._disks.open(disk_id)
         except FileNotFoundError as e:
-            raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+            raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
         image = await self._attach(made.header.image_id)
         return await hydration.flatten([made], image, self._chunks, report)
 

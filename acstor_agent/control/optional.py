@@ -64,7 +64,7 @@ class Optional:
         :param fault: a defect of the part, whose traceback is logged
         """
         if self.troubles.note(what, why, self._clock()):
-            LOG.error("%s: %s; guests are served without it", what, why, exc_info=fault)
+            LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
 
     def _failed(self, what: str, cause: BaseException) -> None:
         is_known = isinstance(cause, errors.AcstorError | OSError)

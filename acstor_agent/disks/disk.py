@@ -340,7 +340,7 @@ class Disk:
                 self._sync_failure = e
                 with contextlib.suppress(OSError):  # it may well not take this either
                     await self._io.run(self._place(0), 1, True, self._files.note_failure)
-                LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
+                LOG.error("disk %s: syncs fail: %s", self.header.disk_id, e)
                 raise
 
     @property

@@ -67,7 +67,7 @@ class DiskFiles:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as e:
-            raise errors.FormatError(str(path), 0, "what was written is missing") from e
+            raise errors.FormatError(str(path), 0, "written data is missing") from e
         if os.fstat(fd).st_size != size_bytes:
             os.close(fd)
             raise errors.FormatError(str(path), 0, f"{size_bytes} bytes are expected")
@@ -94,7 +94,7 @@ class DiskFiles:
     def read(self, into: memoryview, offset: int) -> None:
         """Fill ``into`` with what was written at ``offset``."""
         if os.preadv(self.data_fd, [into], offset) != len(into):
-            raise errors.FormatError(str(self._path), offset, "what was written is cut off")
+            raise errors.FormatError(str(self._path), offset, "written data is truncated")
 
     def read_nowait(self, into: memoryview, offset: int) -> bool:
         """Do as :meth:`read` if that needs no wait; False if it does."""
@@ -177,7 +177,7 @@ def create(
         raise errors.Unusable(f"disk {header.disk_id}", "exists already")
     if data.exists() and data.stat().st_blocks:
         raise errors.Unusable(
-            str(data), "has bytes of a disk whose state is lost", "Move it away if it is not needed"
+            str(data), "has data of a disk whose state is lost", "Move it away if it is not needed"
         )
     try:
         with open(os.open(data, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:

@@ -130,7 +130,7 @@ class Disks:
         if recovery is None or recovery.is_whole:
             return None
         if self.link is None:
-            raise errors.Unusable(f"disk {disk_id}", "this host has no way to its checkpoint")
+            raise errors.Unusable(f"disk {disk_id}", "this host cannot reach its checkpoint")
         of = holders.Holders(self.link, recovery)
         manifest = of.opened(recovery_files.read_manifest(self.folder, disk_id))
         return checkpoint.Checkpoint(recovery, manifest, of, clusters)
@@ -204,7 +204,7 @@ class Disks:
             try:
                 await trio.to_thread.run_sync(disk_files.remove, self.folder, disk_id)
             except FileNotFoundError as e:
-                raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+                raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
             await trio.to_thread.run_sync(recovery_files.remove, self.folder, disk_id)
             self._forget(disk_id)
         LOG.info("disk %s: dropped", disk_id)

@@ -107,7 +107,7 @@ class Link:
         try:
             self._context()
         except OSError as e:
-            raise errors.Unusable("checkpoints", f"no holder would give them: {e}") from e
+            raise errors.Unusable("checkpoints", f"no holder returned them: {e}") from e
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
         """Return what lies at ``url``.

@@ -72,4 +72,4 @@ def _unfinished(
         if whys:
             count = f"{len(whys)} chunk{'s' if len(whys) > 1 else ''}"
             told.append(f"disk {one.header.disk_id}: {count} cannot be had ({whys[0]})")
-    return errors.Unusable("flatten", "; ".join(told), "What came is kept; ask again")
+    return errors.Unusable("flatten", "; ".join(told), "Fetched data is kept; repeat the command")

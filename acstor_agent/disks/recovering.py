@@ -104,7 +104,7 @@ class Recovering:
     async def _make(self, recovery: recovery_.Recovery, backing: str, max_bytes: int) -> None:
         if self._disks.link is None:
             what = f"checkpoint {recovery.checkpoint_id}"
-            raise errors.Unusable(what, "this host has no way to the holders")
+            raise errors.Unusable(what, "this host cannot reach the holders")
         self._disks.link.check()
         of = holders.Holders(self._disks.link, recovery)
         sealed = await of.manifest()

@@ -279,7 +279,7 @@ class Request:
         """Note that a try is over; return the pause before the next one; None: it was the last."""
         for at in attempt.untold:
             what, where = self._what(attempt.numbers[at]), attempt.source.where
-            error = errors.SourceUnreachable(what, where, "it told nothing of it")
+            error = errors.SourceUnreachable(what, where, "it did not report it")
             self._failed(attempt, attempt.numbers[at], error)
         if self._may_retry(attempt):
             again_s = backoff.pause_s(attempt.tries) * (0.5 + 0.5 * self._failover.random())

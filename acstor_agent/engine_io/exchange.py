@@ -203,7 +203,7 @@ class Exchange:
             stood_still = self.clock() > self._due_s + STOOD_STILL_S
             await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
             if why := self.feed(self.core.tick):
-                raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")
+                raise errors.LocalProtocolError(f"the exchange's timer failed: {why}")
 
     # Who wants something
 
@@ -413,7 +413,7 @@ class Exchange:
             untold = self._told.left_out((image_id, "lost"), self.clock())
             if untold is not None:
                 LOG.error(
-                    "image %s: bytes of it are lost, guests that read them get I/O errors: "
+                    "image %s: data is lost, reads of it fail with I/O errors: "
                     "%s: %s (and %d like it)",
                     *(image_id, wish.what, complete.why, untold),
                 )
@@ -438,7 +438,7 @@ class Exchange:
         return f"{why}; {said}" if said else why
 
     def _say_left_alone(self, alone: actions.LeftAlone) -> None:
-        LOG.warning("%s is left alone for %.1f s: %s", alone.host, alone.for_s, alone.why)
+        LOG.warning("%s is in backoff for %.1f s: %s", alone.host, alone.for_s, alone.why)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -177,7 +177,7 @@ class BootAhead:
             why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
             raise errors.Unusable(what, why)
         if not self._daily.takes(None, missing_bytes, self._clock()):
-            raise errors.Unusable(what, "would be more than comes in a day before it is needed")
+            raise errors.Unusable(what, "exceeds the daily limit of prefetches")
 
     async def _fetch(
         self, missing: Sequence[chunk_ref.ChunkRef], report: bringing.Report, total_bytes: int
@@ -204,7 +204,7 @@ class BootAhead:
 
     def _keep(self, want: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_ahead(want.cid):
-            raise errors.Unusable("a part of a boot image", "came, and the cache has no room")
+            raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
         self._counted.ahead_bytes += want.length
         return want.length
 

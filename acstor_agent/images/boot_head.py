@@ -80,7 +80,7 @@ class BootHead:
             with whole_file.written(self.path, is_durable=False) as file:
                 file.write(raw)
         except OSError as e:  # guests may have filled the disk; the next worker asks the source
-            LOG.warning("%s: its head is not kept: %s", self._what, e.strerror)
+            LOG.warning("%s: its head is not stored: %s", self._what, e.strerror)
 
     async def _read_header(self) -> boot_image.Header:
         raw = await self._read_source(0, boot_image.HEADER_BYTES)

@@ -308,7 +308,7 @@ class Booting:
         """Use nothing of a boot image that is damaged, and say so."""
         if self.state is State.IGNORED:
             return
-        LOG.warning("%s; ignored, guests boot without it", why)
+        LOG.warning("%s; ignored; guests boot without it", why)
         self._host.counters.ignored += 1
         self._scope.cancel()
         self._end(State.IGNORED)
@@ -328,7 +328,7 @@ class Booting:
             return
         if not self._host.make_room(self._map.image_id, head.raw_bytes):
             self._host.counters.refused += 1
-            LOG.warning("%s: no room for %d bytes in memory", self._what, head.raw_bytes)
+            LOG.warning("%s: no space for %d bytes in memory", self._what, head.raw_bytes)
             self._end(State.REFUSED)
             return
         left = iter(head.frames)

@@ -210,7 +210,7 @@ class Filler:
 
     def _why_refused(self) -> str:
         trouble = self._cache.trouble
-        return trouble.what if trouble else "the cache has no room for what came"
+        return trouble.what if trouble else "the cache has no space for what came"
 
     async def _fetch_some(
         self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]

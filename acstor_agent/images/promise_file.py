@@ -37,7 +37,7 @@ class PromiseFile:
         except FileNotFoundError:
             return None
         except (OSError, errors.FormatError) as e:
-            LOG.warning("%s; promises are made anew for what is attached", e)
+            LOG.warning("%s; pinning the attached images again", e)
             return None
 
     def write(self, promised: Mapping[ids.ImageId, promise_.Promise]) -> None:
@@ -64,7 +64,7 @@ class PromiseFile:
             path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
             return mirrors.open_map(path, image_id)
         except (OSError, errors.ChunkMapFormatError) as e:
-            LOG.warning("image %s: promised to be whole, but its map is lost: %s", image_id, e)
+            LOG.warning("image %s: pinned, but its chunk map is lost: %s", image_id, e)
             return None
 
 

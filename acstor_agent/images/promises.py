@@ -116,7 +116,7 @@ class Promises:
             if lacking_bytes and self._waits_for_table(one):
                 continue
             if one.is_for_others and self._lacks_for_others(one, part, contents):
-                LOG.warning("image %s: no longer kept for other hosts: there is no room", image_id)
+                LOG.warning("image %s: no longer kept for other hosts: no space", image_id)
                 continue
             self._pinned[image_id] = part
             self._add(contents)
@@ -284,7 +284,7 @@ class Promises:
         if gives_way and cache.lacking_bytes(slots) and not promised.is_for_others:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
-                    "image %s: no longer kept for other hosts: image %s needs the room",
+                    "image %s: no longer kept for other hosts: image %s needs the space",
                     one,
                     image_id,
                 )

@@ -172,7 +172,7 @@ class Waiting:
         if trio.current_time() - self._told_s >= TELLS_EVERY_S:
             self._told_s = trio.current_time()
             LOG.warning(
-                "%s has more waiting than any other, and it is too much: its newest fail "
+                "%s has the most waiting requests, above the limit: its newest ones fail "
                 "(%d were refused since the start)",
                 guest,
                 self.refused,

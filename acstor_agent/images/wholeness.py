@@ -282,8 +282,7 @@ class Wholeness:
             known.is_miss_told = True
             left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
             LOG.warning(
-                "image %s: not whole in the %.0f s that were asked for: %s left; as fast as it "
-                "comes from now on",
+                "image %s: missed its deadline of %.0f s: %s left; filling as fast as possible now",
                 image_id,
                 promised.deadline_s,
                 left,
@@ -386,7 +385,7 @@ class Wholeness:
         if self._promises.get(image_id) is None:
             known = self._known.get(image_id)
             lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""
-            raise errors.Unusable(f"image {image_id}", f"is not kept whole here{lacks}")
+            raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
 
     async def forget(self, image_id: ids.ImageId) -> None:
         """Let go of an image that is not used any more, or not mirrored."""

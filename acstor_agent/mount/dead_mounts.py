@@ -47,7 +47,7 @@ class DeadMounts:
             )
             if new := sorted(set(found) - set(self.guests)):
                 LOG.error(
-                    "guests use a mount that has ended and get I/O errors; stop and start them: %s",
+                    "guests use a dead mount and get I/O errors; restart them: %s",
                     ", ".join(new),
                 )
             self.guests = found

@@ -92,7 +92,7 @@ class Dying:
         known = {one: told for one, told in self._switched_off.items() if told.ends_s > now_s}
         known.update(dict.fromkeys(processes_, _SwitchedOff(instance_id, now_s + TOLD_S)))
         if len(known) > TOLD_LIMIT:
-            raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being switched off")
+            raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being shut down")
         self._switched_off = known
 
     def stays_on(self, instance_id: str) -> int:
@@ -116,11 +116,11 @@ class Dying:
         except PermissionError as e:  # who is not seen may live
             self._not_before_s = now_s + RESCAN_S
             if not self._is_told:
-                LOG.warning("cannot see who has files open: who is killed may hang: %s", e)
+                LOG.warning("cannot see who has files open: killed processes may hang: %s", e)
                 self._is_told = True
             return []
         if holders is None:
-            LOG.warning("processes have over %d files open: who is killed may hang", LINKS_LIMIT)
+            LOG.warning("processes have over %d files open: killed processes may hang", LINKS_LIMIT)
             self._not_before_s = now_s + RESCAN_S
             return []
         self._pids = {

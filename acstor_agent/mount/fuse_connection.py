@@ -228,7 +228,7 @@ def _ask(mount_point: str) -> int:
         os.kill(pid, signal.SIGKILL)
     raise errors.Unusable(
         mount_point,
-        "what is mounted there does not answer, and somebody else than this agent keeps it",
+        "the mount there does not answer, and another process than this agent holds it",
         "Guests wait. Have its keeper run (acstor-agent-holder, or the unit), or unmount it",
     )
 
@@ -288,7 +288,7 @@ def unmount(mount_point: str, is_held: bool = False) -> None:
     if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE if is_held else 0) == 0:
         return
     if ctypes.get_errno() == errno.EBUSY:
-        LOG.warning("%s: still in use; detaching it, its users will see I/O errors", mount_point)
+        LOG.warning("%s: still in use; unmounting it, its users will get I/O errors", mount_point)
     if _libc.umount2(os.fsencode(mount_point), _MNT_DETACH) != 0:
         LOG.warning("%s: cannot unmount: %s", mount_point, os.strerror(ctypes.get_errno()))
 

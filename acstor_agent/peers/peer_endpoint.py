@@ -91,12 +91,12 @@ class Endpoint:
         task_status.started(listeners)
         while True:
             why = await self._until_it_dies(listeners, handlers)
-            LOG.warning("the peer endpoint %s has died (%s); it is opened again", addresses, why)
+            LOG.warning("the peer listener %s has died (%s); reopening it", addresses, why)
             for listener in listeners:
                 await trio.aclose_forcefully(listener)
             listeners = await _open_again(addresses)
             self.reopened += 1
-            LOG.info("the peer endpoint %s is open again", addresses)
+            LOG.info("the peer listener %s is open again", addresses)
 
     async def _until_it_dies(self, listeners: Listeners, handlers: trio.Nursery) -> str:
         """Accept connections; return why no more come."""
@@ -162,7 +162,7 @@ async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
             for ip, port in addresses:
                 opened += await trio.open_tcp_listeners(port, host=ip)
         except OSError as e:
-            LOG.warning("the peer endpoint cannot be opened: %s", e)
+            LOG.warning("the peer listener cannot be opened: %s", e)
             for listener in opened:
                 await trio.aclose_forcefully(listener)
         else:

@@ -226,7 +226,7 @@ class PeerNet:
             return line
         if self._nursery is None:
             what = "a connection to another host"
-            raise errors.SourceUnreachable(what, "this host", "it is not, or no more, among others")
+            raise errors.SourceUnreachable(what, "this host", "it does not wait among others")
         if line:
             line.scope.cancel()
             self._leaving.add(line)

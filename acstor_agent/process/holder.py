@@ -85,7 +85,7 @@ class Holder:
             try:
                 client, _ = self._socket.accept()
             except OSError as e:  # there is no memory or descriptor left; what it holds it keeps
-                LOG.warning("nobody can be answered now: %s", e.strerror)
+                LOG.warning("cannot answer peers now: %s", e.strerror)
                 time.sleep(WAIT_S)
                 continue
             with client, contextlib.suppress(OSError):  # it has gone, or says nothing

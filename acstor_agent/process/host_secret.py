@@ -30,7 +30,9 @@ def of(state_dir: pathlib.Path) -> bytes:
             kept = path.read_bytes()
             if len(kept) == inodes.KEY_BYTES:
                 return kept
-            LOG.error("%s: %d bytes are no secret; guests lose their files", path, len(kept))
+            LOG.error(
+                "%s: %d bytes are not a valid secret; guests lose their files", path, len(kept)
+            )
         made = secrets.token_bytes(inodes.KEY_BYTES)
         with whole_file.written(path, 0o600) as file:
             file.write(made)

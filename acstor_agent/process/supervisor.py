@@ -181,7 +181,7 @@ class Supervisor:
                     raise
             finally:
                 os.close(e.fuse_fd)
-            LOG.warning("%s; nobody used it, and it is let go", e)
+            LOG.warning("%s; not in use; releasing it", e)
             self._store.forget()
             return None
 
@@ -196,7 +196,7 @@ class Supervisor:
         elif self._is_mounted:
             fuse_connection.unmount(point, is_held=bool(self._held))
         if is_left:
-            LOG.warning("%s: guests use it; leaving it to who keeps it", point)
+            LOG.warning("%s: guests use it; leaving it to its holder", point)
         else:
             self._store.forget()
         connection.close()
@@ -254,9 +254,9 @@ class Supervisor:
             self._set_alarm(LOOK_AGAIN_S)
             if users == self._told:
                 return
-            LOG.error("%s is in use, the agent stops when it is not any more: %s", point, users)
+            LOG.error("%s is in use; the agent stops when it is released: %s", point, users)
         else:
-            LOG.error("%s is in use, the agent does not stop: %s", point, users)
+            LOG.error("%s is in use; the agent keeps running: %s", point, users)
         self._told = users
 
     def _set_alarm(self, after_s: float) -> None:
@@ -360,7 +360,7 @@ class Supervisor:
         try:
             end = self._relay.connect()
         except OSError:
-            LOG.error("the relay has ended; the next one goes on with what it had")
+            LOG.error("the relay ended; the next one continues its requests")
             self._relay.end()
             self._relay = relay.Relay(connection)
             end = self._relay.connect()

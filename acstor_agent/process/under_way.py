@@ -171,7 +171,7 @@ class UnderWay:
             elif self._is_whole(length):
                 self._keep(unique, bytes(self.room[:length]))
             else:
-                LOG.error("request %d came in part only; it gets an error", unique)
+                LOG.error("request %d arrived incomplete; it fails with an error", unique)
                 self.answers.append(HEADER.pack(HEADER.size, -errno.EIO, unique))
         self._empty_room(ROOM_BYTES)
         self._map[_MARK_AT : _MARK_AT + _MARK_BYTES] = self._mark

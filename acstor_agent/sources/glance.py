@@ -398,7 +398,7 @@ class GlanceSource(driver.Driver):
         try:
             ticket = await self._threads.run(what, None, lambda: self._sign_in(refused))
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
-            why = f"Keystone does not sign us in: {error}"
+            why = f"Keystone refuses the credentials: {error}"
             raise errors.SourceUnreachable(what, self._where, why) from error
         except exceptions.ClientException as error:
             why = f"Keystone refuses to sign us in: {error}. See [{self.group_name}]"

@@ -127,7 +127,7 @@ class ImageService:
         except concurrency_limit.LimitReached as e:
             raise ImageServiceUnreachable(str(e)) from e
         except exceptions.ConnectTimeout as e:
-            LOG.warning("Glance is silent for longer than [glance] timeout lets it be: %s", e)
+            LOG.warning("Glance did not answer within [glance] timeout: %s", e)
             why = f"no answer within {self._session.timeout:g} s"
             raise ImageServiceUnreachable(why, f"{why} ([glance] timeout): {e}") from e
         except (exceptions.ClientException, ValueError) as e:

@@ -224,7 +224,7 @@ def records(call: operation.Call, wanted: list[str]) -> image_service.Records:
     except image_service.ImageServiceUnreachable as e:
         if not call.sees_all:
             raise
-        LOG.warning("%s; images are shown without their names", e)
+        LOG.warning("%s; showing images without their names", e)
         return {}
 
 

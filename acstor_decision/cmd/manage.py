@@ -80,23 +80,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config-file", help="the service's configuration")
     parser.set_defaults(makes_tables=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    sync = commands.add_parser("db-sync", help="make the database's tables, or bring them up")
+    sync = commands.add_parser("db-sync", help="create or upgrade the tables of the database")
     sync.set_defaults(do=lambda store, _: store.upgrade(), makes_tables=True)
     for name, is_drained, text in (
-        ("drain", True, "let a host be home of nothing"),
-        ("enable", False, "let a drained host be a home again"),
+        ("drain", True, "move all v-nodes away from a host"),
+        ("enable", False, "give v-nodes to a drained host again"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("host", metavar="HOST", help="id of the host")
         command.set_defaults(do=_set_drained, is_drained=is_drained)
-    _add_authority(commands.add_parser("authority", help="the certificate authority of the cloud"))
-    history = commands.add_parser("history", help="show the v-node tables that were published")
+    _add_authority(
+        commands.add_parser("authority", help="manage the certificate authority of the cloud")
+    )
+    history = commands.add_parser("history", help="show the published v-node tables")
     history.add_argument(
         "--limit",
         type=arguments.number(1, HISTORY_LIMIT),
         default=20,
         metavar="N",
-        help="tables at most, the newest first (default: 20)",
+        help="largest number of tables, the newest first (default: 20)",
     )
     history.set_defaults(do=_show_history)
     return parser
@@ -104,39 +106,41 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_authority(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    show = commands.add_parser("show", help="show its keys, and how long each is trusted")
-    show.add_argument("--pem", action="store_true", help="the certificates and public keys instead")
+    show = commands.add_parser("show", help="show its keys, and the end of trust in each")
+    show.add_argument(
+        "--pem", action="store_true", help="show certificates and public keys instead"
+    )
     show.set_defaults(do=_show_authority)
     for name, kind, text in (
-        ("renew-ca", authority.CA, "make a new key that signs certificates"),
-        ("renew-signer", authority.SIGNER, "make a new key that signs v-node tables and tasks"),
+        ("renew-ca", authority.CA, "create a new key for certificates"),
+        ("renew-signer", authority.SIGNER, "create a new key for v-node tables and tasks"),
     ):
         renew = commands.add_parser(name, help=text)
         renew.add_argument(
             "--stolen",
             action="store_true",
-            help="use it at once and trust those before it no more; hosts that do not know it are "
-            "cut off until they have enrolled again",
+            help="use the new key at once and revoke the old ones; hosts that do not know it are "
+            "cut off until they enrol again",
         )
         renew.set_defaults(do=_renew, kind=kind)
     allow, _, _, issue = (
         _with_host(commands.add_parser(name, help=text), do)
         for name, text, do in (
-            ("allow", "let a host enrol once, for the first time or anew", _allow),
-            ("revoke", "shut a host out: its certificates count no more", _revoke),
-            ("forget", "free the name of a host that is gone", _forget),
+            ("allow", "allow a host to enrol once, for the first time or again", _allow),
+            ("revoke", "revoke the certificates of a host", _revoke),
+            ("forget", "delete the record of a host that is gone", _forget),
             ("issue", "enrol a host that cannot reach the REST API", _issue),
         )
     )
-    who = "alone; without it who waits under this name is let in, or who asks next"
-    allow.add_argument("--fingerprint", help=f"SHA-256 of the key (hex) that is let in, {who}")
-    allow.add_argument("--user", default="", help="id of the Keystone user who is let in, likewise")
+    who = "default: that of the waiting request of this host, or of its next one"
+    allow.add_argument("--fingerprint", help=f"SHA-256 of the allowed key, in hex ({who})")
+    allow.add_argument("--user", default="", help=f"id of the allowed Keystone user ({who})")
     issue.add_argument(
         "--out",
         metavar="FOLDER",
         type=pathlib.Path,
         required=True,
-        help="a folder of your own; the host's key and certificate are written to it",
+        help="private folder for the key and the certificate of the host",
     )
 
 
@@ -227,7 +231,7 @@ def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
 
 def _set_drained(store: database.Database, arguments: argparse.Namespace) -> None:
     if not store.set_drained(arguments.host, arguments.is_drained):
-        raise errors.Unusable(f"host {arguments.host}", "it has never been heard of")
+        raise errors.Unusable(f"host {arguments.host}", "it has never sent a sample")
 
 
 def _show_history(store: database.Database, arguments: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ def check_driver(connection: str) -> None:
     except sa.exc.NoSuchModuleError as e:
         raise errors.Unusable(OPTION, f"{shown(connection)}: {_plain(e)}", _REMEDY) from e
     except sa.exc.ArgumentError as e:  # its text has the whole URL
-        raise errors.Unusable(OPTION, "what is there is no URL of a database", _REMEDY) from e
+        raise errors.Unusable(OPTION, "this is not a database URL", _REMEDY) from e
     except ImportError as e:
         why = f"{shown(connection)} needs the driver {e.name}, which is not installed"
         raise errors.Unusable(OPTION, why, f"Install it; {_REMEDY}") from e

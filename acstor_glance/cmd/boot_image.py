@@ -57,18 +57,18 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="acstor-boot-image",
-        description="Boot images: what guests read of an image while they boot.",
+        description="Make and check boot images, which hold the data that guests read at boot.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_build(commands.add_parser("build", help="boot an image in a throw-away guest"))
-    _add_read(commands.add_parser("show", help="print what a boot image says of itself"), show)
-    verify_parser = commands.add_parser("verify", help="check every byte of a boot image")
+    _add_build(commands.add_parser("build", help="boot an image in a temporary guest"))
+    _add_read(commands.add_parser("show", help="print the header of a boot image"), show)
+    verify_parser = commands.add_parser("verify", help="check all data of a boot image")
     _add_read(verify_parser, verify)
     verify_parser.add_argument(
         "--map",
         metavar="MAP",
         type=pathlib.Path,
-        help="the image's chunk map, to check that the chunks are the image's as well",
+        help="chunk map of the image, to check the chunks against it",
     )
     return parser
 
@@ -87,21 +87,21 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--map",
         metavar="MAP",
         type=pathlib.Path,
-        help="the image's chunk map; by default IMAGE with the ending .acmap",
+        help="chunk map of the image (default: IMAGE with the ending .acmap)",
     )
     parser.add_argument(
         "--marker",
         metavar="REGEX",
         type=arguments.typed(_regex),
         default=boot_builder.DEFAULT_MARKER,
-        help="what the serial console shows when the boot is over (default: %(default)s)",
+        help="pattern on the serial console that ends the boot (default: %(default)s)",
     )
     parser.add_argument(
         "--longest",
         metavar="SECONDS",
         type=arguments.number(1, DAY_S),
         default=DEFAULTS.longest_s,
-        help="stop after this time whatever the guest does (default: %(default)g)",
+        help="time after which the boot is stopped (default: %(default)g)",
     )
     parser.add_argument(
         "--idle",

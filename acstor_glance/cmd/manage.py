@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: {script.said(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print(f"{PROG}: stopped; what was done stays", file=sys.stderr)
+        print(f"{PROG}: stopped; completed work is kept", file=sys.stderr)
         return EXIT_STOPPED
 
 
@@ -83,38 +83,35 @@ def load_conf(path: str) -> cfg.ConfigOpts:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=PROG, description="Prepare Glance's images for acstor, and look after what was made."
+        prog=PROG, description="Prepare Glance's images for acstor, and manage their artefacts."
     )
     parser.add_argument(
         "--config-file", metavar="FILE", default=CONF_FILE, help=f"default: {CONF_FILE}"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    parser.add_argument("--verbose", action="store_true", help="say what is being done")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bars")
+    parser.add_argument("--verbose", action="store_true", help="log each step")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     prepare = commands.add_parser("prepare", help="make the chunk maps of images now")
-    prepare.add_argument("--force", action="store_true", help="also if there is one already")
+    prepare.add_argument("--force", action="store_true", help="even if they exist")
     reconcile = commands.add_parser(
-        "reconcile", help="find and prepare every image that needs it; delete orphans"
+        "reconcile", help="prepare all images that need it; delete orphaned artefacts"
     )
     listing = commands.add_parser("list", help="show images, their states and artefacts")
-    verify = commands.add_parser("verify", help="check artefacts, down to their bytes")
-    verify.add_argument("--bytes", action="store_true", help="read the images too, and compare")
-    verify.add_argument(
-        "--repair", action="store_true", help="make anew, or delete, what is faulty"
-    )
+    verify = commands.add_parser("verify", help="check the artefacts and their data")
+    verify.add_argument("--bytes", action="store_true", help="also read the images and compare")
+    verify.add_argument("--repair", action="store_true", help="recreate or delete faulty artefacts")
     export = commands.add_parser(
-        "export", help="stream images into a folder, for stores that agents cannot read"
+        "export", help="copy images into a folder, for stores that agents cannot read"
     )
     export.add_argument(
-        "--folder", metavar="DIR", type=pathlib.Path, required=True, help="which; it must exist"
+        "--folder", metavar="DIR", type=pathlib.Path, required=True, help="existing folder"
     )
     purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
-    purge.add_argument("--yes", action="store_true", help="do it, do not only say what it is")
+    purge.add_argument("--yes", action="store_true", help="delete; without it only list")
     checking = commands.add_parser(
         "check",
-        help="say whether images that servers need can be deleted, and count all images by why "
-        "they are not served",
+        help="show images in use that can be deleted, and count unsupported images by reason",
     )
     for command, run in (
         (checking, Tool.check),
@@ -292,7 +289,7 @@ class Tool:
             if names.keys() & image.keys():
                 self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
         if not self._options.yes:
-            print(f"{PROG}: nothing was removed: add --yes to do it", file=sys.stderr)
+            print(f"{PROG}: nothing was removed; add --yes to remove", file=sys.stderr)
         return 0
 
     def _give_back(self, image_id: str, project_id: str) -> None:

@@ -107,7 +107,7 @@ class Filling:
             self._settle(image_id, caller)
             raise
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
-            LOG.warning("image %s: Glance does not take its bytes: %s", image_id, error)
+            LOG.warning("image %s: Glance refuses its data: %s", image_id, error)
             words = f"Glance does not take the image's bytes: {type(error).__name__}"
             self._settle(image_id, caller)
             raise refusal.Broken(http.HTTPStatus.BAD_GATEWAY, words, "glance") from error

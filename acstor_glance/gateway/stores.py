@@ -157,7 +157,8 @@ class Stores:
             find: Callable[[str], Any] = glance_store.get_store_from_store_identifier
             return by_offset.OffsetReader(name, find)
         raise errors.Unusable(
-            name, f"its driver {kind} reads whole images alone, and the gateway knows no other way"
+            name,
+            f"its driver {kind} reads only complete images, and the gateway has no other reader",
         )
 
 

@@ -48,8 +48,7 @@ def load(files: list[str]) -> app.Wsgi:
             counted.serve(address)
         except errors.Unusable as error:  # images are read without it
             LOG.warning(
-                "no numbers for Prometheus from this process: %s. With several processes "
-                "%s has to name a folder",
+                "this process has no metrics: %s. With several processes %s must name a folder",
                 error,
                 counters.FOLDER_VARIABLE,
             )

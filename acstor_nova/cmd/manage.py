@@ -76,25 +76,25 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--user",
         default="",
-        help="with whose rights agent and mirror are looked at, if root runs this (whoever runs "
-        f"nova-compute, or else {compute_user.ACCOUNT})",
+        help="user whose access to agent and mirror is checked, if root runs this (default: the "
+        f"user of nova-compute, or {compute_user.ACCOUNT})",
     )
     added.add_argument("--json", action="store_true", help="print the findings as JSON")
     for name, run, text in (
-        ("enable", _enable, "let nova-compute use acstor from its next start on"),
-        ("disable", _disable, "let nova-compute do without acstor from its next start on"),
+        ("enable", _enable, "enable acstor in nova-compute from its next start on"),
+        ("disable", _disable, "disable acstor in nova-compute from its next start on"),
     ):
         added = _command(commands, name, run, text)
         added.add_argument(
             "--check",
             action="store_true",
-            help="change nothing; status 1 says that something would be changed",
+            help="only show the changes; the exit status is 1 if there are any",
         )
         added.add_argument(
             "--folder",
             type=pathlib.Path,
             default=switching.FOLDER,
-            help="where nova-compute looks for more files of options (%(default)s)",
+            help="folder with further configuration files of nova-compute (default: %(default)s)",
         )
     return parser
 
@@ -108,14 +108,14 @@ def _command(
         "--config-file",
         action="append",
         default=[],
-        help="a file that nova-compute reads (those that the running one was given, or else those "
-        "that it finds by itself); may be repeated",
+        help="configuration file of nova-compute; repeat the option for more files (default: those "
+        "of the running nova-compute, or its usual ones)",
     )
     return added
 
 
 def _table(findings: list[check.Finding]) -> str:
-    table = prettytable.PrettyTable(["What", "Level", "Detail", "What to do"], align="l")
+    table = prettytable.PrettyTable(["Check", "Level", "Detail", "Remedy"], align="l")
     table.max_width = 60
     for item in findings:
         words = (item.what, item.level, item.detail, item.remedy)

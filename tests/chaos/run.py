@@ -174,7 +174,7 @@ def end(world: world_.World, before: dict[str, dict[str, int]]) -> None:
         if "Traceback" in log:
             at = log.index("Traceback")
             world.found(f"{name}: the log has a traceback:\n{log[max(0, at - 500) : at + 2500]}")
-        for words in ("bytes of it are lost", "fault of its own"):
+        for words in ("data is lost", "fault of its own"):
             if words in log:
                 world.found(f"{name}: the log says: {words}")
         if log.count(next_version.NEXT_SAYS) < host.starts_of_next:

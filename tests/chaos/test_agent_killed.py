@@ -196,7 +196,7 @@ def test_agent_in_use_stops_and_says_so(tmp_path, images):
         finally:
             with contextlib.suppress(OSError):  # close tells that the connection has ended
                 os.close(guest)
-        assert "still in use; detaching it, its users will see I/O errors" in agent.log()
+        assert "still in use; unmounting it, its users will get I/O errors" in agent.log()
         assert not hosts.mounts(tmp_path)
 
 

@@ -190,7 +190,7 @@ def test_agent_without_its_holder_does_not_take_the_mount_from_guests(contained)
     with contained.reading() as readers:
         contained.end_holder()
         contained.agent.send_signal(signal.SIGTERM)
-        refused = "is in use, the agent does not stop"
+        refused = "is in use; the agent keeps running"
         hosts.wait_until(lambda: refused in contained.log(), "a refusal", DEADLINE_S)
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])

@@ -68,7 +68,7 @@ class Stopped:
         return self._log.read_text()
 
     def refusals(self):
-        return re.findall(r"is in use, the agent does not stop: (.*)", self.log())
+        return re.findall(r"is in use; the agent keeps running: (.*)", self.log())
 
     def clean_up(self):
         if self.process.poll() is None:
@@ -147,4 +147,4 @@ def test_operator_may_choose_that_it_stops(stopped):
         stopped.process.send_signal(signal.SIGTERM)
         assert stopped.process.wait(DEADLINE_S) == 0
         assert not hosts.mounts(stopped.mount_point)
-    assert "its users will see I/O errors" in stopped.log()
+    assert "its users will get I/O errors" in stopped.log()

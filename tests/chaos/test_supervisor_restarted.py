@@ -212,7 +212,7 @@ def test_mount_that_somebody_else_keeps_is_not_waited_for_without_end(managed):
         kept = dict(managed.manager.kept)
         managed.manager.kept.clear()
         managed.refuse()
-        assert "does not answer, and somebody else than this agent keeps it" in managed.log()
+        assert "does not answer, and another process than this agent holds it" in managed.log()
         managed.manager.kept.update(kept)
         managed.start()
         tally = readers.stop()

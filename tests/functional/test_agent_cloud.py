@@ -232,7 +232,7 @@ def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
         hosts.write_ring(path, {"h9": 9}, epoch=4)
         hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
         path.write_text('{"version": 1, "epoch": 6, "hosts": [')
-        hosts.wait_until(lambda: "the last table stays in use" in agent.log(), "a warning")
+        hosts.wait_until(lambda: "keeping the last table" in agent.log(), "a warning")
         assert agent.status()["ring"] == {"epoch": 5, "hosts": 2, "is_signed": False}
         hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
         for name in cloud.ports:  # a former home without it would read for the new one

@@ -61,4 +61,4 @@ def test_guest_on_a_mount_that_has_ended_is_named(tmp_path, images):
         agent.wait_ready()
         hosts.wait_until(lambda: agent.status()["guests"]["on_dead_mounts"], "the next look")
         assert agent.status()["guests"]["on_dead_mounts"] == [LOST]
-        assert f"get I/O errors; stop and start them: {LOST}" in agent.log()
+        assert f"get I/O errors; restart them: {LOST}" in agent.log()

@@ -138,7 +138,7 @@ def test_guests_write_and_agents_are_killed_while_a_disk_is_flattened(image_id, 
 
 def test_unknown_disks_are_refused(start):
     agent = start()
-    with pytest.raises(errors.Unusable, match="there is no such disk"):
+    with pytest.raises(errors.Unusable, match="no such disk"):
         agents.request(agent.control_socket, "flatten", disk_id=str(uuid.uuid4()))
     with pytest.raises(errors.Unusable):
         agents.request(agent.control_socket, "flatten", disk_id="../x")

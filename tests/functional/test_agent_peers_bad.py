@@ -81,7 +81,7 @@ def test_agent_whose_endpoint_died_opens_it_again(tmp_path, images, image_id):
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
         assert cloud["h2"].status()["exchange"]["served_chunks"] > 0
         assert cloud["h2"].worker_pid() == pid
-        assert "the peer endpoint" in cloud["h2"].log()
+        assert "the peer listener" in cloud["h2"].log()
 
 
 @contextlib.contextmanager

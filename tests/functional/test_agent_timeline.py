@@ -100,7 +100,7 @@ def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_i
 
 def test_who_knows_no_boot_says_so_and_refuses_what_is_no_id(images, image_id, start):
     agent = start()
-    assert "no boot is known" in agent.ctl("timeline")
+    assert "no boot since the start of the agent" in agent.ctl("timeline")
     with pytest.raises(errors.Unusable):
         agent.ctl("timeline", "../../etc/passwd")
 

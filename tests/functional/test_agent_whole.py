@@ -211,7 +211,9 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
     shown = wait_for(agent, image_id, "failing")
     assert shown["remaining_bytes"] > 0 and shown["why"]
     agent.ctl("hydrate", image_id, "--deadline", "1s")
-    hosts.wait_until(lambda: "not whole in the 1 s" in agent.log(), "a missed deadline", SOON_S)
+    hosts.wait_until(
+        lambda: "missed its deadline of 1 s" in agent.log(), "a missed deadline", SOON_S
+    )
     assert whole(agent, image_id)["is_late"]
     pid = agent.worker_pid()
     hidden.rename(images.path(image_id))
@@ -244,7 +246,7 @@ def test_pause_hurry_and_resume(images, start):
     agent.ctl("hydrate", first, "--deadline", "6s")
     wait_for(agent, first, "fully_cached")
     hosts.wait_until(lambda: whole(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
-    with pytest.raises(errors.Unusable, match="not kept whole"):
+    with pytest.raises(errors.Unusable, match="cannot be cached completely"):
         agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, pace="hurry")
 
 

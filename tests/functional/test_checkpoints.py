@@ -199,7 +199,7 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
     assert list(after.sockets.iterdir()) == []
 
 
-@pytest.mark.expect_log("its checkpoints begin anew")
+@pytest.mark.expect_log("its next checkpoint is a full one")
 def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest):
     start(guest)
     owner.taker.take(server_of(owner, guest))
@@ -304,7 +304,7 @@ def start_first(guest, client):
 
 @pytest.mark.expect_log("missing or broken bitmap")
 @pytest.mark.expect_log("a manifest proves nothing")
-@pytest.mark.expect_log("its checkpoints begin anew")
+@pytest.mark.expect_log("its next checkpoint is a full one")
 def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)

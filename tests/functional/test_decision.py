@@ -309,7 +309,7 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
         "forgery refused",
         cloud.logs,
     )
-    assert leader.log().count("samples that say to be of 'h1' are refused") == 1
+    assert leader.log().count("samples in the name of 'h1' are refused") == 1
     cloud.wait_collections(2)
     assert cloud.epochs() == before
 

@@ -222,7 +222,7 @@ def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Clou
         assert (shown["using_hosts"], shown["fully_cached_hosts"]) == (1, 1)
         assert shown["fill_by_host"]["h2"]["cached_share"] == 1.0
     why = cloud.refused("image", "hydrate", image_id, "--host", "h1", "--wait")
-    assert "h1: " in why and "is not kept whole: keep_images is none" in why
+    assert "h1: " in why and "cannot be cached completely: keep_images is none" in why
     cloud.agents["h2"].ctl("drop", image_id)
 
 

@@ -100,7 +100,7 @@ def test_catalogue_is_prepared_with_progress_and_goes_on_where_it_was_stopped(
         assert process.wait(uploads.DEADLINE_S) == 130
         said = "".join(shown)
     assert re.search(rf"images: +\d+%\|.*\| \d+/{SERVED} \[", said), said
-    assert "stopped; what was done stays" in said
+    assert "stopped; completed work is kept" in said
     done = {one["acstor_image_id"] for one in glance.artefacts()}
     rows = uploads.manage(options, "prepare")
     assert {row["outcome"] for row in rows} == {"prepared"}

@@ -205,7 +205,7 @@ def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
         stored.write(bytes([data[uploads.CHUNK + 5] ^ 1]))
     listener = listen(file_store_dirs=glance.lab.glance.images)
     said = glance.wait_state(image_id, "failed")["acstor_message"]
-    assert "its bytes do not have the sha512 that Glance says" in said
+    assert "its data does not have the sha512 that Glance says" in said
     assert glance.artefacts_of(image_id) == []
     assert "do not have the sha512" in listener.log()
 

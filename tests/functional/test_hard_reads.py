@@ -238,7 +238,7 @@ def test_image_that_is_gone_fails_and_is_loud(away, lost_after_s):
         assert (lost.said(), other.said()) == ("EIO", "EIO")
     image = at.agent.status()["images"][at.image_id]
     assert (image["failed_reads"], image["lost_reads"]) == (2, 2)
-    assert at.agent.log().count(f"image {at.image_id}: bytes of it are lost") == 1
+    assert at.agent.log().count(f"image {at.image_id}: data is lost") == 1
     assert f"Lost | {at.image_id}" in " ".join(at.agent.ctl("status").split())
     at.server.always = http_server.fine
     with reader("thread", at.path, 9) as found:

@@ -122,8 +122,8 @@ def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
 
 
 @pytest.mark.parametrize("conf", ["rotated:first"], indirect=True)
-@pytest.mark.expect_log(r"the message bus is out of reach: .*ACCESS_REFUSED.* as rotated, of")
-@pytest.mark.allow_log("the message bus is out of reach")
+@pytest.mark.expect_log(r"the message bus is unreachable: .*ACCESS_REFUSED.* as rotated, of")
+@pytest.mark.allow_log("the message bus is unreachable")
 def test_sender_whose_password_is_refused_sends_again_when_it_is_right(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:

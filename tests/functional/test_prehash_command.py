@@ -119,7 +119,7 @@ def test_wrong_usage_is_explained(
 def test_image_that_is_not_what_its_hash_says_gets_no_map(image: pathlib.Path) -> None:
     done = run(image, "--os-hash", f"sha512:{'00' * 64}", cwd=image.parent)
     assert done.returncode == 1
-    assert "its bytes do not have the sha512 that Glance says" in done.stderr
+    assert "its data does not have the sha512 that Glance says" in done.stderr
     assert not image.with_suffix(".acmap").exists()
 
 

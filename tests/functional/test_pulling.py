@@ -227,7 +227,7 @@ def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
         with pytest.raises(libvirt.libvirtError, match="lock"):
             it.guest.domain.create()
     start(it)
-    with pytest.raises(errors.Unusable, match="somebody uses it"):
+    with pytest.raises(errors.Unusable, match="it is in use"):
         with off_pull._locked(str(it.guest.path)):
             pass
 

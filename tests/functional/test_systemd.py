@@ -250,7 +250,7 @@ def test_stop_waits_for_guests_that_read_and_says_so(unit):
     hosts.wait_until(lambda: unit.shown("ActiveState") == "inactive", "its end", DEADLINE_S)
     assert unit.shown("Result") == "success"
     assert not unit.is_mounted()
-    assert unit.log().count("is in use, the agent stops when it is not any more") == 1
+    assert unit.log().count("is in use; the agent stops when it is released") == 1
     unit.host.run("systemctl", "start", UNIT)
 
 

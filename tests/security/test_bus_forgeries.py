@@ -209,7 +209,7 @@ def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(c
         bus.wait_heard("h1")
         bus.table(cloud.keys.table(cloud.ring(5)))
         cloud.wait_epoch(5)
-    assert agent.log().count("the table that was kept is dropped") == 2
+    assert agent.log().count("dropping the stored table") == 2
 
 
 @contextlib.contextmanager

@@ -236,7 +236,7 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
 
 
 @pytest.mark.allow_log("no checkpoint")
-@pytest.mark.allow_log("is not ended")
+@pytest.mark.allow_log("did not end")
 def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:

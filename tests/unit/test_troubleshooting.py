@@ -89,7 +89,7 @@ def test_what_is_collected_is_what_an_operator_reads() -> None:
     said = list(
         said_in(
             ast.parse(
-                "LOG.warning('disk %s: syncs fail from now on: %s', a, b)\n"
+                "LOG.warning('disk %s: syncs fail: %s', a, b)\n"
                 "raise errors.Unusable('few', f'the folder {a} is in use', 'Take it')\n"
                 "sys.exit('there is nothing ' + what)\n"
                 "raise errors.Unusable(a, 'it is too long' if b else 'it is much too short')\n"
@@ -98,7 +98,7 @@ def test_what_is_collected_is_what_an_operator_reads() -> None:
         )
     )
     assert sorted(said) == [
-        "disk …: syncs fail from now on: …",
+        "disk …: syncs fail: …",
         "it is much too short",
         "the folder … is in use",
         "there is nothing …",

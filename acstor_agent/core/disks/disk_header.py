@@ -138,7 +138,7 @@ def check_marks(marks: bytes, header: DiskHeader, what: str) -> None:
     known = bytes((UNWRITTEN, UNSYNCED, WRITTEN))
     if odd := marks.translate(None, known):
         at = AT_MARKS + marks.index(odd[0])
-        raise errors.FormatError(what, at, f"a mark of {odd[0]} means nothing")
+        raise errors.FormatError(what, at, f"a flag of {odd[0]} is invalid")
 
 
 def marked(marks: bytes, mark: int) -> Iterator[int]:

@@ -66,4 +66,4 @@ def decode(raw: bytes, what: str) -> dict[ids.ImageId, Promise]:
             raise errors.FormatError(what, 0, f"version {file.version} is unknown")
         return {ids.parse_image_id(one.image_id): one for one in file.images}
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
-        raise errors.FormatError(what, 0, f"these are no promises: {e}") from e
+        raise errors.FormatError(what, 0, f"not a pin file: {e}") from e

@@ -38,7 +38,7 @@ async def greet(
             f"this is {theirs.host_id}, not {expected}: the address in the ring is wrong",
         )
     if theirs.klass != ours.klass:
-        raise errors.RemoteProtocolError(receiver.peer, "Hello of another class")
+        raise errors.RemoteProtocolError(receiver.peer, "Hello of another traffic class")
     return early
 
 

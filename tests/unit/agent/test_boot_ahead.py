@@ -300,7 +300,7 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
 async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
     await parts.host.mirrors.attach(FORMER)
     monkeypatch.setattr(parts.host.cache, "store", lambda *what: False)
-    with pytest.raises(errors.Unusable, match="the cache has no room"):
+    with pytest.raises(errors.Unusable, match="the cache has no space"):
         await parts.ahead().bring(task(FORMER), report)
 
 

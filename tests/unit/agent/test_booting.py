@@ -270,7 +270,7 @@ async def loaded_or_not(host):
     return image
 
 
-@pytest.mark.expect_log("no room for .* bytes in memory")
+@pytest.mark.expect_log("no space for .* bytes in memory")
 async def test_boot_image_that_does_not_fit_is_not_used(host):
     host.boots.memory = boot_memory.BootMemory(CHUNK, 60.0, 600.0)
     image = await loaded_or_not(host)
@@ -296,7 +296,7 @@ def flipped(raw, at):
     return raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
 
 
-@pytest.mark.allow_log("ignored, guests boot without it")
+@pytest.mark.allow_log("ignored; guests boot without it")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -325,7 +325,7 @@ async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
     assert host.memory.used_bytes == 0
 
 
-@pytest.mark.expect_log("is not what the chunk map says; ignored, guests boot without it")
+@pytest.mark.expect_log("is not what the chunk map says; ignored; guests boot without it")
 async def test_boot_image_of_other_bytes_is_told_and_counted(host):
     host.blobs[BOOT_BLOB] = one_host.boot_image_of(DATA[::-1], TRACE)
     image = await attached(host)
@@ -392,7 +392,7 @@ async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host
     assert host.memory.used_bytes == 0  # what is due to be dropped must be an image of this host
 
 
-@pytest.mark.expect_log("its head is not kept")
+@pytest.mark.expect_log("its head is not stored")
 async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -106,7 +106,7 @@ def test_a_full_queue_drops_the_oldest(link, monkeypatch):
 
 
 @pytest.mark.expect_log(
-    r"the message bus is out of reach: .*no broker \(no host, of .DEFAULT. transp"
+    r"the message bus is unreachable: .*no broker \(no host, of .DEFAULT. transp"
 )
 @pytest.mark.parametrize(
     "refusal",

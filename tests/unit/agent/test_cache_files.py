@@ -606,7 +606,7 @@ async def test_damaged_slab_file_is_replaced_with_a_warning(tmp_path, caplog, da
         assert cache.statistics.chunks == 24
 
 
-@pytest.mark.expect_log(r"in the place of a slab file")
+@pytest.mark.expect_log(r"is not a slab file")
 async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog):
     text = b"Dear diary, " * 1000
     (tmp_path / "slab-00000.acslab").write_bytes(text)
@@ -616,7 +616,7 @@ async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog)
     (tmp_path / "notes.txt").write_bytes(text)
     (tmp_path / "slab-000001.acslab").write_bytes(text)  # would be number 1 a second time
     await fill(tmp_path)
-    assert caplog.text.count("in the place of a slab file") == 4
+    assert caplog.text.count("is not a slab file") == 4
     aside = [path for path in tmp_path.iterdir() if ".foreign-" in path.name]
     assert len(aside) == 4
     assert text in [path.read_bytes() for path in aside if path.is_file()]
@@ -654,7 +654,7 @@ async def until(is_true) -> None:
 
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*/file/cache: Not a directory")
-@pytest.mark.expect_log("The cache goes on: ")
+@pytest.mark.expect_log("The cache recovered: ")
 async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, quickly):
     (tmp_path / "file").write_bytes(b"")
     async with running(tmp_path / "file" / "cache") as cache:
@@ -671,7 +671,7 @@ async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, 
 
 
 @pytest.mark.expect_log("The cache takes no new chunks: ")
-@pytest.mark.expect_log("The cache goes on: ")
+@pytest.mark.expect_log("The cache recovered: ")
 async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
     tmp_path, monkeypatch, quickly
 ):
@@ -697,7 +697,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
 
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*Read-only file system")
-@pytest.mark.expect_log("The cache goes on: ")
+@pytest.mark.expect_log("The cache recovered: ")
 async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, quickly):
     def failing(fd, pieces, offset):
         calls.append(offset)
@@ -725,7 +725,7 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, 
 
 
 @pytest.mark.allow_log("The cache takes no new chunks: .*Input/output error")
-@pytest.mark.allow_log("The cache goes on: ")
+@pytest.mark.allow_log("The cache recovered: ")
 async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch, quickly):
     def bad_place(fd, pieces, offset):
         if offset == bad_offset:
@@ -748,7 +748,7 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
 
 
 @pytest.mark.expect_log("The cache stops growing: .*No space left")
-@pytest.mark.expect_log("The cache goes on: ")
+@pytest.mark.expect_log("The cache recovered: ")
 async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quickly):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -768,7 +768,7 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quick
 
 @pytest.mark.expect_log("Slab file 0 was deleted")
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
-@pytest.mark.allow_log("The cache goes on: ")
+@pytest.mark.allow_log("The cache recovered: ")
 @pytest.mark.parametrize("what", ["file", "folder"])
 async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, quickly, what):
     folder = tmp_path / "cache"
@@ -811,7 +811,7 @@ async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
 
 @pytest.mark.expect_log("Slab file . cannot be removed: .*x")
 @pytest.mark.expect_log("The cache takes no new chunks: .*: x")
-@pytest.mark.expect_log("The cache goes on: ")
+@pytest.mark.expect_log("The cache recovered: ")
 async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path, quickly):
     await fill(tmp_path)
     with pytest.MonkeyPatch.context() as patch:

@@ -145,7 +145,7 @@ def quickly(monkeypatch):
 @pytest.mark.expect_log("Slab file 0 was deleted")
 @pytest.mark.allow_log("Slab file . was deleted")
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
-@pytest.mark.allow_log("The cache goes on: ")
+@pytest.mark.allow_log("The cache recovered: ")
 async def test_pins_outlive_the_loss_of_the_whole_folder(tmp_path, pins, quickly):
     folder = tmp_path / "cache"
     async with running(folder, pins) as cache:

@@ -135,7 +135,7 @@ async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_
     assert host.bus.listeners == 1
 
 
-@pytest.mark.expect_log("none of .* is there; the decision service hears nothing of this host")
+@pytest.mark.expect_log("none of .* is there; the decision service gets no samples of this host")
 async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
     host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
     for number in range(100):
@@ -144,7 +144,7 @@ async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
     assert host.bus.samples == []
 
 
-@pytest.mark.expect_log("none of .* is there; the decision service hears nothing of this host")
+@pytest.mark.expect_log("none of .* is there; the decision service gets no samples of this host")
 async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
     host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
     await trio.sleep(2 * COLLECTION_S)
@@ -173,7 +173,7 @@ LEAP = 3 + 1_000_001
     [
         (decision_api.RingTable(9, KEYS.table(ring.Ring(9, ())).table), "none of the keys"),
         (STRANGER.table(ring.Ring(9, ())), "none of the keys known here made it"),
-        (KEYS.table(ring.Ring(9, ()), told=10), "what is signed says epoch 9"),
+        (KEYS.table(ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
         (KEYS.table(ring.Ring(LEAP, ())), "leaps"),
         (KEYS.table(ring.Ring((1 << 53) - 1, ())), "leaps"),
     ],
@@ -205,7 +205,7 @@ async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(h
 
 
 @pytest.mark.expect_log(
-    "no v-node tables and tasks are taken yet: this host has no key of who signs"
+    "v-node tables and tasks are refused for now: this host has no key of who signs"
 )
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
 async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(

@@ -127,7 +127,7 @@ async def test_writes_of_parts_of_one_chunk_at_once_lose_nothing(host, made):
     assert made._locks == {}
 
 
-@pytest.mark.expect_log("bytes of it are lost")
+@pytest.mark.expect_log("data is lost")
 async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
     fail_all_reads(host)
     with pytest.raises(errors.AcstorError):
@@ -138,7 +138,7 @@ async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
     assert made._locks == {}
 
 
-@pytest.mark.expect_log("bytes of it are lost")
+@pytest.mark.expect_log("data is lost")
 async def test_what_was_written_can_be_read_while_no_source_answers(host, made):
     await made.write(CHUNK, b"x" * CHUNK)
     fail_all_reads(host)
@@ -229,7 +229,7 @@ async def test_sync_marks_chunks_only_after_their_bytes_are_safe(made, monkeypat
     assert done == [("fdatasync", data), ("pwritev", state), ("fdatasync", state)]
 
 
-@pytest.mark.expect_log(r"syncs fail from now on: \[Errno 5\] the disk is gone")
+@pytest.mark.expect_log(r"syncs fail: \[Errno 5\] the disk is gone")
 @pytest.mark.expect_log("syncs fail: one has failed before")
 async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, monkeypatch):
     await made.write(0, b"x" * CHUNK)
@@ -254,7 +254,7 @@ async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, 
     assert mended.unsynced_chunks == 0
 
 
-@pytest.mark.allow_log(r"syncs fail from now on: .* ended")
+@pytest.mark.allow_log(r"syncs fail: .* ended")
 @pytest.mark.parametrize("nth", range(1, 6))
 async def test_worker_that_ends_between_two_steps_leaves_old_or_new_bytes(
     host, made, tmp_path, monkeypatch, nth

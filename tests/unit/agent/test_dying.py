@@ -173,7 +173,7 @@ def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
 def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
     judge = dying.Dying(tag)
     judge.switched_off("a", [(pid, 1) for pid in range(dying.TOLD_LIMIT)], 0.0)
-    with pytest.raises(errors.Unusable, match="are being switched off"):
+    with pytest.raises(errors.Unusable, match="are being shut down"):
         judge.switched_off("b", [(0, 2)], 1.0)
     judge.switched_off("b", [(0, 2)], dying.TOLD_S)
 

@@ -176,13 +176,16 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
         ((404, b"<html>"), r"refuses \(404\): it says no more"),
         ((500, {"error": 7}), r"refuses \(500\): it says no more"),
         ((409, {"error": {"message": "\x1b[31m" + "x" * 999}}), r"refuses \(409\): \?\[31mx{295}"),
-        ((200, b"{}"), "the answer makes no sense"),
-        ((200, b"\xff"), "the answer makes no sense"),
+        ((200, b"{}"), "invalid answer"),
+        ((200, b"\xff"), "invalid answer"),
         (exceptions.ConnectFailure("no route"), "away: no route"),
         (exceptions.ServiceUnavailable("later"), "away: later"),
-        (exceptions.Unauthorized("wrong password"), "Keystone does not sign us in: wrong password"),
+        (
+            exceptions.Unauthorized("wrong password"),
+            "Keystone refuses the credentials: wrong password",
+        ),
         (RuntimeError("odd"), r"unexpected: RuntimeError\('odd'\)"),
-        (exceptions.EndpointNotFound("no acstor"), "Keystone does not sign us in: no acstor"),
+        (exceptions.EndpointNotFound("no acstor"), "Keystone refuses the credentials: no acstor"),
     ],
 )
 @pytest.mark.expect_log("no new certificate: .*; trying again")

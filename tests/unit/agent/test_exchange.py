@@ -92,7 +92,7 @@ async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
     assert cloud.source.reads == [0]
 
 
-@pytest.mark.expect_log("is left alone for .* s: invalid")
+@pytest.mark.expect_log("is in backoff for .* s: invalid")
 async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     wanted = cloud.want(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
@@ -115,7 +115,7 @@ async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud,
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
 
 
-@pytest.mark.allow_log("is left alone")
+@pytest.mark.allow_log("is in backoff")
 async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, autojump_clock):
     cloud.source.failure = DOWN
 
@@ -128,7 +128,7 @@ async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, a
         assert (await read(cloud, "h1", cloud.want(0))).data == bytes_of(0)
 
 
-@pytest.mark.allow_log("is left alone")
+@pytest.mark.allow_log("is in backoff")
 async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
     cloud.source.failure = DOWN
     began = trio.current_time()
@@ -137,7 +137,7 @@ async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
     assert trio.current_time() - began == pytest.approx(5, abs=0.1)
 
 
-@pytest.mark.expect_log("bytes of it are lost")
+@pytest.mark.expect_log("data is lost")
 async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkMissing("x", "memory")
     began = trio.current_time()
@@ -163,7 +163,7 @@ async def test_guest_who_can_do_without_waits_for_no_second_try(
     assert len(one.core) == 0
 
 
-@pytest.mark.allow_log("is left alone")
+@pytest.mark.allow_log("is in backoff")
 async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_clock):
     wanted, one, got = cloud.want(0), cloud.hosts["h1"], []
     cloud.source.failure = DOWN
@@ -201,7 +201,7 @@ async def test_bytes_that_are_not_lost_yet_are_told_once_a_minute_for_each_image
             assert caplog.text.count("cannot be had") == count
 
 
-@pytest.mark.allow_log("bytes of it are lost")
+@pytest.mark.allow_log("data is lost")
 @pytest.mark.parametrize("is_by_peer", [False, True])
 async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
     cloud, autojump_clock, is_by_peer
@@ -366,7 +366,7 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
 # Racing
 
 
-@pytest.mark.expect_log("is left alone")
+@pytest.mark.expect_log("is in backoff")
 async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
     home, name = cloud.home(cloud.want(0)), cloud.others(cloud.want(0))[0]
     cloud.frozen.add(home)
@@ -377,7 +377,7 @@ async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
     assert 1 <= cloud.hosts[name].core.counters.hedges <= 4
 
 
-@pytest.mark.expect_log("is left alone")
+@pytest.mark.expect_log("is in backoff")
 async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, autojump_clock):
     home, name = cloud.home(cloud.want(0)), cloud.others(cloud.want(0))[0]
     cloud.slow.add(home)
@@ -610,7 +610,7 @@ async def test_whoever_has_the_new_table_already_the_source_is_read_once(
     assert sorted(cloud.source.reads) == [n * CHUNK for n in moved]
 
 
-@pytest.mark.allow_log("is left alone")
+@pytest.mark.allow_log("is in backoff")
 async def test_former_home_that_left_is_asked_until_it_fails_once(cloud, autojump_clock):
     before = cloud.ring
     cloud.is_heard = False
@@ -699,7 +699,7 @@ async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autoju
         for chunk_no in range(40):
             await read(made, "h3", made.want(chunk_no), 20)
         before = made.ring
-        made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is left alone
+        made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is in backoff
         made.former = before
         moved = [
             n for n in range(40) if before.home_at(made.want(n).oid) != made.home(made.want(n))
@@ -788,7 +788,7 @@ async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, au
     assert await wide_cloud.caches[reader].read_chunk(wanted.cid) == bytes_of(0)
 
 
-@pytest.mark.allow_log("h. is left alone")
+@pytest.mark.allow_log("h. is in backoff")
 async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_cloud, autojump_clock):
     wanted = wide_cloud.want(0)
     holder, reader = far_holder(wide_cloud, wanted)
@@ -809,7 +809,7 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
     assert came == [bytes_of(0)]
 
 
-@pytest.mark.allow_log("h. is left alone")
+@pytest.mark.allow_log("h. is in backoff")
 async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     came, told = [], []
@@ -831,7 +831,7 @@ async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock)
     assert len(cloud.source.reads) == before + 1
 
 
-@pytest.mark.allow_log("h. is left alone")
+@pytest.mark.allow_log("h. is in backoff")
 async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkRefused("x", "memory", "no credentials")
     with trio.move_on_after(45) as waited:
@@ -841,11 +841,11 @@ async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
     assert (await read(cloud, "h1", cloud.want(0))).data == bytes_of(0)
 
 
-@pytest.mark.allow_log("h. is left alone")
+@pytest.mark.allow_log("h. is in backoff")
 async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_away(
     cloud, autojump_clock
 ):
-    """It is left alone because it could not read the source for others."""
+    """It is in backoff because it could not read the source for others."""
     wanted = cloud.want(0)
     home, reader = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.caches[home].store(wanted.cid, bytes_of(0), KeepClass.HOME)

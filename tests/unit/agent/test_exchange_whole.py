@@ -147,7 +147,7 @@ async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
     assert store.whole == {PATH: 1}
 
 
-@pytest.mark.expect_log("is left alone")
+@pytest.mark.expect_log("is in backoff")
 async def test_next_host_begins_anew_when_the_images_home_died(cloud, store):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(5 * CHUNK, go_on)]

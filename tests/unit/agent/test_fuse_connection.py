@@ -114,7 +114,7 @@ def test_used_mount_of_another_version_that_is_not_seen_here_is_kept(point, conn
     assert hosts.mounts(point) == [str(point)]
 
 
-@pytest.mark.expect_log("nobody used it, and it is let go")
+@pytest.mark.expect_log("not in use; releasing it")
 def test_mount_of_another_version_that_nobody_uses_is_made_anew(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
     store = Kept(connection)

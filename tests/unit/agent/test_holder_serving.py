@@ -26,7 +26,7 @@ def test_holder_without_a_descriptor_left_answers_later(process, tmp_path):
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, many))
     # An accept that waits already has its descriptor: one caller may still be answered.
     assert not (holder.answers(state_dir) and holder.answers(state_dir))
-    assert b"nobody can be answered now: Too many open files" in process.stderr.readline()
+    assert b"cannot answer peers now: Too many open files" in process.stderr.readline()
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, many))
     hosts.wait_until(lambda: holder.answers(state_dir), "the holder again")
     assert process.poll() is None

@@ -122,7 +122,7 @@ async def test_each_disk_that_still_depends_on_something_is_named(host):
     told = str(caught.value)
     assert f"disk {IDS[0]}: 5 chunks cannot be had" in told
     assert f"disk {IDS[1]}: 4 chunks cannot be had" in told
-    assert "ask again" in told
+    assert "repeat the command" in told
     assert part.chunks_of_image() == [3, 4, 5, 6, 7, 8]
     host.parts.source._fail = range(0)
     await host.hydrate(whole, part)

@@ -265,10 +265,10 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
 
 @pytest.mark.expect_log("cannot hydrate: image")
 async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
-    host.failure = errors.Unusable("image x", "is not kept whole here")
+    host.failure = errors.Unusable("image x", "cannot be cached completely here")
     host.tasks.take(task(1, Kind.HYDRATE))
     told = await host.wait(lambda told: told.state is State.FAILED)
-    assert told.why == "image x: is not kept whole here"
+    assert told.why == "image x: cannot be cached completely here"
     host.failure = None
     host.tasks.take(task(2, Kind.PAUSE))
     await host.wait(lambda told: told.state is State.DONE)
@@ -368,11 +368,11 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
 
 @pytest.mark.expect_log("cannot prefetch_boot_image: the boot image")
 async def test_why_a_boot_image_does_not_come_is_told(host):
-    host.failure = errors.Unusable("the boot image", "would be more than comes in a day")
+    host.failure = errors.Unusable("the boot image", "exceeds the daily limit")
     host.may_come.set()
     host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
     failed = await host.wait(lambda told: told.state is State.FAILED)
-    assert "more than comes in a day" in failed.why
+    assert "exceeds the daily limit" in failed.why
 
 
 async def test_host_that_does_not_want_a_boot_image_says_nothing(host):

@@ -148,7 +148,7 @@ async def test_chunk_that_does_not_come_fails_the_read_at_the_deadline(host, ima
     assert await read(image, 0, 3 * CHUNK) == DATA[: 3 * CHUNK]
 
 
-@pytest.mark.expect_log("bytes of it are lost")
+@pytest.mark.expect_log("data is lost")
 async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojump_clock):
     host.source._share = 1.0
     host.source._error = errors.ChunkMissing

@@ -30,7 +30,7 @@ async def test_part_that_works_is_begun_once(nursery, autojump_clock):
     assert (len(part.tries_s), parts.troubles.now) == (1, {})
 
 
-@pytest.mark.expect_log("metrics: .*Address already in use; guests are served without it")
+@pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
 async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
     parts, part = optional.Optional(nursery, clock=lambda: 1234.0), Part(before=12)
     await parts.keep("metrics", part.run)
@@ -52,7 +52,7 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
     assert len(part.tries_s) == 3 and parts.troubles.now == {}
 
 
-@pytest.mark.expect_log("promises.json: the disk is full; guests are served without it")
+@pytest.mark.expect_log("promises.json: the disk is full; guests read without it")
 async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
     parts = optional.Optional(nursery, clock=lambda: 1234.0)
     for _ in range(2):

@@ -83,7 +83,7 @@ async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, a
     assert home not in {giver for _, giver, _, _ in cloud.moved}
 
 
-@pytest.mark.expect_log("is left alone")
+@pytest.mark.expect_log("is in backoff")
 @pytest.mark.parametrize(
     ("priority", "took_s"), [(GUEST, pytest.approx(1, abs=0.1)), (AHEAD, None)]
 )

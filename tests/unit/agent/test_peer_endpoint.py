@@ -37,7 +37,7 @@ async def endpoint(nursery):
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.expect_log("the peer endpoint .* has died")
+@pytest.mark.expect_log("the peer listener .* has died")
 async def test_endpoint_that_died_is_opened_again_and_connections_go_on(endpoint):
     made, listener = endpoint
     address = listener.socket.getsockname()
@@ -54,7 +54,7 @@ async def test_endpoint_that_died_is_opened_again_and_connections_go_on(endpoint
     await old.aclose()
 
 
-@pytest.mark.expect_log("the peer endpoint .* has died")
+@pytest.mark.expect_log("the peer listener .* has died")
 @pytest.mark.expect_log("cannot be opened")
 async def test_address_that_is_taken_meanwhile_is_waited_for(endpoint, monkeypatch):
     made, listener = endpoint

@@ -96,7 +96,7 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
         assert host.source.reads == []
 
 
-@pytest.mark.expect_log("promised to be whole, but its map is lost")
+@pytest.mark.expect_log("pinned, but its chunk map is lost")
 async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_path):
     async with keeping(tmp_path) as host:
         host.add(DATA)
@@ -111,7 +111,7 @@ async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_pa
         assert host.promises.get(IMAGE).is_asked
 
 
-@pytest.mark.allow_log("promises are made anew")
+@pytest.mark.allow_log("pinning the attached images again")
 @pytest.mark.parametrize("raw", [None, b"", b"rubbish"])
 async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp_path, raw):
     async with keeping(tmp_path, 3 * MIB) as host:
@@ -272,7 +272,7 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
         assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
-@pytest.mark.expect_log("there is no room")
+@pytest.mark.expect_log("no space")
 async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_path):
     place = Place("h1", "h2")
     async with keeping(tmp_path, shares=place.shares()) as host:

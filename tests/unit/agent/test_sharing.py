@@ -368,7 +368,7 @@ async def test_share_without_room_is_said(tmp_path, place):
         assert not keeper.promised_bytes()
 
 
-@pytest.mark.expect_log("no longer kept for other hosts: image .* needs the room")
+@pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
 async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, place):
     place.table = table_of("h1", "h2")  # each keeps all of everything
     async with running(tmp_path, place, 4 * MIB) as keeper:
@@ -382,9 +382,9 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         assert keeper.promised_bytes() == 200 * CHUNK
 
 
-@pytest.mark.expect_log("its map is lost")
-@pytest.mark.expect_log("needs the room")
-@pytest.mark.allow_log("there is no room|taking it from the source again")
+@pytest.mark.expect_log("its chunk map is lost")
+@pytest.mark.expect_log("needs the space")
+@pytest.mark.allow_log("no space|taking it from the source again")
 async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, place):
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place) as keeper:

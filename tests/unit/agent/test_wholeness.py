@@ -487,7 +487,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         assert whole._next() == OTHER
 
 
-@pytest.mark.expect_log("not whole in the 0 s that were asked for")
+@pytest.mark.expect_log("missed its deadline of 0 s")
 async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
     source = keeper.host.source
     await keeper.host.mirrors.attach(IMAGE)
@@ -495,11 +495,11 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     await keeper.use()
     await keeper.wait("failing")
     await keeper.whole.set_fill_mode(IMAGE, wholeness.FillMode.URGENT, deadline_s=0.3)
-    await until(lambda: "not whole in" in caplog.text)
+    await until(lambda: "missed its deadline of" in caplog.text)
     shown = keeper.whole.telling.of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
-    assert caplog.text.count("not whole in") == 1
+    assert caplog.text.count("missed its deadline of") == 1
     source._fail = range(0)
     await keeper.wait("fully_cached")
     await until(lambda: keeper.whole.telling.of(IMAGE)["is_late"] is None)
@@ -606,7 +606,9 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
         assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
             await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
-        with pytest.raises(errors.Unusable, match="is not kept whole here: the cache lacks"):
+        with pytest.raises(
+            errors.Unusable, match="cannot be cached completely here: the cache lacks"
+        ):
             await keeper.whole.set_fill_mode(OTHER, wholeness.FillMode.URGENT)
         assert keeper.state(IMAGE) == "fully_cached"
         keeper.uses.closed(IMAGE)
@@ -672,7 +674,7 @@ async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper
     await keeper.whole.unask(IMAGE)
     await until(lambda: keeper.state() is None)
     assert keeper.promised_bytes() == 0
-    with pytest.raises(errors.Unusable, match="is not kept whole here"):
+    with pytest.raises(errors.Unusable, match="cannot be cached completely here"):
         await keeper.whole.unask(IMAGE)
 
 

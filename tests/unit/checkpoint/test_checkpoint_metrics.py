@@ -44,8 +44,8 @@ def shown(address: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.expect_log("h1 has used up its share of this vault")
-@pytest.mark.expect_log("it is removed")
+@pytest.mark.expect_log("h1 has used up its quota of this vault")
+@pytest.mark.expect_log("corrupt; removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
     vault = vault_.Vault(tmp_path, room.Limits(7 * 4096, 6 * 4096, 9), ids.HostId("h2"))

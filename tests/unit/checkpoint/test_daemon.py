@@ -218,7 +218,7 @@ def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host)
 
 def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
     it = host(server(0), server(2, checkpoint_interval_s="0"))
-    for number, why in ((2, "no interval"), (3, "not here")):
+    for number, why in ((2, "no interval"), (3, "not on this host")):
         with pytest.raises(errors.Unusable, match=why):
             it.daemon.ask(IDS[number])
     it.here.append(server(1))  # nobody has looked since
@@ -318,7 +318,7 @@ def test_what_fails_is_reported_while_libvirt_is_away(host):
     assert said == [[messages.Failing(IDS[0], "holder", "h2")]] * 2
 
 
-@pytest.mark.expect_log("is not ended: .*1 is broken")
+@pytest.mark.expect_log("did not end: .*1 is broken")
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
 def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypatch, fault):
@@ -338,7 +338,7 @@ def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypa
 
 
 @pytest.mark.expect_log("odd")
-@pytest.mark.expect_log("are not known now")
+@pytest.mark.expect_log("are unknown now")
 @pytest.mark.allow_log("by zero")
 def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
     it = host(server(0))

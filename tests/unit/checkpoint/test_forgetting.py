@@ -84,7 +84,7 @@ def test_many_hosts_are_asked_of_in_parts(world, monkeypatch):
     assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
 
 
-@pytest.mark.expect_log("left behind stays for now")
+@pytest.mark.expect_log("orphaned data")
 def test_it_goes_on_after_a_fault(world, monkeypatch):
     monkeypatch.setattr(forgetting, "FIRST_S", 0.0)
     monkeypatch.setattr(forgetting, "EVERY_S", 0.0)

@@ -76,7 +76,7 @@ def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(domain_of, 
     assert fake.told.index("fsThaw") < fake.told.index("backupBegin")
 
 
-@pytest.mark.expect_log("could not be thawed")
+@pytest.mark.expect_log("cannot thaw")
 def test_guest_that_does_not_let_go_is_named(domain_of, tmp_path):
     with domain_of(Domain("fsThaw")).moment("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen

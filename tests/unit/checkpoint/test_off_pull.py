@@ -122,7 +122,7 @@ def test_link_in_the_place_of_the_copy_leads_no_tool_of_root_anywhere(disk, mome
         done(self, argv, *more)
 
     monkeypatch.setattr(off_pull.Puller, "_run", tool)
-    with pytest.raises(errors.Unusable, match="somebody uses it"):
+    with pytest.raises(errors.Unusable, match="it is in use"):
         off_pull.Puller(threading.Event())(disk, lambda: True)
     assert victim.read_bytes() == b"v" * 4096
     assert pathlib.Path(disk.path).read_bytes() == before

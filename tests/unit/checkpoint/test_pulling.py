@@ -207,7 +207,7 @@ def test_libvirt_that_is_away_is_said_once():
     host.look()
 
 
-@pytest.mark.expect_log("are not looked at")
+@pytest.mark.expect_log("are not checked")
 def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
     host = Host(server(1))
     monkeypatch.setattr(pulling, "LOOK_EVERY_S", 0.0)

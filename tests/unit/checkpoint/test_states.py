@@ -52,7 +52,7 @@ def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
     assert known.load(INSTANCE) is None and known.known() == []
 
 
-@pytest.mark.expect_log("begin anew")
+@pytest.mark.expect_log("is a full one")
 @pytest.mark.parametrize(
     "change",
     [{"key": "00"}, {"disk": "x"}, {"other": 1}, {"number": "1"}, {"begun": ["a"] * 2000}],
@@ -64,7 +64,7 @@ def test_damaged_state_counts_for_nothing(known, tmp_path, change):
     assert known.load(INSTANCE) is None
 
 
-@pytest.mark.expect_log("begin anew")
+@pytest.mark.expect_log("is a full one")
 def test_state_that_cannot_be_read_is_an_error_where_it_counts(known, tmp_path):
     (tmp_path / "state" / INSTANCE / "state.json").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):

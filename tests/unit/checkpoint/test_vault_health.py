@@ -50,7 +50,7 @@ def place(tmp_path: pathlib.Path) -> Iterator[Place]:
     made.vault.close()
 
 
-@pytest.mark.expect_log("h1 has used up its share of this vault")
+@pytest.mark.expect_log("h1 has used up its quota of this vault")
 def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_share(
     place: Place,
 ) -> None:
@@ -69,7 +69,7 @@ def test_file_system_without_room_is_a_full_vault(place: Place) -> None:
     assert place.issues() == [ISSUE.FULL]
 
 
-@pytest.mark.expect_log("not safe")
+@pytest.mark.expect_log("may be lost")
 def test_vault_that_is_not_safe_stays_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_descriptor: int) -> int:
         safety.ctypes.set_errno(errno.EIO)

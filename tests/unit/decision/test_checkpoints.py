@@ -260,7 +260,7 @@ def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
 @pytest.mark.parametrize(
     "failure", [nova_.NovaUnreachable("HTTP 503"), database.DatabaseError("sqlite://", "gone")]
 )
-@pytest.mark.expect_log("is to ask again")
+@pytest.mark.expect_log("must retry")
 def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
     hosts.nova.failure = failure
     assert hosts.register(taken(1)).may_pass and hosts.ids() == []

@@ -44,13 +44,13 @@ def test_who_is_killed_leads_no_more(tmp_path: pathlib.Path) -> None:
     own.step_down()
 
 
-@pytest.mark.expect_log("mysql://127.0.0.1:1/db cannot say who leads")
+@pytest.mark.expect_log("mysql://127.0.0.1:1/db cannot determine the leader")
 def test_nobody_leads_where_nobody_can_tell_who(tmp_path: pathlib.Path) -> None:
     lead = leadership.Leadership("mysql://user:secret@127.0.0.1:1/db", "one")
     assert not lead.is_leader() and not lead.is_leader()
 
 
-@pytest.mark.expect_log("cannot say who leads: coordination does not answer within 0.5 s")
+@pytest.mark.expect_log("cannot determine the leader: coordination does not answer within 0.5 s")
 def test_place_that_hangs_is_as_one_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leadership, "ANSWER_S", 0.5)
     with silent_server.serve() as server:

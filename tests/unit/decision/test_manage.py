@@ -93,7 +93,7 @@ def test_what_cannot_be_is_said(manage, tmp_path):
         ("sqlite:////nowhere/at/all.sqlite", "unable to open database file"),
         ("mysql+pymysql://acstor:secret@127.0.0.1:1/acstor", "Connection refused"),
         ("mysql+aiomysql://acstor:secret@127.0.0.1:1/acstor", "which is not installed"),
-        ("secret", "no URL of a database"),
+        ("secret", "not a database URL"),
     ],
 )
 @pytest.mark.parametrize("asked", [("db-sync",), ("history",), ("authority", "show")])

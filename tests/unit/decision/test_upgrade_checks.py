@@ -51,7 +51,7 @@ def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tm
     [
         ("postgresql+pg8000://acstor:secret@h/x", "needs the driver pg8000"),
         ("nosuch://acstor:secret@h/x", "sqlalchemy.dialects:nosuch"),
-        ("secret", "no URL of a database"),
+        ("secret", "not a database URL"),
         ("mysql+pymysql://acstor:secret@127.0.0.1:1/x", "Connection refused"),
         ("sqlite:////nowhere/at/all.sqlite", "unable to open database file"),
     ],

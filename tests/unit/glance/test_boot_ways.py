@@ -59,5 +59,8 @@ def test_metrics_say_what_was_decided_and_how_far_images_are() -> None:
     def shown(name: str, **labels: str) -> float | None:
         return counters.registry.get_sample_value(f"acstor_glance_{name}", labels)
 
-    assert [shown("boot_images_made", way=way) for way in ("built", "recorded")] == [0, 1]
+    assert [shown("boot_image_method_enabled", method=way) for way in ("built", "recorded")] == [
+        0,
+        1,
+    ]
     assert [shown("boot_images", state=s) for s in ("waiting", "ready", "unbootable")] == [3, 0, 0]

@@ -150,10 +150,10 @@ def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
     assert stored.counted("elsewhere") == 1
 
 
-@pytest.mark.allow_log(r"sharing the room|there is no|not a file of|No such file")
+@pytest.mark.allow_log(r"deduplication|there is no|not a file of|No such file")
 def test_what_cannot_share_room_is_said_once_and_no_error(stored, monkeypatch, caplog):
     def share(*_args):
-        raise errors.Unusable("sharing the room of an image with its base", "it cannot")
+        raise errors.Unusable("deduplication of an image with its backing image", "it cannot")
 
     monkeypatch.setattr(room_sharing, "share", share)
     base = stored.add(data(1, 2, 3))

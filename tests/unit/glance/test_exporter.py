@@ -67,7 +67,7 @@ def test_image_and_map_are_written_once_for_owner_and_group(glance, folder):
 
 def test_other_bytes_than_glance_has_a_hash_of_are_not_written(glance, folder):
     glance.bytes[records.IMAGE_ID] = records.BYTES + bytes(2 * 4096)
-    with pytest.raises(errors.Unusable, match="do not have the sha512"):
+    with pytest.raises(errors.Unusable, match="does not have the sha512"):
         exporter.export(glance, records.image(), folder)
     assert names(folder) == []
 

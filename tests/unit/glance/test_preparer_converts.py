@@ -79,13 +79,13 @@ def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
     assert verifier.verify(images, image, is_thorough=True).fault == ""
 
 
-@pytest.mark.expect_log("what it was converted to is not whole")
+@pytest.mark.expect_log("its converted image is incomplete")
 def test_conversion_that_is_damaged_is_found_and_made_anew(images, conf, data):
     image = images.add(data, disk_format="vdi")
     handle(images, conf, image)
     old = image[CONVERTED.pointer]
     images.data[old] = images.data[old][:-1] + b"?"
-    assert "do not have the sha512" in verifier.verify(images, image, is_thorough=True).fault
+    assert "does not have the sha512" in verifier.verify(images, image, is_thorough=True).fault
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CONVERTED.pointer] != old and old not in images.records
     assert verifier.verify(images, image, is_thorough=True).fault == ""
@@ -118,7 +118,7 @@ def test_bytes_that_are_not_glances_are_never_converted(images, conf, data, monk
     images.data[image["id"]] = data[:-1] + b"?"
     monkeypatch.setattr(converting, "converted", None)
     assert handle(images, conf, image) is Outcome.FAILED
-    assert "do not have the sha512" in image["acstor_message"]
+    assert "does not have the sha512" in image["acstor_message"]
     assert made_of(images, image) == set()
 
 

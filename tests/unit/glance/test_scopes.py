@@ -140,7 +140,7 @@ def test_base_that_is_none_is_no_fault(preparer: glance_preparer.Preparer, ref: 
     assert prepared(preparer, data(1), owner=A, base_image_ref=ref).scope_keys
 
 
-@pytest.mark.expect_log("nothing is shared with it: .* checksum")
+@pytest.mark.expect_log("no deduplication with it: .* checksum")
 def test_base_without_a_usable_chunk_map_shares_nothing(
     preparer: glance_preparer.Preparer, images: memory_images.MemoryImages
 ) -> None:

@@ -61,7 +61,7 @@ def test_stream_of_another_length_may_be_whole_the_next_time(came: bytes) -> Non
 
 
 def test_bytes_that_do_not_have_glances_hash_give_no_map() -> None:
-    with pytest.raises(errors.Unusable, match="do not have the sha512"):
+    with pytest.raises(errors.Unusable, match="does not have the sha512"):
         make(image_of(b"x" * 100), iter([b"y" * 100]))
 
 
@@ -127,6 +127,8 @@ def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
 
 
 def test_qcow2_image_that_no_disk_has_room_for_is_not_begun(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(errors.Unusable, match="there is no room for its 1152921504606846976 bytes"):
+    with pytest.raises(
+        errors.Unusable, match="there is no space for its 1152921504606846976 bytes"
+    ):
         make_qcow2(tmp_path, b"", b"never read", size=1 << 60)
     assert list(tmp_path.iterdir()) == []

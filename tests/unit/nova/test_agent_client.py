@@ -95,6 +95,6 @@ def test_agent_that_goes_away_is_noticed(path, client, monkeypatch):
     monkeypatch.setattr(scripted_agent.ScriptedAgent, "hangs_up", True)
     with (
         scripted_agent.running(path, {control_wire.Status: lambda request: b""}),
-        pytest.raises(errors.AgentUnreachable, match="before it had answered"),
+        pytest.raises(errors.AgentUnreachable, match="before it answered"),
     ):
         client.status()

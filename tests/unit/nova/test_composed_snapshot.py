@@ -315,7 +315,7 @@ def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, ga
     assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
 
 
-@pytest.mark.expect_log(r"it does not lie on image .*\[changes-unreadable")
+@pytest.mark.expect_log(r"it is not based on image .*\[changes-unreadable")
 def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_path):
     other = tmp_path / "images" / f"{SNAPSHOT}.raw"
     other.write_bytes(bytes(SIZE))

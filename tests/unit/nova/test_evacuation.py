@@ -195,7 +195,7 @@ def test_older_checkpoint_is_taken_where_the_newest_cannot_be_had(nova, agent):
 LATE = scripted_agent.failed("DeadlineExceeded", "it did not arrive")
 
 
-@pytest.mark.expect_log("is asked for again")
+@pytest.mark.expect_log("is requested again")
 def test_checkpoint_that_is_late_is_asked_for_again(nova, agent, monkeypatch):
     monkeypatch.setattr(evacuation, "ASK_AGAIN_S", 0.0)
     answers = iter([LATE, scripted_agent.failed("OSError", "no space left"), ATTACHED])
@@ -293,7 +293,7 @@ def test_server_is_not_given_an_empty_disk_in_silence(nova, agent, api, fault):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.expect_log("it begins as its image")
+@pytest.mark.expect_log("starting from its image")
 def test_server_begins_as_its_image_if_the_operator_wants_that(nova, agent, api, fault):
     nova.conf.set_override("recover", "preferred", group="acstor")
     fault(nova, api)
@@ -424,7 +424,9 @@ def test_disk_that_is_not_as_we_made_it_is_given_to_nobody(nova, agent, altered)
     altered(nova, made.path)
     with open(made.path, "rb") as file:
         before = file.read()
-    with pytest.raises(nova_backend.CannotStartError, match=r"external data|no image of Nova's"):
+    with pytest.raises(
+        nova_backend.CannotStartError, match=r"external data|not an image in Nova's"
+    ):
         made.libvirt_info("none")
     with open(made.path, "rb") as file:
         assert file.read() == before

@@ -67,12 +67,16 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
     ("lines", "error", "why"),
     [
         ([{"state": "failed", "error": {"message": "the base is away"}}], REFUSED, "is away"),
-        ([gateway_server.UPLOADING, {"more": 1}], UNREACHABLE, "it went away before it was done"),
-        ([], UNREACHABLE, "it went away before it was done"),
-        (["hello"], UNREACHABLE, "it answers nonsense"),
-        ([[1]], UNREACHABLE, "it answers nonsense"),
-        (["x" * (1 << 20)], UNREACHABLE, "it answers nonsense"),
-        ([{"state": 7}], UNREACHABLE, "it answers nonsense"),
+        (
+            [gateway_server.UPLOADING, {"more": 1}],
+            UNREACHABLE,
+            "it closed the connection before it was done",
+        ),
+        ([], UNREACHABLE, "it closed the connection before it was done"),
+        (["hello"], UNREACHABLE, "invalid answer"),
+        ([[1]], UNREACHABLE, "invalid answer"),
+        (["x" * (1 << 20)], UNREACHABLE, "invalid answer"),
+        ([{"state": 7}], UNREACHABLE, "invalid answer"),
     ],
 )
 def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error, why):

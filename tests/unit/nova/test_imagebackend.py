@@ -113,7 +113,7 @@ def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
 
 @pytest.mark.parametrize("kind", ["ChunkMissing", "ChunkRefused"])
 @pytest.mark.parametrize("disk_format", ["vmdk", "vhd", "vhdx", "vdi"])
-@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+@pytest.mark.expect_log("falls back to Nova's download")
 def test_image_that_was_not_converted_is_downloaded(nova, agent, disk_format, kind):
     failed = control_wire.encode(control_wire.Failed(kind, "nothing of it is there"))
     agent.answers[control_wire.Ensure] = lambda request: failed
@@ -137,7 +137,7 @@ ENCRYPTED = {"properties": {"os_encrypt_format": "luks"}}
         ({"disk_format": "qcow2"}, R.RECORD_DIFFERS),
     ],
 )
-@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+@pytest.mark.expect_log("falls back to Nova's download")
 def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
     nova.image |= image
     made = nova.spawn()
@@ -155,7 +155,7 @@ def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
         ({}, {"filename": "another-name"}, R.OTHER_NAME),
     ],
 )
-@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+@pytest.mark.expect_log("falls back to Nova's download")
 def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, options, reason):
     for name, value in changes.items():
         nova.conf.set_override(name, value, group="glance")

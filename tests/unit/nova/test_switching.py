@@ -78,7 +78,7 @@ def test_file_that_cannot_be_written_or_taken_away_is_told(run, tmp_path):
     (tmp_path / "d").unlink()
     (tmp_path / "d/acstor.conf/inside").mkdir(parents=True)
     status, _, error = run("disable")
-    assert status == 1 and f"{tmp_path}/d/acstor.conf: cannot be taken away" in error
+    assert status == 1 and f"{tmp_path}/d/acstor.conf: cannot be removed" in error
 
 
 def test_file_of_the_packages_is_the_one_that_is_written(tmp_path):

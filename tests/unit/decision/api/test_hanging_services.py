@@ -19,7 +19,7 @@ from tests.unit.decision.api import conftest as api
 
 THREADS = 16
 """Of the documented WSGI server (rest_api.rst)."""
-pytestmark = pytest.mark.allow_log("Glance is silent for longer than")
+pytestmark = pytest.mark.allow_log("Glance did not answer within")
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_tenants_see_the_images_that_glance_shows_them_and_no_hosts(open_to_tena
     assert open_to_tenants.get(f"/v1/images/{IMAGES[3]}/hosts").status_code == 403
 
 
-@pytest.mark.expect_log("shown without their names")
+@pytest.mark.expect_log("showing images without their names")
 def test_without_glance_who_sees_all_does_without_names(client, store, glance):
     glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
     hold(store, {IMAGES[0]: WARM})
