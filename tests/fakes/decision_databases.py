@@ -257,7 +257,7 @@ class Suite:
         assert first.fetched == decision_api.FetchedBytes(5, 6)
         rows = store.image_hosts(ids[0], 0)
         assert [row.host for row in rows] == ["h1", "h2"]
-        assert [held_images.whole_of(row) for row in rows] == [OWNED, FILLING]
+        assert [held_images.fill_of(row) for row in rows] == [OWNED, FILLING]
         assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
         store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
         assert store.image(ids[2], 0) is None
@@ -282,7 +282,7 @@ class Suite:
         found = store.image(image_id, 0)
         assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
-        assert [held_images.whole_of(row) for row in rows] == list(by_host.values())
+        assert [held_images.fill_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, True]
 
     def test_listeners_are_remembered_until_one_reports_a_day_later(
