@@ -12,11 +12,11 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 from oslo_config import types
 
-import acstor_common.conf
+import acstor_common.service.conf
 from acstor_agent.core import variants
-from acstor_common import decision_api
-from acstor_common import geometry
-from acstor_common import session_options
+from acstor_common.model import geometry
+from acstor_common.service import session_options
+from acstor_common.wire import decision_messages
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
 
@@ -50,7 +50,7 @@ OPTS = [
         "enter it (mode 0700). While it is not writable the agent caches no new chunks, and guests "
         "still read.",
     ),
-    acstor_common.conf.size_opt(
+    acstor_common.service.conf.size_opt(
         "cache_limit_bytes",
         default=20 * 1024 * geometry.MIB,
         least=geometry.MIB,
@@ -134,7 +134,7 @@ OPTS = [
         "stopped servers at that interval; if it is above 90 minutes, all images count as used. 0: "
         "never detach.",
     ),
-    acstor_common.conf.size_opt(
+    acstor_common.service.conf.size_opt(
         "boot_memory_limit_bytes",
         default=512 * geometry.MIB,
         help="Limit of the memory for all boot images while guests boot. A boot image takes some "
@@ -316,15 +316,15 @@ def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the agent's options, and those of its sources, with ``conf``."""
-    acstor_common.conf.register_opts(conf)
-    acstor_common.conf.register(conf, GROUP, OPTS)
+    acstor_common.service.conf.register_opts(conf)
+    acstor_common.service.conf.register(conf, GROUP, OPTS)
     conf.register_opt(BROKER)
     for group, options in source_options():
-        acstor_common.conf.register(conf, group, options)
+        acstor_common.service.conf.register(conf, group, options)
     loading.register_auth_conf_options(conf, ENROLMENT.name)
     conf.register_opts(session_options.session_options(ENROLMENT_TIMEOUT_S), ENROLMENT.name)
     loading.register_adapter_conf_options(conf, ENROLMENT.name, include_deprecated=False)
-    conf.set_default("service_type", decision_api.SERVICE_TYPE, ENROLMENT.name)
+    conf.set_default("service_type", decision_messages.SERVICE_TYPE, ENROLMENT.name)
 
 
 def _enrolment_options() -> Iterator[cfg.Opt]:
@@ -343,7 +343,7 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     return list(
         itertools.chain(
             [
-                (acstor_common.conf.GROUP, acstor_common.conf.OPTS),
+                (acstor_common.service.conf.GROUP, acstor_common.service.conf.OPTS),
                 (GROUP, [option for option in OPTS if option.name not in HIDDEN]),
                 (ENROLMENT, list(_enrolment_options())),
             ],

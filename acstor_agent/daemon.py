@@ -66,10 +66,10 @@ from acstor_agent.peers import peer_net
 from acstor_agent.process import loop_turns
 from acstor_agent.process import supervisor
 from acstor_agent.sources import build
-from acstor_common import chunk_map
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.formats import chunk_map
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 
 
 class Agent:

@@ -22,16 +22,16 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.engine import placement
-from acstor_common import boot_timeline
-from acstor_common import certificates
-from acstor_common import credentials
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import signing
-from acstor_common import trace_message
-from acstor_common import vault_paths
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import trace_message
+from acstor_common.wire import vault_paths
 
 _BUS = "message bus"
 
@@ -134,9 +134,9 @@ class Membership:
         held: Callable[[], decision_link.Held],
         cids: Callable[[], Iterable[ids.Cid]],
         images: Callable[[], Awaitable[decision_link.Images]],
-        take_task: Callable[[decision_api.ImageTask], None],
+        take_task: Callable[[decision_messages.ImageTask], None],
         boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
-        health: Callable[[], decision_api.HostHealth],
+        health: Callable[[], decision_messages.HostHealth],
     ) -> None:
         """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
         if self._bus is None:
@@ -148,7 +148,7 @@ class Membership:
             own.location,
             message_bus=self._bus,
             meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
-            collection_s=decision_api.COLLECTION_S,
+            collection_s=decision_messages.COLLECTION_S,
             held=held,
             cids=cids,
             files=self.identity,

@@ -29,12 +29,12 @@ from acstor_agent.images import prefetching
 from acstor_agent.images import wholeness
 from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_net
-from acstor_common import addresses
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.model import addresses
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def reachable_at(own: Options) -> str:
         ip, _ = addresses.parse(address)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
-    if fault := addresses.fault_of(ip):
+    if fault := addresses.why_unreachable(ip):
         raise errors.Unusable(
             "[acstor_agent] peer_listen",
             f"the decision service cannot tell others to ask {address}: it is {fault}",

@@ -12,8 +12,8 @@ most that it ever had, and to say that a record is not whole costs more than to 
 import contextlib
 import ssl
 
-from acstor_common import geometry
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.wire import peer_wire
 
 RECORD_BYTES = 16 * geometry.KIB  # of plain text in a record, at most
 RECORDS_IN_A_ROW = 64

@@ -26,7 +26,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.images import promises
 from acstor_agent.process import supervisor
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import chunk_map
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import ring as ring_
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
 
-_MAX_TABLE_BYTES: Final = 2 * ring_.MAX_FILE_BYTES + 1024
+_MAX_TABLE_BYTES: Final = 2 * hash_ring.MAX_FILE_BYTES + 1024
 
 
 class AgentFiles:
@@ -35,7 +35,7 @@ class AgentFiles:
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
         return cls(pathlib.Path(own.agent_state_dir), ring_file)
 
-    def ring(self) -> ring_.Ring:
+    def ring(self) -> hash_ring.Ring:
         """Return the v-node table.
 
         :raises errors.Unusable: there is none, or it cannot be read
@@ -45,8 +45,8 @@ class AgentFiles:
             with path.open("rb") as file:
                 raw = file.read(_MAX_TABLE_BYTES)
             if not self._ring_file:
-                raw = msgspec.json.decode(raw, type=decision_api.RingTable).table.encode()
-            return ring_.decode(raw, str(path))
+                raw = msgspec.json.decode(raw, type=decision_messages.RingTable).table.encode()
+            return hash_ring.decode(raw, str(path))
         except (OSError, ValueError, msgspec.DecodeError, errors.RingFormatError) as e:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ring as ring_
+from acstor_common.identity import certificates
+from acstor_common.ring import hash_ring
 
 LOOK_EVERY_S: Final = 10.0
 """To read the table of a large cloud takes a second or two."""
@@ -25,11 +25,11 @@ class Belonging:
     """
 
     def __init__(
-        self, ring: Callable[[], ring_.Ring], clock: Callable[[], float] = time.monotonic
+        self, ring: Callable[[], hash_ring.Ring], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ring, self._clock = ring, clock
         self._lock = threading.Lock()
-        self._table: ring_.Ring | None = None
+        self._table: hash_ring.Ring | None = None
         self._why = ""
         self._looked_s = -LOOK_EVERY_S
 

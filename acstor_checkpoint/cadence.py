@@ -14,9 +14,9 @@ from typing import Final
 
 from acstor_checkpoint import intervals
 from acstor_checkpoint import servers
-from acstor_common import checkpoint_intervals
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
 
 _FIRST_PAUSE_S: Final = 30.0
 """After a failure; twice as long after each further one, and never longer than the interval."""
@@ -29,7 +29,7 @@ def interval_s(server: servers.Server, told: intervals.Told, default_s: int) -> 
     """
     spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
     wanted_s = intervals.of_server(server.instance, spec_s, told, default_s)
-    return checkpoint_intervals.bounded(wanted_s)
+    return checkpoint_intervals.clamp(wanted_s)
 
 
 @dataclasses.dataclass

@@ -28,11 +28,11 @@ from typing import Protocol
 
 from acstor_checkpoint import chunk_runs
 from acstor_checkpoint import nbd
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 BATCH_BYTES: Final = 4 * geometry.MIB
 """Of the disk: what is sealed and sent at a time, and held in memory."""
@@ -115,7 +115,7 @@ class Taking:
         self,
         disk: Disk,
         chunk_bytes: int,
-        seal: checkpoint_sealing.Seal,
+        seal: checkpoint_encryption.Seal,
         copies: Copies,
         pace: Pace,
         is_late: Callable[[], bool] = lambda: False,

@@ -29,10 +29,10 @@ from acstor_checkpoint import ring_places
 from acstor_checkpoint import scratch as scratch_
 from acstor_checkpoint import states
 from acstor_checkpoint import vault_files
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
+from acstor_common.util import supervision
 
 _ENDS_WITHIN_S = 60.0
 _MAX_FOLDER_BYTES = 70
@@ -73,13 +73,13 @@ def running(
         scratch = scratch_.Scratch(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
         made, collection = _made(own, mount_point, host, proof, link, scratch, ended)
         threads = [
-            *(supervised.start("checkpoints", made.run, ended) for _ in range(daemon.WORKERS)),
-            supervised.start("scratch files", lambda: scratch.run(ended), ended),
-            supervised.start("pulling", _pulling(own, mount_point, ended).run, ended),
+            *(supervision.start("checkpoints", made.run, ended) for _ in range(daemon.WORKERS)),
+            supervision.start("scratch files", lambda: scratch.run(ended), ended),
+            supervision.start("pulling", _pulling(own, mount_point, ended).run, ended),
         ]
         if collection is not None:
             loop = collection.run
-            threads.append(supervised.start("garbage collection", loop, ended, is_vital=False))
+            threads.append(supervision.start("garbage collection", loop, ended, is_vital=False))
         try:
             yield made
         finally:

@@ -15,7 +15,7 @@ from typing import Final
 
 import h11
 
-from acstor_common import vault_paths
+from acstor_common.wire import vault_paths
 
 PROTOCOL: Final = vault_paths.PROTOCOL
 """What both sides agree on inside TLS, by ALPN."""

@@ -42,11 +42,11 @@ from acstor_checkpoint import record as record_
 from acstor_checkpoint import scratch as scratch_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -313,7 +313,7 @@ class Checkpointing:
         is_late: patience.IsLate,
     ) -> tuple[capture.Taking, bytearray]:
         """Have the chunks kept; return what was done, and the sealed manifest."""
-        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would begin anew, and never come to an end.
         ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
         taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, self._pace, ends)

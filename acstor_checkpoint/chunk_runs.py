@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import checkpoint_manifest
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 
 class Run(NamedTuple):

@@ -5,7 +5,7 @@ import socket
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
+from acstor_common.service import conf as common_conf
 
 GROUP = cfg.OptGroup("acstor_checkpoint", title="Checkpoints of disks on other hosts")
 

@@ -29,8 +29,8 @@ from acstor_checkpoint import names as names_
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.model import ids
+from acstor_common.util import supervision
 
 T = TypeVar("T")
 STEP_S: Final = 60.0
@@ -250,7 +250,7 @@ def _begun(
             answer.set_exception(e)
 
     try:
-        supervised.start_once(f"holder {client.holder}", run)
+        supervision.start_once(f"holder {client.holder}", run)
     except RuntimeError as e:  # no thread can be started; requests that were begun are ended
         answer.set_exception(vault_client.HostFault(str(e)))
     return answer

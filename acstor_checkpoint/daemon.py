@@ -23,11 +23,11 @@ from acstor_checkpoint import patience
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import supervised
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ WORKERS: Final = 4
 """Each has two manifests in memory at most, of 80 MiB with 2 million entries."""
 RETRY_WORKERS: Final = 2
 FAILURES: Final = "checkpoint"
-"""Name under which :mod:`supervised` counts the failures of servers."""
+"""Name under which :mod:`supervision` counts the failures of servers."""
 _LOOK_EVERY_S: Final = 10.0
 """How long a new server, or a request, waits until it is seen."""
 
@@ -292,7 +292,7 @@ class Daemon:
 
 def _counted(e: Exception) -> bool:
     """Count a failure of one server; return whether it is a fault of this program's."""
-    supervised.count(FAILURES)
+    supervision.count_failure(FAILURES)
     return not _is_known(e)
 
 

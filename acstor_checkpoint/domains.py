@@ -34,10 +34,10 @@ import libvirt
 
 from acstor_checkpoint import nbd
 from acstor_checkpoint import servers
-from acstor_common import call_deadline
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.model import ids
+from acstor_common.util import call_deadline
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class _Link:
         """
         try:
             return self._calls.call(work)
-        except (libvirt.libvirtError, call_deadline.Late) as e:
+        except (libvirt.libvirtError, call_deadline.CallTimeout) as e:
             raise errors.Unusable(what, str(e)) from e
 
 
@@ -150,7 +150,7 @@ class Domains:
             return None
         except Exception as e:
             LOG.warning("domain %s is skipped: %s", domain.UUIDString(), e, exc_info=True)
-            supervised.count("libvirt")
+            supervision.count_failure("libvirt")
             return None
 
     def domain(self, server: servers.Server) -> "Domain":
@@ -175,7 +175,7 @@ class Domains:
             _run_events()
             try:
                 link.connection = self._opening.call(self._opened)
-            except call_deadline.Late as e:
+            except call_deadline.CallTimeout as e:
                 raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
         return link.connection
 
@@ -453,7 +453,7 @@ def _run_events() -> None:
             return
         libvirt.registerErrorHandler(lambda *_: None, None)  # each error is raised as well
         libvirt.virEventRegisterDefaultImpl()
-        _events.append(supervised.start("libvirt", _turn))
+        _events.append(supervision.start("libvirt", _turn))
 
 
 def _turn() -> None:

@@ -12,9 +12,9 @@ from acstor_checkpoint import copies
 from acstor_checkpoint import patience
 from acstor_checkpoint import scratch
 from acstor_checkpoint import vault_client
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
 
 
 class Reason(enum.StrEnum):

@@ -19,11 +19,11 @@ from typing import Final
 from acstor_checkpoint import names
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_files
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import supervised
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _ENDS_WITHIN_S: Final = 60.0
 Gone = Callable[[Collection[ids.HostId]], Collection[ids.HostId]]
 """Asks the decision service which of these hosts are gone and have no checkpoint any more.
 
-Raises errors.DecisionUnreachable, or errors.NotAuthentic, if it does not say it."""
+Raises errors.DecisionUnreachable, or errors.NotAuthenticated, if it does not say it."""
 
 
 class Forgetting:
@@ -96,7 +96,7 @@ def running(vault: vault_.Vault, gone: Gone) -> Iterator[None]:
     """Ask as long as the block lasts."""
     ended = threading.Event()
     forgetting = Forgetting(vault, gone, ended)
-    thread = supervised.start("forgetting", forgetting.run, ended)
+    thread = supervision.start("forgetting", forgetting.run, ended)
     try:
         yield
     finally:

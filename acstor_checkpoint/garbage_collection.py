@@ -33,9 +33,9 @@ from acstor_checkpoint import record
 from acstor_checkpoint import states as states_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import supervised
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class GarbageCollection:
         except vault_client.HostFault:
             raise
         except Exception:
-            supervised.count("garbage collection")
+            supervision.count_failure("garbage collection")
             LOG.exception("%s keeps data that no checkpoint needs", client.holder)
 
     def _tidy_all(

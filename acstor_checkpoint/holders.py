@@ -12,12 +12,12 @@ decides by the disk, so that the disks of one host are spread over many.
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from acstor_common import ids
-from acstor_common import ring as ring_
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 
 def choose(
-    ring: ring_.Ring,
+    ring: hash_ring.Ring,
     owner: ids.HostId,
     disk: ids.ImageId,
     copies: int,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
 
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.wire import checkpoint_messages as messages
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Told(NamedTuple):
 Ask = Callable[[Sequence[messages.Failing]], Told]
 """Asks the decision service, which notes what fails.
 
-Raises errors.DecisionUnreachable, or errors.NotAuthentic, if it does not say it."""
+Raises errors.DecisionUnreachable, or errors.NotAuthenticated, if it does not say it."""
 
 
 class Intervals:

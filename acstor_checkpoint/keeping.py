@@ -19,13 +19,13 @@ from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_files
 from acstor_checkpoint import vault_server
-from acstor_common import addresses
-from acstor_common import certificates
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import identity_files
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.util import supervision
 
 _ENDS_WITHIN_S = 10.0
 
@@ -89,7 +89,7 @@ def served(
             ("vault", server.serve, server.close),
             ("scrubbing", scrubbing.run, ended.set),
         ):
-            thread = supervised.start(name, loop, ended)
+            thread = supervision.start(name, loop, ended)
             stack.callback(thread.join, _ENDS_WITHIN_S)
             stack.callback(end)
         yield vault

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
 
-OF_HOST: Final = rates.Rate(per_s=65536.0, burst=4 * 65536.0)
+OF_HOST: Final = token_buckets.Rate(per_s=65536.0, burst=4 * 65536.0)
 """A sixth of a processor for one host, and at once the names of a disk of 16 GiB."""
 OF_REQUEST: Final = 64
 """Names that a request counts as, beside those in it: it may sync the file system."""
@@ -33,7 +33,9 @@ class LookupRate:
     ) -> None:
         self.waited_s = 0.0
         self._clock, self._sleep, self._lock = clock, sleep, threading.Lock()
-        self._buckets: rates.Buckets[ids.HostId] = rates.Buckets(OF_HOST, _HOSTS)
+        self._buckets: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            OF_HOST, _HOSTS
+        )
 
     def spend(self, host: ids.HostId, count: int) -> None:
         """Wait until a host may have so many more names looked up.

@@ -17,8 +17,8 @@ from acstor_checkpoint import failures as failures_
 from acstor_checkpoint import room as room_
 from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
-from acstor_common import ids
-from acstor_common import metrics_endpoint
+from acstor_common.model import ids
+from acstor_common.service import metrics_endpoint
 
 
 class VaultCollector(registry.Collector):

@@ -17,8 +17,8 @@ from typing import Final
 from typing import NamedTuple
 from typing import overload
 
-from acstor_common import checkpoint_sealing
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import ids
 
 NAME_BYTES: Final = ids.CID_BYTES
 MAX_ASKED: Final = 1 << 16
@@ -165,5 +165,5 @@ def check_length(length: int) -> None:
 
     :raises ValueError: it cannot
     """
-    if not checkpoint_sealing.SEAL_BYTES < length <= checkpoint_sealing.MAX_SEALED_BYTES:
+    if not checkpoint_encryption.SEAL_BYTES < length <= checkpoint_encryption.MAX_SEALED_BYTES:
         raise ValueError(f"a sealed chunk is not {length} bytes long")

@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import changes
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import local_file
-from acstor_common import qcow2
+from acstor_common.formats import disk_delta
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.model import ids
 
 
 class Stamp(NamedTuple):
@@ -67,7 +67,7 @@ def check(fd: int, path: str, found: str | None, base: str) -> None:
         raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
 
 
-def said(path: str) -> Iterator[changes.Change]:
+def said(path: str) -> Iterator[disk_delta.Extent]:
     """Yield what the overlay has that its base has not, as far as its tables say it.
 
     :raises errors.Unusable: it is no overlay, or cannot be read
@@ -122,12 +122,12 @@ def _shown_in(shown: str, path: str, ending: str) -> ids.ImageId | None:
 
 @contextlib.contextmanager
 def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Have a regular file open for the block; see :func:`local_file.opened`.
+    """Have a regular file open for the block; see :func:`local_file.open_regular`.
 
     :raises errors.Unusable: it cannot be opened
     """
     try:
-        fd = local_file.opened(path, flags)
+        fd = local_file.open_regular(path, flags)
     except OSError as e:
         raise errors.Unusable(path, str(e)) from e
     try:

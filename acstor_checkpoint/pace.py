@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from acstor_common import errors
-from acstor_common import pace
+from acstor_common.util import rate_limiter
 
 
 class Pace:
@@ -23,7 +23,7 @@ class Pace:
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace, self._ended = pace.Pace(rate_bytes_s, clock), ended
+        self._pace, self._ended = rate_limiter.RateLimiter(rate_bytes_s, clock), ended
         self._lock = threading.Lock()
 
     def spend(self, count_bytes: int) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 UNAUTHENTICATED: Final = 64
 """Of all addresses at which no host stands."""

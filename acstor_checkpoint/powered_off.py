@@ -18,7 +18,7 @@ from acstor_checkpoint import nbd
 from acstor_checkpoint import overlay
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import local_file
+from acstor_common.formats import local_file
 
 EXPORT: Final = "disk"
 _DEADLINE_S: Final = 30.0

@@ -8,8 +8,8 @@ so the server can move, and has checkpoints.  Disks of servers that are off have
 own, one after the other: a large one keeps nobody that runs from his turn.
 
 What a disk lies on, and a mark beside it until its file has all
-(:mod:`acstor_common.recovered_mark`), say how far it is.  So what is killed, or ended by Nova for a
-snapshot or a move, begins again.
+(:mod:`acstor_common.formats.recovery_marker`), say how far it is.  So what is killed, or ended by
+Nova for a snapshot or a move, begins again.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from acstor_checkpoint import off_pull
 from acstor_checkpoint import recovered as recovered_
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import recovered_mark
-from acstor_common import supervised
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -144,8 +144,8 @@ class Pulling:
             self._begin_off(server, base, domain)
             return
         off_pull.remove_copy(server.disk.path)
-        if recovered_mark.read(server.disk.path) != checkpoint_id:
-            recovered_mark.write(server.disk.path, checkpoint_id)
+        if recovery_marker.read(server.disk.path) != checkpoint_id:
+            recovery_marker.write(server.disk.path, checkpoint_id)
         if domain.pull(base, self._rate_bytes_s):
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)
@@ -164,10 +164,10 @@ class Pulling:
             with self._told(server.instance):
                 disk = off_pull.OffDisk(path, base, shown, file)
                 self._pull_off(disk, lambda: not domain.is_active())
-                recovered_mark.remove(path)
+                recovery_marker.remove(path)
 
         self._off_instance = server.instance
-        self._off = supervised.start_once("pulling off", pull)
+        self._off = supervision.start_once("pulling off", pull)
 
     def _end(self, server: servers.Server) -> None:
         """Take the mark away when the file has all; lay a disk that lost some on it again.
@@ -180,7 +180,7 @@ class Pulling:
         is_active = domain.is_active()
         if self._recovered.is_in(path, checkpoint_id):
             off_pull.make_safe(path)
-            recovered_mark.remove(path)
+            recovery_marker.remove(path)
             LOG.info(
                 "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
             )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from collections.abc import Collection
 from typing import NamedTuple
 
-from acstor_common import checkpoint_manifest
-from acstor_common import ids
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
 
 
 class Holder(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from acstor_checkpoint import overlay
-from acstor_common import changes
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import local_file
-from acstor_common import recovered_mark
+from acstor_common.formats import disk_delta
+from acstor_common.formats import local_file
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -122,18 +122,18 @@ class Bases:
     def _may_lack_some(self, path: str) -> bool:
         """Say whether an overlay has a mark beside it, or one that cannot be read: once."""
         try:
-            may_lack_some = recovered_mark.read(path) is not None
+            may_lack_some = recovery_marker.read(path) is not None
         except (OSError, ValueError) as e:
             if path not in self._told and len(self._told) < _MAX_TOLD:
                 why = "is damaged or cannot be read, so no checkpoint of this disk is taken"
-                LOG.warning("%s%s %s: %s", path, recovered_mark.ENDING, why, e)
+                LOG.warning("%s%s %s: %s", path, recovery_marker.ENDING, why, e)
                 self._told.add(path)
             return True
         self._told.discard(path)
         return may_lack_some
 
 
-def _joined(found: Iterable[changes.Change]) -> Iterator[tuple[int, int]]:
+def _joined(found: Iterable[disk_delta.Extent]) -> Iterator[tuple[int, int]]:
     """Yield beginning and end of what changes cover, where they follow each other as one."""
     start = stop = 0
     for at, length, _ in found:
@@ -148,6 +148,6 @@ def _joined(found: Iterable[changes.Change]) -> Iterator[tuple[int, int]]:
 
 def _mark(path: str) -> ids.ImageId | None:
     try:
-        return recovered_mark.read(path)
+        return recovery_marker.read(path)
     except (OSError, ValueError):
         return None

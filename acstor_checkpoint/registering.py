@@ -24,17 +24,17 @@ from oslo_config import cfg
 
 from acstor_checkpoint import intervals as intervals_
 from acstor_checkpoint import record as record_
-from acstor_common import checkpoint_messages as messages
-from acstor_common import concealing
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import freshness
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import supervised
+from acstor_common.identity import identity_files
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 much again, by chance."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_Said = TypeVar("_Said", bound=messages.Said)
+_Said = TypeVar("_Said", bound=messages.Response)
 
 
 class _Identity(NamedTuple):
@@ -93,14 +93,14 @@ class Registering:
     ) -> None:
         self._host, self._files, self._transport = host, files, transport
         self._promised_s, self._vault_issues, self._wall = promised_s, vault_issues, wall
-        self._freshness, self._lock = freshness.Freshness(), threading.Lock()
+        self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
         self._stopping = threading.Event()
-        self._server: message_bus.Served | None = None
+        self._server: message_bus.BusServer | None = None
 
     def register(self, record: record_.Record) -> set[str]:
         """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
 
-        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
         :raises errors.CheckpointRefused: it refuses this one
@@ -117,20 +117,22 @@ class Registering:
             raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
 
-    def _registered(self, record: record_.Record) -> messages.Answer:
+    def _registered(self, record: record_.Record) -> messages.CheckpointResponse:
         identity = self._identity()
         told = self._concealed(self._taken(record))
-        return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.Answer)
+        return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
 
     def kept(self) -> dict[str, set[str]]:
         """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.
 
-        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not say all of it
         """
-        asked = messages.Asked(host=self._host, sent_s=self._wall())
-        answer = self._ask(messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.Answer)
+        asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
+        answer = self._ask(
+            messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.CheckpointResponse
+        )
         if answer.why or not answer.is_complete:
             why = answer.why or "it has more checkpoints than it tells"
             raise errors.DecisionUnreachable("the message bus", why)
@@ -144,19 +146,19 @@ class Registering:
 
         :param failing: is shown to operators, with the issues of the vault
 
-        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not say it
         """
         told = (*(messages.Failing("", issue) for issue in self._vault_issues()), *failing)
-        asked = messages.AskedIntervals(
+        asked = messages.IntervalRequest(
             host=self._host, sent_s=self._wall(), failing=told[: messages.MAX_FAILING]
         )
         answer = self._ask(
             messages.INTERVALS,
             asked,
             self._identity(),
-            messages.Intervals,
+            messages.IntervalResponse,
             signing.CHECKPOINT_INTERVALS,
         )
         if answer.why:
@@ -168,20 +170,24 @@ class Registering:
         """Return which of these hosts are gone for good, and have no checkpoint any more.
 
         :param owners: MAX_OWNERS at most
-        :raises errors.NotAuthentic: this host has no certificate, or it is not the service that
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
             answers
         :raises errors.DecisionUnreachable: the service does not say it
         """
-        asked = messages.Owners(host=self._host, owners=tuple(owners), sent_s=self._wall())
+        asked = messages.OwnerRequest(host=self._host, owners=tuple(owners), sent_s=self._wall())
         answer = self._ask(
-            messages.OWNERS, asked, self._identity(), messages.Gone, signing.CHECKPOINT_OWNERS
+            messages.OWNERS,
+            asked,
+            self._identity(),
+            messages.OwnerResponse,
+            signing.CHECKPOINT_OWNERS,
         )
         if answer.why:
             raise errors.DecisionUnreachable("the message bus", answer.why)
         return set(map(ids.HostId, answer.gone))
 
-    def _taken(self, record: record_.Record) -> messages.Taken:
-        return messages.Taken(
+    def _taken(self, record: record_.Record) -> messages.RegisteredCheckpoint:
+        return messages.RegisteredCheckpoint(
             checkpoint_id=record.checkpoint_id,
             host=self._host,
             instance_id=record.instance_id,
@@ -201,51 +207,55 @@ class Registering:
             sent_s=self._wall(),
         )
 
-    def _concealed(self, taken: messages.Taken) -> messages.Concealed:
+    def _concealed(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
         """Return what only the service can read: others read what is on the bus."""
         purpose = signing.CHECKPOINT_KEY
         key = self._opened(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
         data, said = msgspec.json.encode(taken), taken.host.encode()
-        box = concealing.conceal(bytes.fromhex(key.public), data, said)
-        return messages.Concealed(
+        box = sealed_box.encrypt(bytes.fromhex(key.public), data, said)
+        return messages.SealedMessage(
             host=taken.host, box=base64.b64encode(box).decode(), sent_s=taken.sent_s
         )
 
     def _opened(self, said: object, purpose: str, kind: type[_T]) -> _T:
-        signed = decision_api.decode(said, decision_api.Signed)
-        return sealed.open_from_service(signed, purpose, self._files.signers(), kind)
+        signed = decision_messages.decode(said, decision_messages.Signed)
+        return signed_messages.verify_from_service(signed, purpose, self._files.signers(), kind)
 
     def _identity(self) -> _Identity:
         identity = self._files.current()
         if identity.certificate is None:
             what = f"this host ({self._files.files.certificate})"
-            raise errors.NotAuthentic(what, "it has no certificate")
+            raise errors.NotAuthenticated(what, "it has no certificate")
         return _Identity(identity.key, identity.certificate.pem)
 
     def _ask(
         self,
         method: str,
-        payload: messages.Concealed | messages.Asked | messages.Owners,
+        payload: messages.SealedMessage | messages.RetentionRequest | messages.OwnerRequest,
         identity: _Identity,
         kind: type[_Said],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> _Said:
-        told = sealed.seal(payload, signing.CHECKPOINT, *identity)
-        said = self._call(method, decision_api.encode(told))
+        told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *identity)
+        said = self._call(method, decision_messages.encode(told))
         answer = self._opened(said, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
-            raise errors.NotAuthentic("the decision service's answer", "it is to another question")
+            raise errors.NotAuthenticated(
+                "the decision service's answer", "it is to another question"
+            )
         return answer
 
     def _call(self, method: str, payload: dict[str, Any]) -> object:
-        target = oslo_messaging.Target(topic=decision_api.TOPIC, version=decision_api.VERSION)
+        target = oslo_messaging.Target(
+            topic=decision_messages.TOPIC, version=decision_messages.VERSION
+        )
         client = oslo_messaging.get_rpc_client(
             self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
         )
         try:
             said: object = client.call({}, method, payload=payload)
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
-            why = message_bus.why(e, self._transport)
+            why = message_bus.why_unreachable(e, self._transport)
             raise errors.DecisionUnreachable("the message bus", why) from e
         return said
 
@@ -253,32 +263,38 @@ class Registering:
         """Hear which checkpoints are wanted now, as soon as the broker is there."""
         heard = {messages.CHECKPOINT_WANTED: lambda payload: self.want(payload, ask)}
         endpoint = message_bus.Endpoint(heard, time.monotonic)
-        supervised.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
+        supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
     def want(self, payload: object, ask: Ask) -> dict[str, Any]:
         """Let an instance have its turn, if the decision service wants that; return the answer.
 
-        :raises errors.NotAuthentic: it has not said so, or not now, or to another host
+        :raises errors.NotAuthenticated: it has not said so, or not now, or to another host
         :raises errors.RemoteProtocolError: it makes no sense
         """
-        signed = decision_api.decode(payload, decision_api.Signed)
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         signers = self._files.signers()
         purpose = signing.CHECKPOINT_WANTED
-        wanted = sealed.open_from_service(signed, purpose, signers, messages.Wanted)
+        wanted = signed_messages.verify_from_service(
+            signed, purpose, signers, messages.CheckpointRequest
+        )
         what = f"request {wanted.request} for a checkpoint"
         if wanted.host != self._host:
-            raise errors.NotAuthentic(what, f"it is to {wanted.host}")
+            raise errors.NotAuthenticated(what, f"it is to {wanted.host}")
         with self._lock:
             fault = self._freshness.why_not(wanted.request, wanted.given_s, self._wall())
         if fault:
-            raise errors.NotAuthentic(what, fault)
+            raise errors.NotAuthenticated(what, fault)
         number, why = 0, ""
         try:
             number = ask(ids.ImageId(wanted.instance_id))
         except errors.Unusable as e:
             why = str(e)[:1000]
-        heard = messages.Heard(request=wanted.request, host=self._host, why=why, number=number)
-        return decision_api.encode(sealed.seal(heard, signing.CHECKPOINT_HEARD, *self._identity()))
+        heard = messages.CheckpointReply(
+            request=wanted.request, host=self._host, why=why, number=number
+        )
+        return decision_messages.encode(
+            signed_messages.sign_payload(heard, signing.CHECKPOINT_HEARD, *self._identity())
+        )
 
     def _serve(self, endpoint: message_bus.Endpoint) -> None:
         target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=self._host)
@@ -287,7 +303,7 @@ class Registering:
     def stop(self) -> None:
         """Let go of the broker.  Waits a few seconds at most."""
         self._stopping.set()
-        message_bus.let_go(self._close)()
+        message_bus.close_in_background(self._close)()
 
     def _close(self) -> None:
         if self._server is not None:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from acstor_checkpoint import holders
 from acstor_checkpoint import record
 from acstor_checkpoint import vault_client
-from acstor_common import addresses
-from acstor_common import credentials as credentials_
-from acstor_common import ids
-from acstor_common import ring as ring_
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 AVOIDED_S: Final = 600.0
 LONGEST_S: Final = 86400.0
@@ -46,7 +46,7 @@ class RingPlaces:
     def __init__(
         self,
         host: ids.HostId,
-        ring: Callable[[], ring_.Ring],
+        ring: Callable[[], hash_ring.Ring],
         proof: credentials_.Credentials,
         vault_port: int,
         only: Collection[ids.HostId] = (),
@@ -99,6 +99,6 @@ class RingPlaces:
         is_allowed = not self._only or host in self._only
         return is_allowed and self._clock() >= self._avoided.get(host, _Avoided()).until_s
 
-    def _address(self, ring: ring_.Ring, host: ids.HostId) -> str:
+    def _address(self, ring: hash_ring.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]
         return f"[{ip}]:{self._vault_port}" if ":" in ip else f"{ip}:{self._vault_port}"

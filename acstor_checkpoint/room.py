@@ -14,7 +14,7 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import errors
-from acstor_common import supervised
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Watched:
             return
         self.why, self._again_s = why, now_s + AGAIN_S  # whoever reads it fails, and says why
         LOG.warning("%s: the capture is ended: %s", self.path, why)
-        self._ending = supervised.start_once("end of a capture", self.end)
+        self._ending = supervision.start_once("end of a capture", self.end)
 
 
 class Scratch:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 from typing import NamedTuple
 
-from acstor_common import checkpoint_manifest
-from acstor_common import ids
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
 
 _NOVA: Final = "{http://openstack.org/xmlns/libvirt/nova/1.1}"
 _ROOT_DISK: Final = "disk"

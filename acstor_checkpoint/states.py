@@ -21,12 +21,12 @@ from typing import Annotated
 import msgspec
 
 from acstor_checkpoint import names
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import patterns
-from acstor_common import whole_file
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
+from acstor_common.model import patterns
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ _decoder = msgspec.json.Decoder(State)
 
 def new(base: ids.ImageId, chunk_bytes: int) -> State:
     """Return the state of a disk that has no checkpoint."""
-    key = secrets.token_bytes(checkpoint_sealing.KEY_BYTES).hex()
+    key = secrets.token_bytes(checkpoint_encryption.KEY_BYTES).hex()
     return State(VERSION, str(uuid.uuid4()), base, key, chunk_bytes)
 
 
@@ -142,7 +142,7 @@ class States:
         folder = self._of(instance)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            with whole_file.written(folder / _STATE, 0o600) as file:
+            with atomic_file.atomic_write(folder / _STATE, 0o600) as file:
                 file.write(msgspec.json.encode(state))
         except OSError as e:
             raise errors.Unusable(str(folder), str(e)) from e
@@ -152,10 +152,10 @@ class States:
 
         :raises errors.Unusable: it could not be written
         """
-        name = checkpoint_sealing.manifest_name(sealed).hex()
+        name = checkpoint_encryption.manifest_name(sealed).hex()
         path = self._path(instance, name)
         try:
-            with whole_file.written(path, 0o600) as file:
+            with atomic_file.atomic_write(path, 0o600) as file:
                 file.write(sealed)
         except OSError as e:
             raise errors.Unusable(str(path), str(e)) from e
@@ -203,11 +203,11 @@ class States:
         self, instance: ids.ImageId, state: State, name: str
     ) -> checkpoint_manifest.Manifest:
         path = self._path(instance, name)
-        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         try:
             plain = seal.open_manifest(_read(path), checkpoint_manifest.MAX_BYTES)
             return checkpoint_manifest.Manifest.parse(plain, str(path))
-        except (OSError, errors.NotAuthentic, errors.FormatError) as e:
+        except (OSError, errors.NotAuthenticated, errors.FormatError) as e:
             raise errors.Unusable(str(path), str(e)) from e
 
     def keep(self, instance: ids.ImageId, stay: Collection[str]) -> None:

@@ -33,8 +33,8 @@ from acstor_checkpoint import turns
 from acstor_checkpoint import vault_files
 from acstor_checkpoint import vault_health
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Vault:
 
     def next_path(self, folder: pathlib.Path) -> pathlib.Path:
         """Return what a file in the folder of a disk is called before it has its name."""
-        return folder / f"{whole_file.INCOMING}{next(self._numbers)}"
+        return folder / f"{atomic_file.INCOMING}{next(self._numbers)}"
 
     def _folder_of(self, disk: names.Disk) -> pathlib.Path:
         return self.folder / disk.owner / disk.disk

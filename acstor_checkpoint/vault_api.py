@@ -33,17 +33,17 @@ from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES: Final = 32 << 20
 MAX_BATCH: Final = 4096
 """Chunks that are put together, and wait for the disk together."""
-MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_sealing.SEAL_BYTES
+MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
 OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -30,11 +30,11 @@ from acstor_checkpoint import channel as channel_
 from acstor_checkpoint import names
 from acstor_checkpoint import vault
 from acstor_checkpoint import vault_api
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
 
 CONNECT_S: Final = 10.0
 BATCH_BYTES: Final = 8 << 20
@@ -91,7 +91,7 @@ class VaultClient:
     Each method may raise
 
     * errors.SourceUnreachable: it cannot be reached, or broke off; ask again later
-    * errors.NotAuthentic: who answers there is not that host
+    * errors.NotAuthenticated: who answers there is not that host
     * errors.VaultRefused: this host may not do that, or it makes no sense to the vault
     * HostFault: it was not asked
 
@@ -160,7 +160,7 @@ class VaultClient:
 
         :raises errors.VaultFull: there is no room
         """
-        name = checkpoint_sealing.manifest_name(sealed)
+        name = checkpoint_encryption.manifest_name(sealed)
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
@@ -181,7 +181,7 @@ class VaultClient:
 
         :raises errors.ChunkMissing: the vault has not got it
         """
-        limit = checkpoint_sealing.MAX_SEALED_BYTES
+        limit = checkpoint_encryption.MAX_SEALED_BYTES
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
 
     def manifest(self, disk: names.Disk, name: bytes) -> bytes:
@@ -192,7 +192,7 @@ class VaultClient:
         """
         limit = vault_api.MAX_MANIFEST_BYTES
         sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
-        if checkpoint_sealing.manifest_name(sealed) != name:
+        if checkpoint_encryption.manifest_name(sealed) != name:
             raise errors.ChunkInvalid(f"manifest {name.hex()}", self.holder, "it is another one")
         return sealed
 
@@ -266,7 +266,7 @@ class VaultClient:
         """Connect, and find out that it is the holder.
 
         :raises OSError: there is no connection
-        :raises errors.NotAuthentic: it is another one
+        :raises errors.NotAuthenticated: it is another one
         :raises HostFault: this host cannot connect
         """
         self._check_not_aborted()
@@ -307,9 +307,11 @@ class VaultClient:
         found = self._credentials.check(tls.getpeercert(binary_form=True))
         if found.host != self.holder:
             why = f"that of {self.holder} is expected"
-            raise errors.NotAuthentic(f"the certificate of {found.host}", why)
+            raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
         if tls.selected_alpn_protocol() != channel_.PROTOCOL:
-            raise errors.NotAuthentic(f"the vault of {self.holder}", "it speaks another protocol")
+            raise errors.NotAuthenticated(
+                f"the vault of {self.holder}", "it speaks another protocol"
+            )
 
 
 def _exchange(channel: channel_.Channel, request: _Request, until_s: float) -> _Answer:

@@ -23,8 +23,8 @@ import blake3
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def locked(
     :raises errors.Unusable: another process has it, or others than its owner may enter it
     :raises OSError: it cannot be made
     """
-    whole_file.make_private(folder)
+    atomic_file.make_private(folder)
     with (folder / _LOCK).open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +99,7 @@ def names_in(part: pathlib.Path) -> Iterator[bytes]:
 
 def sizes_in(folder: pathlib.Path) -> Iterator[int]:
     """Yield the length of each file and folder of a disk; unfinished files are removed."""
-    whole_file.remove_leftovers(folder)
+    atomic_file.remove_leftovers(folder)
     yield room.BLOCK_BYTES
     for part in parts_of(folder):
         yield room.BLOCK_BYTES

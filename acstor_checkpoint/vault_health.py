@@ -9,7 +9,7 @@ from typing import Final
 
 from acstor_checkpoint import room as room_
 from acstor_checkpoint import safety as safety_
-from acstor_common import sliding_window
+from acstor_common.util import sliding_window
 
 WINDOW_S: Final = 1800.0
 SLOW_S: Final = 5.0

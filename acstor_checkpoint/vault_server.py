@@ -26,11 +26,11 @@ import h11
 from acstor_checkpoint import channel as channel_
 from acstor_checkpoint import places as places_
 from acstor_checkpoint import vault_api
-from acstor_common import certificates
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import handshakes
-from acstor_common import supervised
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import handshake_limiter
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class VaultServer:
         self._sock, self._api = sock, api
         self._credentials, self._fault = credentials, fault
         self._places = places_.Places(hosts_at)
-        self._handshakes = handshakes.Handshakes(hosts_at)
+        self._handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
         self._said_s = self._told_s = -_SAY_AGAIN_S
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
@@ -118,7 +118,7 @@ class VaultServer:
                 handle = stack.enter_context(sock.dup())  # TLS takes the socket itself over
                 stack.callback(self._places.remove, handle, ip)
                 self._places.add(handle, ip)
-                supervised.start_once("vault connection", lambda: self._meet(sock, handle, ip))
+                supervision.start_once("vault connection", lambda: self._meet(sock, handle, ip))
             except (OSError, RuntimeError) as e:  # no more descriptors, or threads
                 LOG.warning("a connection of %s cannot be served: %s", ip, e)
                 return
@@ -153,7 +153,7 @@ class VaultServer:
                     with self._places.host(handle, certificate.host) as has_place:
                         if has_place:
                             self._converse(tls, handle, certificate)
-        except (OSError, ValueError, errors.NotAuthentic, channel_.Broken) as e:
+        except (OSError, ValueError, errors.NotAuthenticated, channel_.Broken) as e:
             self._say(ip, e)
 
     def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
@@ -164,13 +164,13 @@ class VaultServer:
 
     def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
         if tls.selected_alpn_protocol() != channel_.PROTOCOL:
-            raise errors.NotAuthentic("the other side's TLS", "it does not speak to vaults")
+            raise errors.NotAuthenticated("the other side's TLS", "it does not speak to vaults")
         return self._trusted(tls.getpeercert(binary_form=True))
 
     def _trusted(self, certificate: bytes | None) -> certificates.HostCertificate:
         found = self._credentials.check(certificate)
         if why := self._fault(found):
-            raise errors.NotAuthentic(f"the certificate of {found.host}", why)
+            raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
         return found
 
     def _converse(
@@ -191,7 +191,7 @@ class VaultServer:
     ) -> bool:
         """Answer a request; say whether another one can follow.
 
-        :raises errors.NotAuthentic: the host is revoked
+        :raises errors.NotAuthenticated: the host is revoked
         """
         self._credentials.look()
         self._trusted(certificate.pem)
@@ -210,7 +210,7 @@ class VaultServer:
     ) -> Iterator[bytes]:
         """Yield a body; a host that is revoked meanwhile is cut off in the middle of it.
 
-        :raises errors.NotAuthentic: it is revoked
+        :raises errors.NotAuthenticated: it is revoked
         """
         checked_s = time.monotonic()
         for piece in pieces:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words that every acstor process shares: ids, formats, wire, errors, the ring.
+"""What every acstor process shares: formats, messages, keys, the ring, errors.
 
-Nothing here does I/O, reads a clock or rolls dice.
+Packages, from top to bottom: ``service`` and ``wire``; ``identity``, ``ring`` and ``image``;
+``formats``; ``util``; ``model``.  ``errors`` holds every exception of acstor.
 """

@@ -34,7 +34,7 @@ class BootImageFormatError(FormatError):
     """Not a boot image, or a damaged one, or that of another image: it is ignored, boots go on."""
 
 
-class ChangesFormatError(FormatError):
+class DiskDeltaFormatError(FormatError):
     """Not the changes of a disk, or cut or altered ones: nothing that was made of them counts."""
 
 
@@ -105,7 +105,7 @@ class SourceUnreachable(ChunkUnavailable):
     """No answer, a refusal or a passing fault: the only class that is worth a retry."""
 
 
-class SourceCrowded(SourceUnreachable):
+class SourceOverloaded(SourceUnreachable):
     """Too many wait for the place already, most of them with this one; it may answer others."""
 
 
@@ -122,7 +122,7 @@ class DeadlineExceeded(AcstorError):
         )
 
 
-class Crowded(AcstorError):
+class QueueFull(AcstorError):
     """One who has most of what waits asked for more than all may have waiting together."""
 
     def __init__(self, who: str) -> None:
@@ -133,7 +133,7 @@ class Crowded(AcstorError):
         return f"{self.who} has too much waiting"
 
 
-class ReaderGone(AcstorError):
+class ReaderKilled(AcstorError):
     """Who waits is being ended: the answer only lets him end."""
 
     def __init__(self, who: str) -> None:
@@ -184,7 +184,7 @@ class OtherVersion(RemoteProtocolError):
         return f"{self.peer} cannot be understood: {self.why}"
 
 
-class NotAuthentic(AcstorError):
+class NotAuthenticated(AcstorError):
     """Who says so cannot be proven: use nothing of it, and tell the log who tried.
 
     :param what: the thing that proves nothing (a certificate, a signature, a sample)
@@ -270,7 +270,7 @@ class CheckpointRefused(Unusable):
     """The decision service does not register a checkpoint, and will not."""
 
 
-class NumberTaken(AcstorError):
+class NumberInUse(AcstorError):
     """Two things would be known by one number: the second is refused, never mistaken for the first.
 
     :param what: the one that is refused, with its whole id
@@ -297,15 +297,15 @@ class QuotaExceeded(Unusable):
     """A project has not enough left of its quota: that changes when it deletes something."""
 
 
-class WrongBytes(Unusable):
+class ContentMismatch(Unusable):
     """The bytes are not those that Glance has a hash of: nothing is published of them."""
 
 
-class IdUsedAgain(Unusable):
+class ImageIdReused(Unusable):
     """An image's id names other bytes in Glance than those that this host shows by it."""
 
 
-class DoesNotBoot(Unusable):
+class BootFailed(Unusable):
     """An image has nothing that a firmware could boot: it gets no boot image by building."""
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import supervised
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.util import supervision
 from acstor_decision import trust
 from acstor_decision.core import address_book
 
@@ -55,7 +55,7 @@ class AddressProver:
     def start(self, stopping: threading.Event) -> None:
         """Start the threads; they end with the process."""
         for number in range(WORKERS):
-            supervised.start(f"address proofs {number}", self._work, stopping)
+            supervision.start(f"address proofs {number}", self._work, stopping)
 
     def ask(self, addresses: Iterable[address_book.Address]) -> None:
         """Have addresses connected to, unless that is under way; never waits."""
@@ -79,7 +79,7 @@ class AddressProver:
             address = self._wanted.get()
             try:
                 proof = Proof(address, host_at(address, self._believed(), self._wall()))
-            except (OSError, ValueError, errors.NotAuthentic) as e:
+            except (OSError, ValueError, errors.NotAuthenticated) as e:
                 proof = Proof(address, "", str(e) or type(e).__name__)
             except BaseException:
                 self._found.put(Proof(address, "", "a fault of this service"))
@@ -91,7 +91,7 @@ def host_at(address: address_book.Address, believed: trust.Trust, now_s: float) 
     """Return which host proves by TLS that it is at an address.
 
     :raises OSError: nobody answers in time, or not by TLS
-    :raises errors.NotAuthentic: who answers is no host that is believed
+    :raises errors.NotAuthenticated: who answers is no host that is believed
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -106,5 +106,5 @@ def host_at(address: address_book.Address, believed: trust.Trust, now_s: float) 
             shown = tls.getpeercert(binary_form=True) or b""
     certificate = certificates.read_host_certificate(shown, believed.ca)
     if fault := believed.fault(certificate, now_s):
-        raise errors.NotAuthentic(f"the certificate of {certificate.host}", fault)
+        raise errors.NotAuthenticated(f"the certificate of {certificate.host}", fault)
     return certificate.host

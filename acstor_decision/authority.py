@@ -19,12 +19,12 @@ from typing import NamedTuple
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from acstor_decision import conf as decision_conf
 from acstor_decision import enrolments
 from acstor_decision import trust
@@ -100,7 +100,7 @@ class Keeper:
         bundle = _file(path)
         try:
             certificates.read_ca(bundle)
-        except errors.NotAuthentic as e:
+        except errors.NotAuthenticated as e:
             raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.why) from e
         return bundle
 
@@ -113,7 +113,7 @@ class Keeper:
         key = _file(pathlib.Path(self._own.ca_dir, certificates.CA_KEY_FILE))
         try:
             return certificates.Authority(bundle, key)
-        except errors.NotAuthentic as e:
+        except errors.NotAuthenticated as e:
             raise errors.Unusable(f"[acstor_decision] ca_dir = {self._own.ca_dir}", e.why) from e
 
     def keys(self, kind: str) -> list[models.AuthorityKey]:
@@ -142,10 +142,12 @@ class Keeper:
         until_s = STOLEN_S if at_once else from_s + self.certificate_lifetime_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
 
-    def seal(self, payload: msgspec.Struct, purpose: str) -> decision_api.Signed:
+    def seal(self, payload: msgspec.Struct, purpose: str) -> decision_messages.Signed:
         """Return ``payload`` signed with the key that signs now."""
         rows = self._keys(SIGNER)
-        return sealed.seal(payload, purpose, _in_use(rows, self._wall()).secret_key.encode())
+        return signed_messages.sign_payload(
+            payload, purpose, _in_use(rows, self._wall()).secret_key.encode()
+        )
 
     # Hosts
 
@@ -158,7 +160,7 @@ class Keeper:
         :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the
             certificate that the host has; empty: none
         :raises enrolment.Refused: it gets none, now or at all
-        :raises errors.NotAuthentic: the request's own signature is wrong
+        :raises errors.NotAuthenticated: the request's own signature is wrong
         """
         asked = enrolments.read_request(user_id, csr, proof)
         authority, now_s = self.authority(), self._wall()

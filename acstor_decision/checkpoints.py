@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import checkpoint_messages as messages
-from acstor_common import concealing
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import freshness
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 from acstor_decision import intervals as intervals_
 from acstor_decision import nova as nova_
 from acstor_decision import trust as trust_
@@ -82,11 +82,11 @@ class Checkpoints:
         self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
         # For each host, so that one that says much keeps no other from being heard.
-        self._freshness: dict[str, freshness.Freshness] = {}
+        self._freshness: dict[str, replay_filter.ReplayFilter] = {}
         self._noted_s: dict[str, float] = {}
         self._asking: set[tuple[object, ...]] = set()
         self._lock = threading.Lock()
-        self._complaints = message_bus.Complaints(clock)
+        self._complaints = message_bus.ThrottledWarnings(clock)
 
     def answers(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
         """Return what answers hosts, by the method that they call."""
@@ -100,42 +100,46 @@ class Checkpoints:
 
     def register(self, payload: object) -> dict[str, Any]:
         """Answer a host that has taken a checkpoint; called in threads of the message bus."""
-        return self._answered(payload, messages.Concealed, self._revealed)
+        return self._answered(payload, messages.SealedMessage, self._revealed)
 
     def kept(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks which of its checkpoints stay."""
-        return self._answered(payload, messages.Asked, self._kept_of)
+        return self._answered(payload, messages.RetentionRequest, self._kept_of)
 
     def intervals(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks how often checkpoints are wanted; note which of its fail."""
         return self._answered(
             payload,
-            messages.AskedIntervals,
+            messages.IntervalRequest,
             self._intervals_of,
             signing.CHECKPOINT_INTERVALS,
         )
 
     def owners(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
-        return self._answered(payload, messages.Owners, self._gone_of, signing.CHECKPOINT_OWNERS)
+        return self._answered(
+            payload, messages.OwnerRequest, self._gone_of, signing.CHECKPOINT_OWNERS
+        )
 
     def service_key(self, _payload: object) -> dict[str, Any]:
         """Answer with what a checkpoint is to be concealed with."""
         signer = self._trust().signer
-        key = messages.ServiceKey(concealing.public_of(signer).hex())
-        return decision_api.encode(sealed.seal(key, signing.CHECKPOINT_KEY, signer))
+        key = messages.ServiceKey(sealed_box.public_key(signer).hex())
+        return decision_messages.encode(
+            signed_messages.sign_payload(key, signing.CHECKPOINT_KEY, signer)
+        )
 
     def _answered(
         self,
         payload: object,
         kind: type[Any],
-        work: Callable[[Any], messages.Said],
+        work: Callable[[Any], messages.Response],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> dict[str, Any]:
         """Return the answer, sealed: who trusts another one drops what is to stay."""
         host, sent_s = "", 0.0
 
-        def done() -> messages.Said:
+        def done() -> messages.Response:
             nonlocal host, sent_s
             told = self._checked(payload, kind)
             host, sent_s = told.host, told.sent_s
@@ -143,27 +147,29 @@ class Checkpoints:
                 return work(told)
 
         answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
-        made = sealed.seal(answer, purpose, self._trust().signer)
-        return decision_api.encode(made)
+        made = signed_messages.sign_payload(answer, purpose, self._trust().signer)
+        return decision_messages.encode(made)
 
-    def _said(self, work: Callable[[], messages.Said]) -> messages.Said:
+    def _said(self, work: Callable[[], messages.Response]) -> messages.Response:
         try:
             return work()
-        except errors.NotAuthentic as e:
+        except errors.NotAuthenticated as e:
             self.refused["not_authentic"] += 1
             self._complaints.say("checkpoints: %s", e)
-            return messages.Said(str(e))
+            return messages.Response(str(e))
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
-            return messages.Said(str(e))
+            return messages.Response(str(e))
         except nova_.NotAskedNow as e:  # no line in the log: that would be as many as questions
             self.refused["unknown"] += 1
-            return messages.Said(str(e), may_pass=True)
+            return messages.Response(str(e), may_pass=True)
         except (nova_.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
             self._complaints.say("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
-            return messages.Said("the database is away" if is_database else str(e), may_pass=True)
+            return messages.Response(
+                "the database is away" if is_database else str(e), may_pass=True
+            )
 
     @contextlib.contextmanager
     def _alone(self, host: str, *what: object) -> Iterator[None]:
@@ -183,70 +189,74 @@ class Checkpoints:
 
     def _checked(self, payload: object, kind: type[Any]) -> Any:
         """Return what a host says, once it has proven who it is, and that this is new."""
-        signed = decision_api.decode(payload, decision_api.Signed)
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         trust = self._trust()
-        certificate, told = sealed.open_from_host(signed, signing.CHECKPOINT, trust.ca, kind)
+        certificate, told = signed_messages.verify_from_host(
+            signed, signing.CHECKPOINT, trust.ca, kind
+        )
         what = f"what {told.host} says of its checkpoints"
         if certificate.host != told.host:
-            raise errors.NotAuthentic(what, f"{certificate.host} has signed it")
+            raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
         if fault := trust.fault(certificate, self._wall()):
-            raise errors.NotAuthentic(what, fault)
+            raise errors.NotAuthenticated(what, fault)
         with self._lock:
-            its = self._freshness.setdefault(told.host, freshness.Freshness())
+            its = self._freshness.setdefault(told.host, replay_filter.ReplayFilter())
             if fault := its.why_not((kind.__name__, told.sent_s), told.sent_s, self._wall()):
-                raise errors.NotAuthentic(what, fault)
+                raise errors.NotAuthenticated(what, fault)
         return told
 
-    def _revealed(self, told: messages.Concealed) -> messages.Answer:
+    def _revealed(self, told: messages.SealedMessage) -> messages.CheckpointResponse:
         what = f"the checkpoint that {told.host} tells of"
         try:
             box = base64.b64decode(told.box, validate=True)
-            raw = concealing.reveal(self._trust().signer, box, told.host.encode())
-            taken = msgspec.json.decode(raw, type=messages.Taken)
+            raw = sealed_box.decrypt(self._trust().signer, box, told.host.encode())
+            taken = msgspec.json.decode(raw, type=messages.RegisteredCheckpoint)
         except (ValueError, msgspec.DecodeError, RecursionError) as e:
             raise errors.RemoteProtocolError(told.host, str(e)) from e
         if (taken.host, taken.sent_s) != (told.host, told.sent_s):
-            raise errors.NotAuthentic(what, "it is not what the message around it says")
+            raise errors.NotAuthenticated(what, "it is not what the message around it says")
         return self._register(taken)
 
-    def _register(self, taken: messages.Taken) -> messages.Answer:
+    def _register(self, taken: messages.RegisteredCheckpoint) -> messages.CheckpointResponse:
         server = self._nova.server(ids.ImageId(taken.instance_id), taken.host)
         why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
             told = (taken.host, taken.checkpoint_id, why)
             self._complaints.say("%s: checkpoint %s is refused: %s", *told)
-            return messages.Answer(why)
+            return messages.CheckpointResponse(why)
         stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
         if stays is None:
             self.refused["stale"] += 1
-            return messages.Answer("a later one of this disk, or another of this id, is registered")
+            return messages.CheckpointResponse(
+                "a later one of this disk, or another of this id, is registered"
+            )
         self.registered += 1
-        return messages.Answer(kept=tuple(map(_kept, stays)))
+        return messages.CheckpointResponse(kept=tuple(map(_kept, stays)))
 
-    def _fault_of_holders(self, taken: messages.Taken) -> str:
+    def _fault_of_holders(self, taken: messages.RegisteredCheckpoint) -> str:
         known = self._store.addresses_of([taken.host, *(one.host for one in taken.holders)])
         return holding.fault_of(taken.host, taken.holders, known, self._trust().is_enrolled)
 
-    def _kept_of(self, asked: messages.Asked) -> messages.Answer:
+    def _kept_of(self, asked: messages.RetentionRequest) -> messages.CheckpointResponse:
         rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(
             asked.host, messages.MAX_KEPT + 1
         )
         told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
-        return messages.Answer(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+        return messages.CheckpointResponse(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
 
-    def _intervals_of(self, asked: messages.AskedIntervals) -> messages.Intervals:
+    def _intervals_of(self, asked: messages.IntervalRequest) -> messages.IntervalResponse:
         if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
             self._noted_s[asked.host] = self._clock()
             self._store.note_checkpoint_failures(asked.host, asked.failing, self._wall())
         return self._intervals.of(asked.host)
 
-    def _gone_of(self, asked: messages.Owners) -> messages.Gone:
+    def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
         """Who is not known at all is not said to be gone: this database may be an old one."""
         hosts = self._trust().hosts
         left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
         needed = self._store.checkpointed_hosts(left)
-        return messages.Gone(gone=tuple(one for one in left if one not in needed))
+        return messages.OwnerResponse(gone=tuple(one for one in left if one not in needed))
 
     def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
@@ -282,7 +292,7 @@ class Checkpoints:
             marker = found[-1]
 
 
-def _fault_of(taken: messages.Taken, server: nova_.Server | None) -> str:
+def _fault_of(taken: messages.RegisteredCheckpoint, server: nova_.Server | None) -> str:
     """Return why a host may not register a checkpoint; empty if it may."""
     if server is None:
         return f"Nova knows no server {taken.instance_id}"
@@ -293,5 +303,7 @@ def _fault_of(taken: messages.Taken, server: nova_.Server | None) -> str:
     return ""
 
 
-def _kept(row: models.Checkpoint) -> messages.Kept:
-    return messages.Kept(row.checkpoint_id, row.instance_id, row.vault_disk, row.manifest_name)
+def _kept(row: models.Checkpoint) -> messages.RetainedCheckpoint:
+    return messages.RetainedCheckpoint(
+        row.checkpoint_id, row.instance_id, row.vault_disk, row.manifest_name
+    )

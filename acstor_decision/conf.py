@@ -12,8 +12,8 @@ from oslo_config import cfg
 from oslo_config import types
 from oslo_db import options as db_options
 
-from acstor_common import conf as common_conf
-from acstor_common import decision_api
+from acstor_common.service import conf as common_conf
+from acstor_common.wire import decision_messages
 from acstor_decision import nova
 from acstor_decision.core import decider
 from acstor_decision.core import members
@@ -205,7 +205,7 @@ def load(args: list[str]) -> cfg.ConfigOpts:
 def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
     """Return what membership and overload are measured with."""
     return members.Limits(
-        collection_s=decision_api.COLLECTION_S,
+        collection_s=decision_messages.COLLECTION_S,
         dead_after_samples=own.dead_after_samples,
         overload_share=own.overload_share,
         allowed=own.allowed_hosts,
@@ -215,7 +215,7 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
 
 def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
     """Return for how long a host may be silent before it is gone."""
-    return float(own.dead_after_samples * decision_api.COLLECTION_S)
+    return float(own.dead_after_samples * decision_messages.COLLECTION_S)
 
 
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:

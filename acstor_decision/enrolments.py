@@ -5,11 +5,11 @@ Nothing here decides who gets a certificate, :mod:`core.enrolment` does; a name 
 goes to somebody else never brings back a certificate of who had it before.
 """
 
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import signed_messages
 from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
@@ -21,7 +21,7 @@ def read_request(user_id: str, csr: bytes, proof: str) -> enrolment.Asked:
     """Return what a request asks for.
 
     :param proof: see :meth:`authority.Keeper.enrol`
-    :raises errors.NotAuthentic: its own signature is wrong
+    :raises errors.NotAuthenticated: its own signature is wrong
     """
     key = certificates.request_key(csr)
     return enrolment.Asked(
@@ -96,8 +96,10 @@ def known(row: models.Enrolment | None) -> enrolment.Known | None:
 
 def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
     try:
-        sealed.check(signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof)
-    except errors.NotAuthentic:
+        signed_messages.check_signature(
+            signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof
+        )
+    except errors.NotAuthenticated:
         return False
     return True
 

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
-from acstor_common import ids
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import nova as nova_
 
 KNOWN_S = 60.0
@@ -44,7 +44,7 @@ class Intervals:
         self._told: _Told = clock() - KNOWN_S, None
         self._hosts_asked_s: dict[str, float] = {}
 
-    def of(self, host: str) -> messages.Intervals:
+    def of(self, host: str) -> messages.IntervalResponse:
         """Return what counts for a host and its servers.
 
         :raises nova_.NovaUnreachable: it cannot be known
@@ -55,7 +55,7 @@ class Intervals:
             if host in one.hosts
         ]
         of_host = checkpoint_intervals.shortest([wanted for wanted in said if wanted is not None])
-        return messages.Intervals(of_host=of_host, of_servers=self._of_servers(host))
+        return messages.IntervalResponse(of_host=of_host, of_servers=self._of_servers(host))
 
     def _all(self) -> list[nova_.Aggregate]:
         """Return the aggregates; one thread asks at a time, and no other waits for it."""
@@ -82,7 +82,7 @@ class Intervals:
         for instance_id, metadata in self._nova.metadata_on(host).items():
             wanted_s = checkpoint_intervals.parse(metadata.get(checkpoint_intervals.NAME))
             if wanted_s is not None:
-                bounded_s = checkpoint_intervals.bounded(wanted_s, self._least_s)
+                bounded_s = checkpoint_intervals.clamp(wanted_s, self._least_s)
                 found.append(messages.ServerInterval(ids.parse_image_id(instance_id), bounded_s))
         return tuple(found[: messages.MAX_INTERVALS])
 

@@ -15,8 +15,8 @@ from stevedore import exception
 from tooz import coordination
 from tooz import locking
 
-from acstor_common import call_deadline
 from acstor_common import errors
+from acstor_common.util import call_deadline
 
 LOG = logging.getLogger(__name__)
 
@@ -61,14 +61,16 @@ class Leadership:
         """Say whether this instance leads now; takes the lead if nobody has it."""
         try:
             self._leads = self._deadline.call(self._hold)
-        except (tooz.ToozError, OSError, call_deadline.Late) as e:
+        except (tooz.ToozError, OSError, call_deadline.CallTimeout) as e:
             if self._was_reachable:
                 LOG.warning(
                     "%s cannot determine the leader: %s; trying again", self._shown_url(), e
                 )
             self._was_reachable = False
             self._leads = False
-            if not isinstance(e, call_deadline.Late):  # else the call goes on, and is looked at
+            if not isinstance(
+                e, call_deadline.CallTimeout
+            ):  # else the call goes on, and is looked at
                 self.step_down()
         else:
             self._was_reachable = True
@@ -79,7 +81,7 @@ class Leadership:
         self._leads = False
         try:
             self._deadline.call(self._let_go)
-        except call_deadline.Late as e:
+        except call_deadline.CallTimeout as e:
             LOG.debug("%s", e)
 
     def _let_go(self) -> None:

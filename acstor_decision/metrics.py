@@ -16,7 +16,7 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
-from acstor_common import metrics_endpoint
+from acstor_common.service import metrics_endpoint
 from acstor_decision.core import threshold
 
 _NO_THRESHOLDS = threshold.Thresholds()

@@ -21,12 +21,12 @@ from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from oslo_config import cfg
 
-from acstor_common import concurrency_limit
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import session_options
+from acstor_common.model import ids
+from acstor_common.service import conf as common_conf
+from acstor_common.service import session_options
+from acstor_common.util import concurrency_limit
+from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Nova:
         except concurrency_limit.LimitReached as e:
             raise NotAskedNow(str(e)) from e
         except NovaUnreachable as e:
-            configured = session_options.configured(GROUP.name, self._conf[GROUP.name])
+            configured = session_options.describe(GROUP.name, self._conf[GROUP.name])
             self._trouble.say(f"Nova does not answer: {e.why} ({configured})")
             raise
         self._trouble.say("")

@@ -18,14 +18,14 @@ import msgspec
 import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import checkpoint_messages
-from acstor_common import concurrency_limit
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import message_bus
-from acstor_common import signing
-from acstor_common import supervised
-from acstor_common import trace_message
+from acstor_common.identity import signing
+from acstor_common.util import concurrency_limit
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ CALLERS = 3
 HEARD_S = 10
 """A daemon answers at once: it asks libvirt at most."""
 
-Heard = Callable[[decision_api.Signed], None]
-Seal = Callable[[msgspec.Struct, str], decision_api.Signed]
+Heard = Callable[[decision_messages.Signed], None]
+Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
 MAX_NAMED = 4096
-CurrentRing = Callable[[], decision_api.RingTable]
+CurrentRing = Callable[[], decision_messages.RingTable]
 Answers = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
@@ -52,7 +52,7 @@ class _Endpoint(message_bus.Endpoint):
         refused: Callable[[str], None],
         answers: Answers,
     ) -> None:
-        super().__init__({decision_api.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
+        super().__init__({decision_messages.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
         self._heard = heard
         self._current_ring = current_ring
         self._refused = refused
@@ -66,11 +66,11 @@ class _Endpoint(message_bus.Endpoint):
             self._tell_of_unsigned(payload["host"])
             return
         try:
-            self._heard(decision_api.decode(payload, decision_api.Signed))
+            self._heard(decision_messages.decode(payload, decision_messages.Signed))
         except errors.RemoteProtocolError:
             self._refused("malformed")
             raise
-        except errors.NotAuthentic:
+        except errors.NotAuthenticated:
             self._refused("not_authentic")
             raise
 
@@ -87,7 +87,7 @@ class _Endpoint(message_bus.Endpoint):
 
     def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
         """Return the v-node table in force."""
-        return decision_api.encode(self._current_ring())
+        return decision_messages.encode(self._current_ring())
 
 
 def _called(
@@ -120,39 +120,39 @@ class Rpc:
     ) -> None:
         self.refused = dict.fromkeys(("malformed", "not_authentic", "unsigned"), 0)
         self._transport = message_bus.open_transport(conf)
-        self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
+        self._target = oslo_messaging.Target(topic=decision_messages.TOPIC, server=instance)
         self._endpoint = _Endpoint(heard, current_ring, self._count_refused, answers)
-        self._server: message_bus.Served | None = None
+        self._server: message_bus.BusServer | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
         """Hear what comes, as soon as the broker is there."""
-        supervised.start("rpc-listener", self._serve, self._stopping)
+        supervision.start("rpc-listener", self._serve, self._stopping)
 
     def stop(self) -> None:
         """Let go of the broker.  Waits a few seconds at most."""
         self._stopping.set()
-        message_bus.let_go(self._close)()
+        message_bus.close_in_background(self._close)()
 
-    def publish(self, table: decision_api.RingTable) -> bool:
+    def publish(self, table: decision_messages.RingTable) -> bool:
         """Send a table to all agents; say whether the broker took it."""
         return self._send({"fanout": True}, table)
 
-    def send(self, host: str, table: decision_api.RingTable) -> bool:
+    def send(self, host: str, table: decision_messages.RingTable) -> bool:
         """Send a table to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, table)
 
-    def give(self, host: str, task: decision_api.Signed) -> bool:
+    def give(self, host: str, task: decision_messages.Signed) -> bool:
         """Give a sealed task to one agent alone; say whether the broker took it."""
-        return self._send({"server": host}, task, decision_api.IMAGE_TASK_GIVEN)
+        return self._send({"server": host}, task, decision_messages.IMAGE_TASK_GIVEN)
 
     def _send(
         self,
         to: dict[str, Any],
         payload: msgspec.Struct,
-        method: str = decision_api.RING_PUBLISHED,
+        method: str = decision_messages.RING_PUBLISHED,
     ) -> bool:
-        target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
+        target = oslo_messaging.Target(topic=decision_messages.AGENT_TOPIC, **to)
         try:
             _cast(self._transport, target, method, payload)
         except BusUnreachable as e:
@@ -200,7 +200,7 @@ class Caster:
         self._opening = threading.Lock()
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
 
-    def give(self, task: decision_api.ImageTask, hosts: Iterable[str] | None) -> None:
+    def give(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
         """Give a task to the agents of some hosts, or of all.
 
         :raises BusUnreachable: perhaps some hosts have it already
@@ -211,24 +211,26 @@ class Caster:
             else [({"server": host}, (host,)) for host in hosts]
         )
         for to, named in every:
-            target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
-            given = decision_api.TaskForHosts(task=task, hosts=named, given_s=self._wall())
+            target = oslo_messaging.Target(topic=decision_messages.AGENT_TOPIC, **to)
+            given = decision_messages.TaskForHosts(task=task, hosts=named, given_s=self._wall())
             sealed = self._seal(given, signing.TASK)
-            self._send(target, decision_api.IMAGE_TASK_GIVEN, sealed)
+            self._send(target, decision_messages.IMAGE_TASK_GIVEN, sealed)
 
-    def want(self, wanted: decision_api.ImageWanted, request: int) -> None:
+    def want(self, wanted: decision_messages.ImageWanted, request: int) -> None:
         """Ask one of those who prepare images to prepare one.
 
         :param request: a number that tells this request from others
         :raises BusUnreachable: it is not asked
         """
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
-        asked = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=self._wall())
-        self._send(target, decision_api.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
+        asked = decision_messages.ImageWantedAt(
+            wanted=wanted, request=request, given_s=self._wall()
+        )
+        self._send(target, decision_messages.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
 
     def want_checkpoint(
         self, instance_id: str, host: str, request: int
-    ) -> decision_api.Signed | None:
+    ) -> decision_messages.Signed | None:
         """Ask the daemon of a host for a checkpoint of one of its servers.
 
         :param request: a number that tells this request from others
@@ -236,11 +238,11 @@ class Caster:
         :raises BusUnreachable: it is not asked
         :raises errors.RemoteProtocolError: what it says makes no sense
         """
-        wanted = checkpoint_messages.Wanted(
+        wanted = checkpoint_messages.CheckpointRequest(
             request=request, instance_id=instance_id, host=host, given_s=self._wall()
         )
         target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
-        encoded = decision_api.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
+        encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
         client = _client(self._opened(), target, timeout=HEARD_S)
         try:
             with self._limit.place():
@@ -249,7 +251,7 @@ class Caster:
             return None
         except Exception as e:  # see _cast
             raise BusUnreachable(str(e).partition("\n")[0]) from e
-        return None if said is None else decision_api.decode(said, decision_api.Signed)
+        return None if said is None else decision_messages.decode(said, decision_messages.Signed)
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
@@ -271,7 +273,7 @@ class Caster:
 def _client(
     transport: oslo_messaging.Transport, target: oslo_messaging.Target, **more: Any
 ) -> oslo_messaging.RPCClient:
-    versioned = target(version=decision_api.VERSION)
+    versioned = target(version=decision_messages.VERSION)
     return oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES, **more)
 
 
@@ -286,7 +288,7 @@ def _cast(
     :raises BusUnreachable: the broker does not take it
     """
     client = _client(transport, target)
-    encoded = decision_api.encode(payload)
+    encoded = decision_messages.encode(payload)
     try:
         client.cast({}, method, payload=encoded)
     except Exception as e:  # drivers let errors of their own libraries through, kombu's for one

@@ -20,13 +20,13 @@ from typing import Protocol
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 from acstor_decision import address_prover
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
@@ -47,7 +47,7 @@ from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
 
-HIGHEST_TRUSTED_EPOCH = ring.MAX_EPOCH // 2
+HIGHEST_TRUSTED_EPOCH = hash_ring.MAX_EPOCH // 2
 """Agents that claim to have a higher one are not believed: it would leave no epochs."""
 WAITING_SAMPLES = 100_000
 WAITING_OF_A_HOST = 32
@@ -70,9 +70,9 @@ _CLAIMS = (
     members.Refusal.CROWDED,
 )
 
-Publish = Callable[[decision_api.RingTable], bool]
-SendTo = Callable[[str, decision_api.RingTable], bool]
-GiveTo = Callable[[str, decision_api.Signed], bool]
+Publish = Callable[[decision_messages.RingTable], bool]
+SendTo = Callable[[str, decision_messages.RingTable], bool]
+GiveTo = Callable[[str, decision_messages.Signed], bool]
 
 
 class Prover(Protocol):
@@ -116,7 +116,9 @@ class Service:
         self.decider = decider.Decider(
             decision_conf.policy(self.own), self.members, decider.Table({})
         )
-        self.current = decision_api.RingTable(0, ring.encode(ring.Ring(0, ())).decode())
+        self.current = decision_messages.RingTable(
+            0, hash_ring.encode(hash_ring.Ring(0, ())).decode()
+        )
         self.leads = False
         self.picture = metrics.Picture()
         self._store, self._lead, self._loads = store, lead, loads
@@ -132,9 +134,9 @@ class Service:
         self._inbox = sample_inbox.SampleInbox(order, WAITING_SAMPLES, WAITING_OF_A_HOST)
         self._inbox_lock = threading.Lock()
         self._disbelieved = 0
-        self._complaints = message_bus.Complaints(clock)
-        self._stale_ones = message_bus.Complaints(clock, logging.INFO)
-        self._fresh: dict[str, decision_api.Sample] = {}
+        self._complaints = message_bus.ThrottledWarnings(clock)
+        self._stale_ones = message_bus.ThrottledWarnings(clock, logging.INFO)
+        self._fresh: dict[str, decision_messages.Sample] = {}
         self._published_s = 0.0
         self._forgets_s = float("-inf")
         self._has_database = True
@@ -152,17 +154,17 @@ class Service:
         self._keeper.authority()
         self._believe()
 
-    def hear(self, message: decision_api.Signed) -> None:
+    def hear(self, message: decision_messages.Signed) -> None:
         """Take a sample for the next round; may be called from any thread, never waits.
 
-        :raises errors.NotAuthentic: nothing proves that it is of the host that it speaks of
+        :raises errors.NotAuthenticated: nothing proves that it is of the host that it speaks of
         :raises errors.RemoteProtocolError: it is no sample
         """
-        certificate, sample = sealed.open_from_host(
-            message, signing.SAMPLE, self._trust.ca, decision_api.Sample
+        certificate, sample = signed_messages.verify_from_host(
+            message, signing.SAMPLE, self._trust.ca, decision_messages.Sample
         )
         if certificate.host != sample.host:
-            raise errors.NotAuthentic(
+            raise errors.NotAuthenticated(
                 f"a sample of {sample.host}", f"{certificate.host} has signed it"
             )
         with self._inbox_lock:
@@ -180,7 +182,7 @@ class Service:
         """Return whom the service believes; may be called from any thread."""
         return self._trust
 
-    def current_ring(self) -> decision_api.RingTable:
+    def current_ring(self) -> decision_messages.RingTable:
         """Return the table in force; may be called from any thread."""
         return self.current
 
@@ -230,9 +232,9 @@ class Service:
         if self.current.table:
             self.current = self._signed(self.current.epoch, self.current.table)
 
-    def _signed(self, epoch: int, text: str) -> decision_api.RingTable:
+    def _signed(self, epoch: int, text: str) -> decision_messages.RingTable:
         signature = self._trust.sign(signing.TABLE, text.encode())
-        return decision_api.RingTable(epoch, text, signature)
+        return decision_messages.RingTable(epoch, text, signature)
 
     def _take_samples(self) -> None:
         with self._inbox_lock:
@@ -245,7 +247,7 @@ class Service:
                 continue
             self._take(sample, heard_s)
 
-    def _take(self, sample: decision_api.Sample, heard_s: float) -> None:
+    def _take(self, sample: decision_messages.Sample, heard_s: float) -> None:
         refusal = self.members.hear(sample, heard_s, self._wall())
         if refusal is None:
             self._keep(sample)
@@ -255,12 +257,12 @@ class Service:
         told = (sample.host, sample.number, refusal.value, sample.address)
         LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
 
-    def _keep(self, sample: decision_api.Sample) -> None:
+    def _keep(self, sample: decision_messages.Sample) -> None:
         """Keep a sample for this round, with what an earlier one of the round told."""
         former = self._fresh.get(sample.host)
         if former is not None:
             images = former.images if sample.images is None else sample.images
-            told = (*former.boots, *sample.boots)[-decision_api.MAX_BOOTS :]
+            told = (*former.boots, *sample.boots)[-decision_messages.MAX_BOOTS :]
             sample = msgspec.structs.replace(sample, images=images, boots=told)
         self._fresh[sample.host] = sample
 
@@ -275,7 +277,9 @@ class Service:
         if self.leads and newest.instance != self.name:
             LOG.warning("epoch %d is %s's; stepping down", newest.epoch, newest.instance)
             self._lead.step_down()
-        known = ring.decode((newest.table or "").encode(), f"epoch {newest.epoch} of the database")
+        known = hash_ring.decode(
+            (newest.table or "").encode(), f"epoch {newest.epoch} of the database"
+        )
         self.decider.replace(table.from_ring(known))
         self.current = self._signed(newest.epoch, newest.table or "")
         for host in known.hosts:
@@ -291,7 +295,7 @@ class Service:
             decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
         if decision is not None:
             self._put_in_force(decision)
-        elif self._clock() - self._published_s > decision_api.COLLECTION_S:
+        elif self._clock() - self._published_s > decision_messages.COLLECTION_S:
             self._help_stragglers()
         self._give_again()
 
@@ -354,10 +358,10 @@ class Service:
         :raises errors.RingFormatError: nobody would take it, this service for one
         """
         epoch = self._highest_epoch() + 1
-        text = ring.encode(table.to_ring(decision.table, epoch)).decode()
-        if len(text) > ring.MAX_FILE_BYTES:
-            why = f"{len(text)} bytes, {ring.MAX_FILE_BYTES} at most are taken"
-            raise errors.RingFormatError(f"epoch {epoch}", ring.MAX_FILE_BYTES, why)
+        text = hash_ring.encode(table.to_ring(decision.table, epoch)).decode()
+        if len(text) > hash_ring.MAX_FILE_BYTES:
+            why = f"{len(text)} bytes, {hash_ring.MAX_FILE_BYTES} at most are taken"
+            raise errors.RingFormatError(f"epoch {epoch}", hash_ring.MAX_FILE_BYTES, why)
         places = decision.table.places.values()
         new = database.Publication(
             epoch=epoch,
@@ -395,12 +399,12 @@ class Service:
     def _give_again(self) -> None:
         """Give tasks again that were lost on their way, to hosts that can be heard."""
         now_s = self._wall()
-        due_s = now_s - TOLD_WITHIN * decision_api.COLLECTION_S
+        due_s = now_s - TOLD_WITHIN * decision_messages.COLLECTION_S
         for given in self._store.unheard_tasks(now_s - GIVE_AGAIN_S):
             if given.host not in self._fresh or given.given_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
-            again = decision_api.TaskForHosts(
+            again = decision_messages.TaskForHosts(
                 task=given.task, hosts=(given.host,), given_s=self._wall()
             )
             if not self._give_to(given.host, self._keeper.seal(again, signing.TASK)):
@@ -443,6 +447,6 @@ class Service:
         )
 
 
-def own_bytes_s(sample: decision_api.Sample) -> float:
+def own_bytes_s(sample: decision_messages.Sample) -> float:
     """Return what a host sent and received that were no chunks, in bytes a second."""
     return members.own_share(sample) * sample.link_bytes_s

@@ -8,10 +8,10 @@ enrolled here, with this key, and not to have been revoked since.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from acstor_common import certificates
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.wire import signed_messages
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
@@ -60,11 +60,11 @@ class Trust(NamedTuple):
         """
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
-        return {row.host: row.revoked_before_s for row in found[: ring.MAX_REVOKED]}
+        return {row.host: row.revoked_before_s for row in found[: hash_ring.MAX_REVOKED]}
 
     def sign(self, purpose: str, data: bytes) -> str:
         """Return the signature of ``data``, in base64."""
-        return sealed.signature_of(purpose, data, self.signer)
+        return signed_messages.signature_of(purpose, data, self.signer)
 
 
 def _rank(row: models.Enrolment) -> tuple[bool, int, str]:

@@ -11,10 +11,10 @@ from oslo_config import cfg
 from oslo_upgradecheck import common_checks
 from oslo_upgradecheck import upgradecheck
 
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import message_bus
-from acstor_common import version
+from acstor_common.service import conf as common_conf
+from acstor_common.service import version
+from acstor_common.wire import message_bus
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
 from acstor_decision.api import app
@@ -62,7 +62,7 @@ class Checks(upgradecheck.UpgradeCommands):
     def options(self) -> Result:
         """Name what stands in the files and is no option."""
         known = [*decision_conf.list_opts(), *api_conf.list_opts()]
-        return _named("", map(str, common_conf.strays(self._conf, known)), "Correct it")
+        return _named("", map(str, common_conf.unknown(self._conf, known)), "Correct it")
 
     def tables(self) -> Result:
         """Say whether the database can be used, and has the tables of this version."""

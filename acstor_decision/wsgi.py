@@ -11,7 +11,7 @@ from oslo_config import cfg
 
 import acstor_decision.cmd  # noqa: F401  first of all, for it keeps Eventlet's warning back
 from acstor_common import errors
-from acstor_common import script
+from acstor_common.service import console_script
 from acstor_decision import conf as decision_conf
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
@@ -30,6 +30,6 @@ def load(files: list[str]) -> middleware.Wsgi:
     return app.make_app(conf, database.Database(conf))
 
 
-with script.told_in_one_line("the REST API of acstor", cfg.Error, errors.Unusable):
+with console_script.exit_on_error("the REST API of acstor", cfg.Error, errors.Unusable):
     names = os.environ.get("ACSTOR_DECISION_CONF", "").split(":")
     application = load([name for name in names if name])

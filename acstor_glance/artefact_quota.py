@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import sizes
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.util import byte_sizes
 from acstor_glance import images as glance_images
 
 REMEMBERED_S = 300.0
@@ -59,7 +59,7 @@ class ArtefactQuota:
                 raise errors.QuotaExceeded(
                     f"image {image['id']}",
                     f"the artefacts of its project take {used.used_bytes} bytes, and {count} more "
-                    f"are over their quota of {sizes.shown(self._most_bytes)}",
+                    f"are over their quota of {byte_sizes.in_units(self._most_bytes)}",
                     "Delete images, or raise [acstor_glance] artefact_quota_per_project",
                 )
             self._known[project] = used._replace(used_bytes=used.used_bytes + count)

@@ -12,12 +12,12 @@ import threading
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import log_once
-from acstor_common import ring
-from acstor_common import signing
-from acstor_common import supervised
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.util import log_once
+from acstor_common.util import supervision
 from acstor_glance import decision_client
 from acstor_glance import proofs
 
@@ -54,7 +54,7 @@ class Authority:
 
     def start(self) -> None:
         """Begin to look; waits for nothing."""
-        supervised.start("acstor-authority", self._run, self._stopping)
+        supervision.start("acstor-authority", self._run, self._stopping)
 
     def stop(self) -> None:
         """Look no more."""
@@ -76,7 +76,7 @@ class Authority:
         """Look once.
 
         :raises errors.ImageServiceError: the decision service says nothing
-        :raises errors.NotAuthentic: what it says makes no sense
+        :raises errors.NotAuthenticated: what it says makes no sense
         :raises OSError: a file cannot be read
         """
         own = self._conf.acstor_glance
@@ -85,7 +85,7 @@ class Authority:
             try:
                 told = _read(signers) if signers.exists() else b""
                 self._trust = checked(_read(ca), told, {})
-            except errors.NotAuthentic as exc:
+            except errors.NotAuthenticated as exc:
                 raise errors.Unusable(own.trusted_dir, str(exc)) from exc
             return
         answer = self._service.get("/v1/authority", _Answer, MAX_ANSWER_BYTES)
@@ -95,12 +95,12 @@ class Authority:
 def checked(ca: bytes, signers: bytes, revoked: dict[str, int]) -> proofs.Trust:
     """Return whom to believe; what is empty stands for nobody.
 
-    :raises errors.NotAuthentic: it is no PEM of authorities or of public keys
+    :raises errors.NotAuthenticated: it is no PEM of authorities or of public keys
     """
     if ca:
         certificates.read_ca(ca)
-    if len(revoked) > ring.MAX_REVOKED:
-        raise errors.NotAuthentic("what is revoked", f"{len(revoked)} hosts are too many")
+    if len(revoked) > hash_ring.MAX_REVOKED:
+        raise errors.NotAuthenticated("what is revoked", f"{len(revoked)} hosts are too many")
     return proofs.Trust(ca, signing.read_public_keys(signers) if signers else (), revoked)
 
 

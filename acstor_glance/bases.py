@@ -10,12 +10,12 @@ import logging
 import tempfile
 from collections.abc import Iterator
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import lineage
-from acstor_common import scope
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.image import lineage
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import stored_images
@@ -33,7 +33,9 @@ def of(images: glance_images.Images, image: image_record.Record) -> image_record
         base = images.read_or_none(base_id)
         if base is None or image_record.why_not_served(base):
             continue
-        if scope.may_see(owner, base) or scope.may_see(owner, base, _members(images, base)):
+        if deduplication.may_read(owner, base) or deduplication.may_read(
+            owner, base, _members(images, base)
+        ):
             return base
         LOG.info("image %s: shares nothing with image %s, which its owner may not read",
                  image["id"], base_id)  # fmt: skip

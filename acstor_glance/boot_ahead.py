@@ -17,9 +17,9 @@ import msgspec
 from oslo_config import cfg
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import log_once
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.util import log_once
 from acstor_glance import decision_client
 from acstor_glance import families
 from acstor_glance import images as glance_images

@@ -29,13 +29,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import boot_trace
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import whole_file
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
+from acstor_common.util import atomic_file
 from acstor_glance import boot_guest
 from acstor_glance import budget as glance_budget
 from acstor_glance import guest_disk
@@ -123,7 +123,7 @@ def build(
     :param held_by: what keeps QEMU away from this host
     :param budget: what its clusters may cost; None: no more than slow decoders are refused
     :raises errors.LimitExceeded: they cost more
-    :raises errors.DoesNotBoot: there is nothing to boot in it, by this firmware
+    :raises errors.BootFailed: there is nothing to boot in it, by this firmware
     :raises errors.Unusable: QEMU cannot be run or takes too much
     :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
     :raises OSError: the image cannot be read, or the output not written
@@ -152,7 +152,7 @@ def build(
         head = write(disk, image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
-        raise errors.DoesNotBoot(str(image), "the guest read nothing: it does not boot")
+        raise errors.BootFailed(str(image), "the guest read nothing: it does not boot")
     return Summary(
         str(output),
         recording.end.value,
@@ -164,9 +164,9 @@ def build(
     )
 
 
-def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.DoesNotBoot:
+def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:
     why = f"it does not boot: it has no boot loader that the firmware ({firmware}) finds"
-    return errors.DoesNotBoot(str(image), why, _OTHER_FIRMWARE)
+    return errors.BootFailed(str(image), why, _OTHER_FIRMWARE)
 
 
 def write(
@@ -186,7 +186,7 @@ def write(
         if not image_map.is_zero(chunk_no):
             writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no))
     parts = list(writer.parts())
-    with whole_file.written(output) as file:
+    with atomic_file.atomic_write(output) as file:
         file.writelines(parts)
     return boot_image.parse_head(parts[0], str(output))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import sandbox
 
 QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"

@@ -18,16 +18,16 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import boot_trace
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import trace_message
-from acstor_common import whole_file
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import boot_trace
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+from acstor_common.wire import trace_message
 from acstor_glance import artefact_quota
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
@@ -167,9 +167,9 @@ class BootImages:
             self._reserve(image, output)
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
             state = artefacts.BootState.FAILED
-            if isinstance(exc, (errors.DoesNotBoot, errors.LimitExceeded)):
+            if isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
                 retry = plan.Retry(retry.attempts, None)
-            if isinstance(exc, errors.DoesNotBoot):
+            if isinstance(exc, errors.BootFailed):
                 state = artefacts.BootState.UNBOOTABLE
             LOG.info("image %s has no boot image (attempt and next: %s): %s",
                      image["id"], retry, exc)  # fmt: skip
@@ -343,7 +343,7 @@ class BootImages:
         """
         output = self._folder / f"{image_id}.acboot"
         output.unlink(missing_ok=True)
-        whole_file.remove_leftovers(self._folder, output.name)
+        atomic_file.remove_leftovers(self._folder, output.name)
         return output
 
     @contextlib.contextmanager
@@ -393,18 +393,18 @@ def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
 def _check_machine(image: image_record.Record) -> None:
     """Refuse an image for a processor that the builder's guest has not got.
 
-    :raises errors.DoesNotBoot: it is for another one
+    :raises errors.BootFailed: it is for another one
     """
     for name in ("hw_architecture", "architecture"):
         said = image_record.text_of(image, name).lower()
         if said and said not in boot_guest.ARCHITECTURES:
             why = f"its property {name} is {said}, and only x86_64 is booted to build boot images"
-            raise errors.DoesNotBoot(f"image {image['id']}", why)
+            raise errors.BootFailed(f"image {image['id']}", why)
 
 
 def _words(exc: Exception) -> str:
     """Return what an error says of an image, without the file in which the builder had it."""
-    if not isinstance(exc, (errors.DoesNotBoot, errors.LimitExceeded)):
+    if not isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
         return str(exc)
     return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why
 

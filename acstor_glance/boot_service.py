@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import supervised
-from acstor_common import trace_message
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import trace_message
 from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
@@ -60,7 +60,7 @@ class BootService:
             for image_id in self._made.recorded():
                 self._put(image_id, Rank.BOOTED)
         for number in range(WORKERS):
-            supervised.start(f"acstor-boot-images-{number}", self._work)
+            supervision.start(f"acstor-boot-images-{number}", self._work)
 
     def stop(self) -> None:
         """Begin with no other image."""

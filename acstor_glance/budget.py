@@ -13,9 +13,9 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
 
 SPARE_BYTES = 256 * geometry.MIB
 """Decoded bytes that each image may have, however small it is: a second of a processor."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import decision_api
-from acstor_common import message_bus
-from acstor_common import supervised
-from acstor_common import trace_message
+from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -34,20 +34,22 @@ class BusServer:
         self._transport = message_bus.open_transport(conf)
         self._endpoint = message_bus.Endpoint(heard, time.monotonic)
         self._stopping = threading.Event()
-        self._server: message_bus.Served | None = None
+        self._server: message_bus.BusServer | None = None
 
     def start(self) -> None:
         """Begin to hear as soon as the broker answers; waits for nothing."""
-        supervised.start("acstor-bus-server", self._serve, self._stopping)
+        supervision.start("acstor-bus-server", self._serve, self._stopping)
 
     def stop(self) -> Callable[[], None]:
         """Hear no more; return what waits until the broker is let go of, a few seconds at most."""
         self._stopping.set()
-        return message_bus.let_go(self._close)
+        return message_bus.close_in_background(self._close)
 
     def _serve(self) -> None:
         target = oslo_messaging.Target(
-            exchange=decision_api.EXCHANGE, topic=trace_message.TOPIC, server=socket.gethostname()
+            exchange=decision_messages.EXCHANGE,
+            topic=trace_message.TOPIC,
+            server=socket.gethostname(),
         )
         self._server = message_bus.serve(self._transport, target, self._endpoint, self._stopping)
         if self._server is not None:

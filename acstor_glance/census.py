@@ -13,10 +13,10 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import artefacts
-from acstor_common import control_wire
-from acstor_common import image_record
-from acstor_common import qcow2_header
+from acstor_common.formats import qcow2_header
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.wire import control_wire
 from acstor_glance import images as glance_images
 from acstor_glance import ranges as glance_ranges
 from acstor_glance import walk

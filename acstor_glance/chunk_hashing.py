@@ -3,8 +3,8 @@
 
 import functools
 
-from acstor_common import ids
-from acstor_common import scope
+from acstor_common.image import deduplication
+from acstor_common.model import ids
 
 
 def append_cids(
@@ -12,7 +12,7 @@ def append_cids(
     length: int,
     chunk_bytes: int,
     cids: bytearray,
-    naming: scope.Naming,
+    naming: deduplication.Naming,
     chunk_no: int,
 ) -> None:
     """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``.

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from acstor_common import call_deadline
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
+from acstor_common.util import call_deadline
 
 LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Claims:
         with _translated(self._url):
             try:
                 coordinator, lock, is_ours = self._deadline.call(claim)
-            except call_deadline.Late:
+            except call_deadline.CallTimeout:
                 is_given_up.set()
                 raise
         try:

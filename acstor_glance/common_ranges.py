@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import chunk_map
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
 
 
 class Range(NamedTuple):

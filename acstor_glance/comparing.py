@@ -15,14 +15,14 @@ from collections.abc import Iterable
 
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import log_once
-from acstor_common import supervised
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
 from acstor_glance import bases
 from acstor_glance import common_ranges
 from acstor_glance import counters as glance_counters
@@ -59,7 +59,7 @@ class Comparing:
 
     def start(self) -> None:
         """Begin; waits for nothing."""
-        supervised.start("acstor-comparing", self._work, self._stopping)
+        supervision.start("acstor-comparing", self._work, self._stopping)
 
     def stop(self) -> None:
         """End soon; what was begun is done again after the next start."""

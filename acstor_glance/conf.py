@@ -13,10 +13,10 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 from oslo_config import types
 
-from acstor_common import conf as common_conf
-from acstor_common import image_record
-from acstor_common import scope
-from acstor_common import session_options
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.service import conf as common_conf
+from acstor_common.service import session_options
 from acstor_glance import sandbox
 
 GROUP = cfg.OptGroup("acstor_glance", title="Preparation of Glance's images")
@@ -35,7 +35,7 @@ OPTS = [
     ),
     cfg.StrOpt(
         "dedup_scope",
-        default=scope.DedupScope.PROJECT.value,
+        default=deduplication.DedupScope.PROJECT.value,
         choices=[
             (
                 "project",
@@ -183,7 +183,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..., None]) -> None:
     """Read the files that the command line ``args`` names into ``conf``.
 
-    :param read: a service's way to do so or a command's, of :mod:`acstor_common.conf`
+    :param read: a service's way to do so or a command's, of :mod:`acstor_common.service.conf`
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     options = [*list_opts(), (GROUP, _sign_in_options())]

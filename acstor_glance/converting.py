@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from typing import IO
 from typing import Any
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
 from acstor_glance import budget
 from acstor_glance import raw_format
 from acstor_glance import sandbox

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import prometheus_client
 
-from acstor_common import artefacts
-from acstor_common import metrics_endpoint
+from acstor_common.image import artefacts
+from acstor_common.service import metrics_endpoint
 from acstor_glance import boot_ways
 from acstor_glance import protection
 

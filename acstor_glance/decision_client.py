@@ -15,9 +15,9 @@ from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import log_once
+from acstor_common.util import log_once
+from acstor_common.wire import decision_messages
 from acstor_glance import images as glance_images
 
 LOG = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ class DecisionClient:
         own = self._conf.acstor_glance
         api = keystone_adapter.Adapter(
             self._session,
-            service_type=decision_api.SERVICE_TYPE,
+            service_type=decision_messages.SERVICE_TYPE,
             interface=own.valid_interfaces,
             region_name=own.region_name,
             endpoint_override=own.decision_endpoint,
         )
         response: Any = api.request(path, method, **({} if body is None else {"json": body}))
-        self._way.say(decision_api.way_fault(response.url or ""))
+        self._way.say(decision_messages.way_fault(response.url or ""))
         try:
             return msgspec.json.decode(response.content[:most_bytes], type=kind)
         except msgspec.DecodeError as exc:

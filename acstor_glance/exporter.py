@@ -16,12 +16,12 @@ import os
 import pathlib
 from collections.abc import Collection
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import whole_file
+from acstor_common.formats import boot_frames
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 from acstor_glance import images as glance_images
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import stored_images
@@ -71,7 +71,9 @@ def export(
     read = {kind: _read(images, artefact["id"]) for kind, artefact in found.items() if artefact}
     image_map = artefacts.parse_chunk_map(stored.record, read[artefacts.Kind.CHUNK_MAP])
     if raw := read.get(artefacts.Kind.BOOT_IMAGE):
-        boot_frames.check([raw], f"boot image of image {image['id']}", image_map.scope_keys)
+        boot_frames.check_boot_image(
+            [raw], f"boot image of image {image['id']}", image_map.scope_keys
+        )
     for kind, raw in read.items():
         if _write_artefact(raw, stem.with_suffix(ENDINGS[kind])):
             outcome = Outcome.EXPORTED
@@ -103,8 +105,8 @@ def _write_image(
 ) -> None:
     os_hash = stored.os_hash
     hasher = hashlib.new(os_hash.algo)
-    whole_file.remove_leftovers(path.parent, path.name)
-    with whole_file.written(path, MODE) as file, images.opened(stored.glance_id) as pieces:
+    atomic_file.remove_leftovers(path.parent, path.name)
+    with atomic_file.atomic_write(path, MODE) as file, images.opened(stored.glance_id) as pieces:
         for piece in pieces:
             hasher.update(piece)
             if any(piece):
@@ -115,7 +117,7 @@ def _write_image(
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
             why = f"its data does not have the {os_hash.algo} that Glance says"
-            raise errors.WrongBytes(f"image {stored.record['id']}", why)
+            raise errors.ContentMismatch(f"image {stored.record['id']}", why)
 
 
 def _read(images: glance_images.Images, artefact_id: str) -> bytes:
@@ -127,6 +129,6 @@ def _write_artefact(raw: bytes, path: pathlib.Path) -> bool:
     """Write an artefact unless it is there already; say whether that was needed."""
     if path.exists() and path.read_bytes() == raw:
         return False
-    with whole_file.written(path, MODE) as file:
+    with atomic_file.atomic_write(path, MODE) as file:
         file.write(raw)
     return True

@@ -12,13 +12,13 @@ import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import scope
+from acstor_common.formats import chunk_map
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import images as glance_images
 
-NAME, BASE = "name", scope.BASE_IMAGE
+NAME, BASE = "name", deduplication.BASE_IMAGE
 FAMILY = ("os_distro", "os_version")
 """Both have to be there, and the same."""
 SAME = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")

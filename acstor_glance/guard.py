@@ -21,10 +21,10 @@ import msgspec
 from oslo_config import cfg
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import log_once
-from acstor_common import supervised
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
 from acstor_glance import claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
@@ -132,7 +132,7 @@ class Guard:
 
     def start(self) -> None:
         """Begin; waits for nothing."""
-        supervised.start("acstor-guard", self._run, self._stopping)
+        supervision.start("acstor-guard", self._run, self._stopping)
 
     def stop(self) -> None:
         """Make no more passes."""

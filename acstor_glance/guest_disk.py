@@ -7,11 +7,11 @@ Nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
 import os
 import time
 
-from acstor_common import chunk_map
-from acstor_common import cluster_cache
-from acstor_common import codecs
 from acstor_common import errors
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import cluster_cache
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
 from acstor_glance import budget as glance_budget
 
 KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
+from acstor_common.model import ids
+from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ page of a window begins the next one, up to twice as wide.
 []
 """
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 PAGE_BYTES = 4096
 WINDOW_PAGES = 128 * geometry.KIB // PAGE_BYTES

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import IO
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import layout
-from acstor_common import local_file
-from acstor_common import qcow2_header
+from acstor_common.formats import layout
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2_header
+from acstor_common.model import geometry
 from acstor_glance import raw_format
 
 _HASHED_BYTES = 1 * geometry.MIB
@@ -50,7 +50,7 @@ class ImageFile:
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset`` on."""
         with named(self.name):
-            count = local_file.filled(self.fd, view, offset)
+            count = local_file.read_into(self.fd, view, offset)
         if count < len(view):
             raise self._changed()
 

@@ -3,7 +3,7 @@
 
 Nothing of keystoneauth or glanceclient leaves this file; their errors become
 those of the family (:func:`translated`), and images are plain records
-(:mod:`acstor_common.image_record`).
+(:mod:`acstor_common.image.image_record`).
 
 Calls block and may come from several threads.
 """
@@ -29,12 +29,12 @@ from keystoneauth1 import loading
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import conf as glance_conf
 
 LOG = logging.getLogger(__name__)

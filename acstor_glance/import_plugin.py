@@ -23,12 +23,12 @@ from oslo_config import cfg
 from taskflow import task
 from taskflow.patterns import linear_flow
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import layout
-from acstor_common import scope
+from acstor_common.formats import layout
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import budget as glance_budget
 from acstor_glance import conf as glance_conf
 from acstor_glance import image_file
@@ -154,13 +154,13 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         return artefacts.State.HASHED, "", ""
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[scope.Naming]:
+    def _naming(self) -> Iterator[deduplication.Naming]:
         """Yield how chunks are named; whether the image is open to all only Glance's API says.
 
         What changes until the import has ended is seen when the map is to be published.
         """
-        if self._conf.acstor_glance.dedup_scope == scope.DedupScope.CLOUD:
-            yield scope.PLAIN
+        if self._conf.acstor_glance.dedup_scope == deduplication.DedupScope.CLOUD:
+            yield deduplication.PLAIN
             return
         images = glance_images.connect(self._conf)
         image = images.read(self._image_id)

@@ -17,13 +17,13 @@ import time
 
 from oslo_config import cfg
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import session_options
-from acstor_common import supervised
-from acstor_common import trace_message
+from acstor_common.model import ids
+from acstor_common.service import session_options
+from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import trace_message
 from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
 from acstor_glance import bus_server
@@ -81,7 +81,7 @@ class Listener:
         self._queue = work_queue.WorkQueue(self._conf.workers)
         self._hints = hints.Hints(preparer.look, self._found, self._look_again)
         self._listening = notifications.Listening(conf, self._seen)
-        heard: dict[str, message_bus.Heard] = {decision_api.IMAGE_WANTED: self._wanted}
+        heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._wanted}
         if boots is not None and boots.hears_traces:
             heard[trace_message.BOOT_TRACED] = lambda sent: boots.heard(self._proofs.trace(sent))
         self._server = bus_server.BusServer(conf, heard)
@@ -92,7 +92,7 @@ class Listener:
         """Serve until :meth:`stop` is called."""
         self._authority.start()
         self._guard.start()
-        supervised.start("acstor-hints", self._hints.run, self._stopping)
+        supervision.start("acstor-hints", self._hints.run, self._stopping)
         self._listening.start()
         self._server.start()
         if self._boots is not None:
@@ -100,10 +100,10 @@ class Listener:
         if self._comparing is not None:
             self._comparing.start()
         workers = [
-            supervised.start(f"acstor-worker-{number}", self._work, self._stopping)
+            supervision.start(f"acstor-worker-{number}", self._work, self._stopping)
             for number in range(self._conf.workers)
         ]
-        supervised.run("acstor-reconciler", self._reconcile_forever, self._stopping)
+        supervision.run("acstor-reconciler", self._reconcile_forever, self._stopping)
         self._authority.stop()
         self._guard.stop()
         if self._comparing is not None:
@@ -242,7 +242,7 @@ class Listener:
         if not isinstance(error, errors.ImageServiceError):
             return str(error)
         group = glance_conf.GROUP.name
-        return f"{error} ({session_options.configured(group, self._conf)})"
+        return f"{error} ({session_options.describe(group, self._conf)})"
 
     def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
         """Do what an operator asked for when everything is looked at again.

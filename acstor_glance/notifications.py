@@ -17,10 +17,10 @@ from typing import Any
 import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import supervised
+from acstor_common.image import artefacts
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import message_bus
 
 LOG = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Listening:
     def start(self) -> None:
         """Begin to listen as soon as the broker answers."""
         # Connecting waits for a broker that is away, so it must not keep others waiting.
-        supervised.start("acstor-broker", self._start, self._stopping)
+        supervision.start("acstor-broker", self._start, self._stopping)
 
     def _start(self) -> None:
         own, topics = self._conf.acstor_glance, self._conf.oslo_messaging_notifications.topics
@@ -126,4 +126,4 @@ class Listening:
         """
         self._stopping.set()
         if self._listener is not None:
-            message_bus.let_go(self._listener.stop)
+            message_bus.close_in_background(self._listener.stop)

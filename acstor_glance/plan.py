@@ -12,10 +12,10 @@ import enum
 from collections.abc import Collection
 from collections.abc import Mapping
 
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import image_record
-from acstor_common import lineage
+from acstor_common.formats import boot_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.image import lineage
 
 NEVER = "never"
 RETRY_FIRST_S = 60
@@ -142,7 +142,7 @@ def _is_refused(image: image_record.Record, why: str) -> bool:
     """Say whether the image says so already, and points to nothing."""
     return (
         artefacts.state_of(image) is artefacts.State.REFUSED
-        and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fitting(why)
+        and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fit_message(why)
         and not any(kind.pointer in image for kind in artefacts.Kind)
     )
 

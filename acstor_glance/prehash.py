@@ -42,16 +42,16 @@ from typing import IO
 from typing import NamedTuple
 from typing import TypeVar
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import map_builder
-from acstor_common import qcow2
-from acstor_common import qcow2_header
-from acstor_common import scope
-from acstor_common import whole_file
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 from acstor_glance import budget as glance_budget
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
@@ -106,7 +106,7 @@ def prehash(
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     workers: int | None = None,
     progress: Progress | None = None,
-    naming: scope.Naming = scope.PLAIN,
+    naming: deduplication.Naming = deduplication.PLAIN,
     max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
     budget: glance_budget.Budget | None = None,
 ) -> Summary:
@@ -123,7 +123,7 @@ def prehash(
     :param naming: names the chunks; a map with scope keys is for its owner's eyes only
     :param max_virtual_bytes: a qcow2 image of which a guest reads more is refused
     :param budget: what it may cost; None: no more than slow decoders are refused
-    :raises errors.WrongBytes: the image's bytes do not have ``os_hash``
+    :raises errors.ContentMismatch: the image's bytes do not have ``os_hash``
     :raises errors.NotRaw: the file is of another format, or one that is never served, and why
     :raises errors.LimitExceeded: it costs more than ``budget`` allows
     :raises errors.Unusable: the image cannot be read or changed meanwhile; the map
@@ -151,7 +151,12 @@ def prehash(
                     _hash_rest(job, log, hasher, workers or default_workers(), progress)
                 source.check_unchanged()
                 os_hash = _checked(os_hash, hasher, source.name)
-            except (image_file.Changed, errors.WrongBytes, errors.NotRaw, errors.LimitExceeded):
+            except (
+                image_file.Changed,
+                errors.ContentMismatch,
+                errors.NotRaw,
+                errors.LimitExceeded,
+            ):
                 log.remove()
                 raise
             stored = _stored(disk_format, source, log)
@@ -186,7 +191,7 @@ class _Job(NamedTuple):
     source: image_file.ImageFile
     guest: image_file.ImageFile | qcow2.Qcow2
     cut: geometry.Geometry
-    naming: scope.Naming
+    naming: deduplication.Naming
     budget: glance_budget.Budget
 
 
@@ -351,7 +356,9 @@ def _checked(
     if hasher is None:
         return os_hash
     if os_hash.value and hasher.digest() != os_hash.value:
-        raise errors.WrongBytes(name, f"its data does not have the {os_hash.algo} that Glance says")
+        raise errors.ContentMismatch(
+            name, f"its data does not have the {os_hash.algo} that Glance says"
+        )
     return chunk_map.OsHash(os_hash.algo, hasher.digest())
 
 
@@ -371,7 +378,7 @@ def _write_map(
     log: progress_log.ProgressLog,
 ) -> int:
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
-    whole_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
+    atomic_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
     mode = 0o600 if subject.scope_keys else 0o644
     zero_chunks = 0
 
@@ -382,8 +389,8 @@ def _write_map(
             yield record.cids
 
     entries = (record.entries for record in log.records()) if subject.stored.entries else ()
-    with image_file.named(path), whole_file.written(path, mode) as file:
-        file.writelines(map_builder.parts(subject, cids(), entries, path.parent))
+    with image_file.named(path), atomic_file.atomic_write(path, mode) as file:
+        file.writelines(chunk_map_writer.write_map(subject, cids(), entries, path.parent))
     return zero_chunks
 
 

@@ -19,11 +19,11 @@ from typing import IO
 
 from oslo_config import cfg
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import scope
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import artefact_quota
 from acstor_glance import budget as glance_budget
 from acstor_glance import claims as glance_claims
@@ -266,7 +266,7 @@ class Preparer:
         self,
         image: image_record.Record,
         progress: Progress,
-        naming: scope.Naming,
+        naming: deduplication.Naming,
         budget: glance_budget.Budget,
     ) -> None:
         """Publish the chunk map of what an image of another format is converted to.
@@ -290,7 +290,7 @@ class Preparer:
         image: image_record.Record,
         work: pathlib.Path,
         progress: Progress,
-        naming: scope.Naming,
+        naming: deduplication.Naming,
         budget: glance_budget.Budget,
     ) -> bool:
         """Publish a chunk map of what the image was converted to before; say whether that is so."""
@@ -317,7 +317,7 @@ class Preparer:
         image: image_record.Record,
         made: IO[bytes],
         work: pathlib.Path,
-        naming: scope.Naming,
+        naming: deduplication.Naming,
         budget: glance_budget.Budget,
     ) -> None:
         """Store what an image was converted to, and point to it and to its chunk map at once."""
@@ -343,7 +343,7 @@ class Preparer:
         self,
         image: image_record.Record,
         path: pathlib.Path,
-        naming: scope.Naming,
+        naming: deduplication.Naming,
         progress: Progress,
         budget: glance_budget.Budget,
     ) -> None:
@@ -384,7 +384,7 @@ class Preparer:
         with mapped_file.mapped(file) as view:
             is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)
         file.seek(0)
-        named_in = scope.DedupScope.PROJECT if is_keyed else scope.DedupScope.CLOUD
+        named_in = deduplication.DedupScope.PROJECT if is_keyed else deduplication.DedupScope.CLOUD
         before = self._images.artefact_of(image, CHUNK_MAP)
         also = {artefacts.SCOPE: named_in}
         self._images.publish(CHUNK_MAP, image, file, also=also, said=said)

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import blake3
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

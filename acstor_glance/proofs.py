@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import freshness
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import trace_message
+from acstor_common.identity import certificates
+from acstor_common.identity import replay_filter
+from acstor_common.identity import signing
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
+from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -56,24 +56,24 @@ class Proofs:
 
     def __init__(self, trust: Callable[[], Trust], clock: Callable[[], float] = time.time) -> None:
         self._trust, self._clock = trust, clock
-        self._fresh = freshness.Freshness()
+        self._fresh = replay_filter.ReplayFilter()
         self._paces: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
 
     def trace(self, payload: object) -> trace_message.BootTrace:
         """Return the trace that a host sent of a boot of its own.
 
-        :raises errors.NotAuthentic: nobody who may say so did
+        :raises errors.NotAuthenticated: nobody who may say so did
         :raises errors.RemoteProtocolError: it makes no sense
         """
-        signed, trust = decision_api.decode(payload, decision_api.Signed), self._trust()
+        signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
         if not trust.ca:
-            raise errors.NotAuthentic("a boot trace", "no authority is known here yet")
-        certificate, trace = sealed.open_from_host(
+            raise errors.NotAuthenticated("a boot trace", "no authority is known here yet")
+        certificate, trace = signed_messages.verify_from_host(
             signed, signing.TRACE, trust.ca, trace_message.BootTrace
         )
         what, now_s = f"a boot trace of {certificate.host}", self._clock()
         if why := self._why_not(certificate, trust, trace, now_s):
-            raise errors.NotAuthentic(what, why)
+            raise errors.NotAuthenticated(what, why)
         if not self._has_turn(certificate.host, now_s):
             raise errors.RemoteProtocolError(
                 certificate.host, f"more traces than {BURST}, and one in {PACE_S:.0f} s after that"
@@ -107,18 +107,18 @@ class Proofs:
             self._paces.popitem(last=False)
         return has_turn
 
-    def wanted(self, payload: object) -> decision_api.ImageWanted:
+    def wanted(self, payload: object) -> decision_messages.ImageWanted:
         """Return what the decision service asks for.
 
-        :raises errors.NotAuthentic: it did not, or not now
+        :raises errors.NotAuthenticated: it did not, or not now
         :raises errors.RemoteProtocolError: it makes no sense
         """
-        signed, trust = decision_api.decode(payload, decision_api.Signed), self._trust()
-        asked = sealed.open_from_service(
-            signed, signing.IMAGE_WANTED, trust.signers, decision_api.ImageWantedAt
+        signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
+        asked = signed_messages.verify_from_service(
+            signed, signing.IMAGE_WANTED, trust.signers, decision_messages.ImageWantedAt
         )
         wanted = asked.wanted
         message = (asked.request, wanted.image_id, wanted.is_forced, asked.given_s)
         if why := self._fresh.why_not(message, asked.given_s, self._clock()):
-            raise errors.NotAuthentic(f"a request for image {wanted.image_id}", why)
+            raise errors.NotAuthenticated(f"a request for image {wanted.image_id}", why)
         return wanted

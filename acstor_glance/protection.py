@@ -26,9 +26,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from acstor_common import artefacts
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 
 UNNEEDED_S = 120.0
 """How long an image must have been needed by nobody before it may be deleted again."""

@@ -17,7 +17,7 @@ from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
-from acstor_common import image_record
+from acstor_common.image import image_record
 from acstor_glance import images as glance_images
 
 GATEWAY_TYPE = "acstor-gateway"

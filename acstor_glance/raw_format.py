@@ -13,8 +13,8 @@ from typing import IO
 
 from oslo_utils.imageutils import format_inspector
 
-from acstor_common import geometry
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import geometry
 
 BACKING_FILE = "it has a backing file"
 EXTERNAL_DATA = "it has an external data file"

@@ -11,9 +11,9 @@ import dataclasses
 import datetime
 import logging
 
-from acstor_common import artefacts
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import images as glance_images
 from acstor_glance import plan
 

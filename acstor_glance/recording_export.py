@@ -21,8 +21,8 @@ from typing import Protocol
 from typing import Self
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import supervised
+from acstor_common.model import geometry
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class RecordingExport:
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        self._thread = supervised.start_once("recording-export", self._serve)
+        self._thread = supervision.start_once("recording-export", self._serve)
         return self
 
     def __exit__(self, *_: object) -> None:

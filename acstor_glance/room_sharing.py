@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import pace as pace_
+from acstor_common.model import geometry
+from acstor_common.util import rate_limiter
 from acstor_glance import common_ranges
 
 CALL_BYTES = 256 * geometry.KIB
@@ -106,7 +106,7 @@ class Pace:
         wait_s: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace, self._wait_s = pace_.Pace(bytes_s, clock), wait_s
+        self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s, clock), wait_s
 
     def wait(self, done_bytes: int) -> None:
         """Wait until more may be done.

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 
 from oslo_config import cfg
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import scope
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
 from acstor_glance import bases
 from acstor_glance import images as glance_images
 
@@ -35,22 +35,22 @@ class Scopes:
 
     def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
         self._images = images
-        self._dedup_scope = scope.DedupScope(conf.acstor_glance.dedup_scope)
+        self._dedup_scope = deduplication.DedupScope(conf.acstor_glance.dedup_scope)
 
     @contextlib.contextmanager
-    def naming(self, image: image_record.Record) -> Iterator[scope.Naming]:
+    def naming(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
         """Yield how the chunks of an image are named; it is of use inside the block only.
 
         :raises errors.ImageServiceError: Glance does not say
         :raises errors.Unusable: the cloud's secret is damaged
         """
-        if scope.scope_of(image, self._dedup_scope) is scope.DedupScope.CLOUD:
-            yield scope.PLAIN
+        if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
+            yield deduplication.PLAIN
             return
         owner = image_record.text_of(image, "owner")
         base = bases.of(self._images, image)
         with bases.chunk_map_of(self._images, base) as base_map:
-            yield scope.Naming(scope.key_of(self._secret(), owner), base_map)
+            yield deduplication.Naming(deduplication.key_of(self._secret(), owner), base_map)
 
     # The secret
 
@@ -61,7 +61,7 @@ class Scopes:
             LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
                      "with those that were named with another one")  # fmt: skip
             record = artefacts.new_secret(self._images.project_id)
-            self._images.store(record, io.BytesIO(secrets.token_bytes(scope.SECRET_BYTES)))
+            self._images.store(record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES)))
             found = self._oldest_secret()
         if found is None:
             raise errors.ImageServiceUnreachable("the secret of the scopes", "it was just deleted")
@@ -80,7 +80,7 @@ class Scopes:
             raw = b"".join(pieces) if image_record.size_bytes_of(record) <= 1024 else b""
         algo, value = image_record.os_hash_of(record)
         is_whole = not algo or hashlib.new(algo, raw).digest() == value
-        if len(raw) != scope.SECRET_BYTES or not is_whole:
+        if len(raw) != deduplication.SECRET_BYTES or not is_whole:
             what = f"the secret of the scopes (image {record['id']} in Glance)"
             why = "it is damaged"
             raise errors.Unusable(what, why, "Delete it: another one is made, see the guide")

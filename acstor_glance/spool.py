@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import map_builder
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import mapped_file
 
 
@@ -94,7 +94,7 @@ class Spool:
                     is_usable = found.scope_keys == scope_keys
                     if is_usable:
                         os_hash = image_record.os_hash_of(image)
-                        file.writelines(map_builder.with_os_hash(found, buffer, os_hash))
+                        file.writelines(chunk_map_writer.with_os_hash(found, buffer, os_hash))
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False
             if not is_usable:

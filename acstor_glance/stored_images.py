@@ -6,10 +6,10 @@ Who reads an image's bytes to compare them with its chunk map asks here which.
 
 from typing import NamedTuple
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import image_record
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import images as glance_images
 
 CONVERTED = artefacts.Kind.CONVERTED

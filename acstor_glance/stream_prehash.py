@@ -21,13 +21,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import image_record
-from acstor_common import layout
-from acstor_common import map_builder
-from acstor_common import scope
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.formats import layout
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import geometry
 from acstor_glance import budget as glance_budget
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
@@ -48,7 +48,7 @@ def write_map(
     chunk_bytes: int,
     file: IO[bytes],
     progress: Callable[[int], None] = lambda done_bytes: None,
-    naming: scope.Naming = scope.PLAIN,
+    naming: deduplication.Naming = deduplication.PLAIN,
     folder: pathlib.Path | None = None,
     bytes_hash: chunk_map.OsHash | None = None,
     budget: glance_budget.Budget | None = None,
@@ -86,7 +86,7 @@ def write_map(
             layout.raw(size_bytes),
         )
         cids = _cids_on_the_way(image, subject, pieces, progress, naming)
-        file.writelines(map_builder.parts(subject, cids, folder=folder))
+        file.writelines(chunk_map_writer.write_map(subject, cids, folder=folder))
 
 
 def _format_of(image: image_record.Record) -> layout.DiskFormat:
@@ -111,7 +111,7 @@ def write_map_of_file(
     file: IO[bytes],
     chunk_bytes: int,
     progress: Callable[[int], None] = lambda done_bytes: None,
-    naming: scope.Naming = scope.PLAIN,
+    naming: deduplication.Naming = deduplication.PLAIN,
     is_hashed: bool = False,
     budget: glance_budget.Budget | None = None,
 ) -> None:
@@ -143,7 +143,7 @@ def write_map_of_file(
         with mapped_file.mapped(made) as view:
             found = chunk_map.ChunkMap.parse(view, str(map_path))
             os_hash = image_record.os_hash_of(image)
-            file.writelines(map_builder.with_os_hash(found, view, os_hash))
+            file.writelines(chunk_map_writer.with_os_hash(found, view, os_hash))
 
 
 def copy(
@@ -156,7 +156,7 @@ def copy(
 
     :param bytes_hash: what their hash must be; None: it is looked at elsewhere
     :raises errors.Unusable: there is none
-    :raises errors.WrongBytes: they have another hash
+    :raises errors.ContentMismatch: they have another hash
     """
     name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
     space = os.statvfs(copied.fileno())
@@ -184,7 +184,7 @@ def _cids_on_the_way(
     subject: chunk_map.Subject,
     pieces: Iterator[bytes],
     progress: Callable[[int], None],
-    naming: scope.Naming,
+    naming: deduplication.Naming,
 ) -> Iterator[bytes]:
     """Yield the CIDs of a raw image while its bytes come, and check its hash at the end."""
     os_hash, cut = subject.os_hash, subject.geometry
@@ -238,9 +238,9 @@ def _check_raw(name: str, head: bytes) -> None:
         raise errors.NotRaw(name, why, "Upload it under its own disk format, or convert it")
 
 
-def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.WrongBytes:
+def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
     why = f"its data does not have the {os_hash.algo} that Glance says"
-    return errors.WrongBytes(name, why)
+    return errors.ContentMismatch(name, why)
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:

@@ -12,9 +12,9 @@ import threading
 
 import msgspec
 
-from acstor_common import ids
-from acstor_common import trace_message
-from acstor_common import whole_file
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+from acstor_common.wire import trace_message
 
 TRACES_LIMIT = 8
 TRACES_OF_A_HOST = 2
@@ -48,7 +48,7 @@ class TraceStore:
                 kept.remove(old)
             kept = [*kept, trace][-TRACES_LIMIT:]
             self._make_room(image_id)
-            with whole_file.written(self._path(image_id), 0o600) as file:
+            with atomic_file.atomic_write(self._path(image_id), 0o600) as file:
                 file.write(msgspec.json.encode(kept))
             return len(kept)
 

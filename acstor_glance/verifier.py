@@ -9,12 +9,12 @@ import hashlib
 import io
 import tempfile
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import scope
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
 from acstor_glance import boot_builder
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
@@ -96,7 +96,7 @@ def _check_boot_image(
     what = f"boot image {artefact_id}"
     with images.opened(artefact_id) as pieces:
         raw = b"".join(pieces)
-    head = boot_frames.check([raw], what, image_map.scope_keys)
+    head = boot_frames.check_boot_image([raw], what, image_map.scope_keys)
     boot_builder.check_chunks(raw, head, image_map, what)
 
 
@@ -130,7 +130,7 @@ def _compare(
 
     Its chunks are named like those of the stored map, whatever scope the image is of by now.
     """
-    naming = scope.Naming(next(iter(image_map.scope_keys), None), image_map)
+    naming = deduplication.Naming(next(iter(image_map.scope_keys), None), image_map)
     chunk_bytes = image_map.geometry.chunk_bytes
     with tempfile.TemporaryFile() as fresh, images.opened(read.glance_id) as pieces:
         stream_prehash.write_map(

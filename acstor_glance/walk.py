@@ -9,8 +9,8 @@ because somebody renamed it, is looked up.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import artefacts
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import images as glance_images
 
 CHUNK_MAP = artefacts.Kind.CHUNK_MAP

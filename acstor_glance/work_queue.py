@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 MOST_WAITING = 100_000
 UNKNOWN = ""

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from acstor_common import chunk_map
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
 from acstor_nova import compute_user
 from acstor_nova import decision_client
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from acstor_common import version
+from acstor_common.service import version
 from acstor_nova import findings as findings_
 
 Finding = findings_.Finding

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_common.service import conf as common_conf
 from acstor_nova import agent_client
 from acstor_nova import agent_health
 from acstor_nova import compute_user
@@ -108,7 +108,7 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
             remedy = "Run: acstor-nova-manage enable"
             yield Finding(what, Level.ERROR, f"it is {shown}", remedy)
     yield _images_type(conf)
-    for stray in common_conf.strays(conf, nova_conf.list_opts()):
+    for stray in common_conf.unknown(conf, nova_conf.list_opts()):
         remedy = f"Write {stray.nearest}." if stray.nearest else "Take it out."
         yield Finding("options", Level.WARNING, str(stray), remedy)
 

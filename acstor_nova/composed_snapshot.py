@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from acstor_common import chunk_map
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import lineage
-from acstor_common import local_file
+from acstor_common.formats import chunk_map
+from acstor_common.formats import local_file
+from acstor_common.image import image_record
+from acstor_common.image import lineage
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
 from acstor_nova import disk_changes
 from acstor_nova import gateway_client
 from acstor_nova import imagebackend

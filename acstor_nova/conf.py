@@ -7,7 +7,7 @@ must be ``acstor``.
 
 from oslo_config import cfg
 
-import acstor_common.conf
+import acstor_common.service.conf
 
 NAME = "acstor"
 """Of the image backend, in ``[libvirt] images_type``, and of the configuration source."""
@@ -72,10 +72,10 @@ OPTS = [
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options, and those that are shared with the agent, with ``conf``."""
-    acstor_common.conf.register_opts(conf)
-    acstor_common.conf.register(conf, acstor_common.conf.GROUP, OPTS)
+    acstor_common.service.conf.register_opts(conf)
+    acstor_common.service.conf.register(conf, acstor_common.service.conf.GROUP, OPTS)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return all options for the sample generator."""
-    return [(acstor_common.conf.GROUP, [*acstor_common.conf.OPTS, *OPTS])]
+    return [(acstor_common.service.conf.GROUP, [*acstor_common.service.conf.OPTS, *OPTS])]

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from acstor_common import changes
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import local_file
-from acstor_common import qcow2
+from acstor_common.formats import disk_delta
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_nova import agent_client
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Body:
     :param disk: that nobody writes to
     :param base: the image that it lies on
     :param told: what the agent knows of that image: nobody has to read its zeros
-    :raises changes.TooMany: there are more than can be sent
+    :raises disk_delta.TooManyExtents: there are more than can be sent
     :raises errors.Unusable: the disk cannot be read, or is no disk of ours
     """
 
@@ -47,9 +47,9 @@ class Body:
     ) -> None:
         self._disk = disk
         zeros = zeros_of(told, disk.virtual_size)
-        found = changes.laid_over(_without_zeros(disk), zeros)
-        table = changes.Table.of(found, disk.virtual_size)
-        self._writer = changes.Writer(disk.virtual_size, base, told.os_hash, table)
+        found = disk_delta.overlay(_without_zeros(disk), zeros)
+        table = disk_delta.Table.of(found, disk.virtual_size)
+        self._writer = disk_delta.Writer(disk.virtual_size, base, told.os_hash, table)
         self.head = self._writer.head
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Body:
     def _data(self) -> Iterator[bytes]:
         """Yield the bytes of all changes that have any."""
         for change in self._writer.table:
-            if change.kind is changes.Kind.DATA:
+            if change.kind is disk_delta.Kind.DATA:
                 for _, piece in _pieces(self._disk, change):
                     self._writer.feed(piece)
                     yield piece
@@ -77,10 +77,10 @@ def opened(file: BinaryIO) -> qcow2.Qcow2:
     :raises errors.Unusable: it is no disk of Nova's
     """
     source = local_file.LocalFile(file.fileno(), str(file.name))
-    return qcow2.Qcow2(source, changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
+    return qcow2.Qcow2(source, disk_delta.MAX_VIRTUAL_BYTES, may_have_backing=True)
 
 
-def zeros_of(told: agent_client.Zeros, virtual_size: int) -> Iterator[changes.Change]:
+def zeros_of(told: agent_client.Zeros, virtual_size: int) -> Iterator[disk_delta.Extent]:
     """Yield where an image has zeros, as changes of a disk that lies on it.
 
     :param virtual_size: bytes of the disk; what is behind the image's end is zeros anyhow
@@ -89,24 +89,24 @@ def zeros_of(told: agent_client.Zeros, virtual_size: int) -> Iterator[changes.Ch
         at = chunk_no * told.cut.chunk_bytes
         length = min(told.cut.chunk_bytes, virtual_size - at)
         if length > 0:
-            yield changes.Change(at, length, changes.Kind.ZERO)
+            yield disk_delta.Extent(at, length, disk_delta.Kind.ZERO)
 
 
-def _without_zeros(disk: qcow2.Qcow2) -> Iterator[changes.Change]:
+def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
     """Yield the changes of a disk; bytes that are zeros are not sent as bytes."""
     for change in disk.changes():
-        if change.kind is changes.Kind.ZERO:
+        if change.kind is disk_delta.Kind.ZERO:
             yield change
             continue
         for at, piece in _pieces(disk, change):
             for begin in range(0, len(piece), BLOCK_BYTES):
                 block = piece[begin : begin + BLOCK_BYTES]
                 is_zero = block == _ZEROS[: len(block)]
-                kind = changes.Kind.ZERO if is_zero else changes.Kind.DATA
-                yield changes.Change(at + begin, len(block), kind)
+                kind = disk_delta.Kind.ZERO if is_zero else disk_delta.Kind.DATA
+                yield disk_delta.Extent(at + begin, len(block), kind)
 
 
-def _pieces(disk: qcow2.Qcow2, change: changes.Change) -> Iterator[tuple[int, bytes]]:
+def _pieces(disk: qcow2.Qcow2, change: disk_delta.Extent) -> Iterator[tuple[int, bytes]]:
     """Yield what a disk has of a change, and where."""
     for at in range(change.at, change.stop, PIECE_BYTES):
         piece = bytearray(min(PIECE_BYTES, change.stop - at))

@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 from oslo_concurrency import processutils
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import local_file
-from acstor_common import recovered_mark
+from acstor_common.formats import local_file
+from acstor_common.formats import recovery_marker
+from acstor_common.wire import control_wire
 from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
@@ -347,7 +347,7 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
     if base is not None and mirror_link.checkpoint_of(base) == checkpoint_id:
         return True
     try:
-        return recovered_mark.read(disk) == checkpoint_id
+        return recovery_marker.read(disk) == checkpoint_id
     except (OSError, ValueError):
         return True
 

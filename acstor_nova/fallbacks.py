@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import supervised
+from acstor_common.util import supervision
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 
 LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Fallbacks:
             if self._is_telling:
                 return
             self._is_telling = True
-        supervised.start_once("fallbacks", lambda: self._tell_until_known(agent))
+        supervision.start_once("fallbacks", lambda: self._tell_until_known(agent))
 
     def _tell_until_known(self, agent: agent_client.AgentClient) -> None:
         is_known = False

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import BinaryIO
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 MAX_CLUSTER_BYTES = 64 * geometry.KIB
 

@@ -21,11 +21,11 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_common import chunk_map
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import local_file
+from acstor_common.formats import chunk_map
+from acstor_common.formats import local_file
+from acstor_common.image import image_record
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import fallbacks
 from acstor_nova import mirror_link
@@ -258,7 +258,7 @@ class Host:
 
 def _is_used_again(error: Exception) -> bool:
     """Say whether the agent refuses an image because its id names other bytes there."""
-    return isinstance(error, errors.AgentRefused) and error.kind == errors.IdUsedAgain.__name__
+    return isinstance(error, errors.AgentRefused) and error.kind == errors.ImageIdReused.__name__
 
 
 def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> None:

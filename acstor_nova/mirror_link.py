@@ -11,7 +11,7 @@ import os
 import pathlib
 import tempfile
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 HEAD_BYTES = 256 * 1024
 """What Nova's format inspection reads of an image."""

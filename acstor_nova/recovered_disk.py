@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's disk that may lack what its checkpoint has (:mod:`acstor_common.recovered_mark`).
+"""A server's disk that may lack what its checkpoint has
+(:mod:`acstor_common.formats.recovery_marker`).
 
 The rule: while the mark is there, nobody reads or moves such a disk by its tables alone.
 """
@@ -9,8 +10,8 @@ import os
 from oslo_concurrency import processutils
 
 from acstor_common import errors
-from acstor_common import local_file
-from acstor_common import recovered_mark
+from acstor_common.formats import local_file
+from acstor_common.formats import recovery_marker
 from acstor_nova import disk_changes
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -25,7 +26,7 @@ def lay_again(host: imagebackend.Host, path: str) -> None:
     :raises Exception: Nova's; it cannot be known, or done
     """
     try:
-        checkpoint_id = recovered_mark.read(path)
+        checkpoint_id = recovery_marker.read(path)
         if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
             return
         _check_header(host, path)
@@ -61,7 +62,7 @@ def why_unmovable(host: imagebackend.Host, instance_id: str) -> str:
     """Return why a server has to stay, whose disk may lack what only this host has; else empty."""
     path = os.path.join(host.seams.conf.instances_path, instance_id, DISK)
     try:
-        checkpoint_id = recovered_mark.read(path)
+        checkpoint_id = recovery_marker.read(path)
     except (OSError, ValueError) as e:
         return f"nobody can tell whether {path} lacks some of a checkpoint: {e}"
     return elsewhere(checkpoint_id) if checkpoint_id else ""

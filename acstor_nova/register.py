@@ -167,14 +167,14 @@ def _backend(module: ModuleType) -> type:
 
 @functools.cache
 def _make_backend(module: ModuleType) -> type:
-    from acstor_common import conf as common_conf
+    from acstor_common.service import conf as common_conf
     from acstor_nova import composed_snapshot
     from acstor_nova import conf as nova_conf
     from acstor_nova import evacuation
     from acstor_nova import imagebackend
 
     nova_conf.register_opts(module.CONF)
-    common_conf.warn_of_strays(module.CONF, nova_conf.list_opts())
+    common_conf.warn_of_unknown(module.CONF, nova_conf.list_opts())
     host = imagebackend.Host(_seams(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
     bases = evacuation.RecoveringBase, composed_snapshot.ComposedBase, module.Qcow2

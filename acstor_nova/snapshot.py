@@ -13,10 +13,10 @@ import json
 import os
 from collections.abc import Callable
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import local_file
+from acstor_common.formats import local_file
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
 from acstor_nova import composed_snapshot
 from acstor_nova import hole_map
 from acstor_nova import imagebackend

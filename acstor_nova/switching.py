@@ -10,9 +10,9 @@ import pathlib
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import whole_file
+from acstor_common.service import conf as common_conf
+from acstor_common.util import atomic_file
 from acstor_nova import conf as nova_conf
 
 FOLDER = pathlib.Path("/etc/nova/nova-compute.conf.d")
@@ -47,7 +47,7 @@ def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
             return False
         if not is_trial:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with whole_file.written(file, MODE) as written:
+            with atomic_file.atomic_write(file, MODE) as written:
                 written.write(TEXT.encode())
     except OSError as e:
         raise errors.Unusable(str(file), f"cannot be written: {e.strerror}") from e

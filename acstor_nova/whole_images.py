@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import local_file
+from acstor_common.formats import local_file
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_nova import findings
 from acstor_nova import mirror_link
 

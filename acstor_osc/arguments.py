@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
-from acstor_common import arguments as common_arguments
+from acstor_common.service import argument_types
 
 
 def with_page(
@@ -19,7 +19,7 @@ def with_page(
     """
     parser.add_argument(
         "--limit",
-        type=common_arguments.number(1, most),
+        type=argument_types.number_between(1, most),
         metavar="<n>",
         help=f"show at most this many {noun}s, at most {most}",
     )

@@ -12,12 +12,12 @@ from cliff import columns
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from acstor_common import printable
+from acstor_common.util import printable_text
 
 _OF_LIBRARY = (format_columns.DictColumn, format_columns.ListColumn)
 
 
-text, data = printable.text, printable.data
+text, data = printable_text.text, printable_text.data
 
 
 class Words(columns.FormattableColumn[Any]):
@@ -66,7 +66,7 @@ class Lines(columns.FormattableColumn[str]):
 
     def human_readable(self) -> str:
         """Return the lines."""
-        return printable.lines(self._value.strip())
+        return printable_text.lines(self._value.strip())
 
 
 def _shown(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 from openstack import exceptions
 
-from acstor_common import boot_picture
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
+from acstor_common.service import boot_chart
 
 BOOTING = frozenset({"create", "start", "reboot", "rebuild", "unshelve", "rescue", "unrescue"})
 LONGEST_S = 3600.0
@@ -24,7 +24,7 @@ MOST = 12
 
 def before(
     compute: Any, server_id: str, timeline: boot_timeline.Timeline
-) -> list[boot_picture.Event]:
+) -> list[boot_chart.Event]:
     """Return what Nova did that led to a boot: the request first, then what its services did.
 
     :param compute: the SDK's door to Nova
@@ -47,7 +47,7 @@ def _led_to(asked_s: float, timeline: boot_timeline.Timeline) -> bool:
     return -SLACK_S <= opened_at_s - asked_s <= LONGEST_S
 
 
-def _events(action: Any, events: Any, end_at_s: float) -> list[boot_picture.Event]:
+def _events(action: Any, events: Any, end_at_s: float) -> list[boot_chart.Event]:
     asked_s = _at_s(action.start_time)
     found = []
     for event in events:
@@ -56,10 +56,10 @@ def _events(action: Any, events: Any, end_at_s: float) -> list[boot_picture.Even
             from_s = _at_s(told["start_time"])
             to_s = _at_s(told["finish_time"]) if told.get("finish_time") else end_at_s
             what = str(told.get("event", "")).removeprefix("compute_").removeprefix("_do_")
-            found.append(boot_picture.Event(what, from_s, max(from_s, to_s)))
+            found.append(boot_chart.Event(what, from_s, max(from_s, to_s)))
     found.sort(key=lambda event: event.from_at_s)
     first_s = found[0].from_at_s if found else asked_s
-    asked = boot_picture.Event(f"{action.action} asked", asked_s, max(asked_s, first_s))
+    asked = boot_chart.Event(f"{action.action} asked", asked_s, max(asked_s, first_s))
     return [asked, *found[:MOST]]
 
 

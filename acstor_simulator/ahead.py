@@ -15,8 +15,8 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import prefetch
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 from acstor_simulator import hosts
 
 UNDER_WAY = 32

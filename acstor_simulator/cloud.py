@@ -20,9 +20,9 @@ from acstor_agent.engine import identity
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings as settings_
 from acstor_agent.engine.serve import authorization
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
 from acstor_simulator import ahead
 from acstor_simulator import hosts
 from acstor_simulator import network
@@ -59,7 +59,7 @@ class Host(hosts.Host):
         world: "Cloud",
         name: ids.HostId,
         number: int,
-        table: ring.Ring,
+        table: hash_ring.Ring,
         settings: settings_.Settings,
         may_refer: bool,
         urgency: priority.Priority,
@@ -139,11 +139,11 @@ class Host(hosts.Host):
         count, before_s = self.waited.get(giver, (0, 0.0))
         self.waited[giver] = count + chunks, before_s + took_s
 
-    def take_waited(self) -> dict[ids.HostId | None, decision_api.TimedTraffic]:
+    def take_waited(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
         """Return what came since the last call, by the peer that gave it; None is the storage."""
         taken, self.waited = self.waited, {}
         return {
-            giver: decision_api.TimedTraffic(count * CHUNK_BYTES, took_s)
+            giver: decision_messages.TimedTraffic(count * CHUNK_BYTES, took_s)
             for giver, (count, took_s) in taken.items()
         }
 
@@ -205,7 +205,7 @@ class Cloud(authorization.ChunkMaps):
     def add(
         self,
         name: ids.HostId,
-        table: ring.Ring,
+        table: hash_ring.Ring,
         settings: settings_.Settings,
         may_refer: bool,
         urgency: priority.Priority,

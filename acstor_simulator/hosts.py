@@ -20,8 +20,8 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 Failure = failure.Failure
 Priority = priority.Priority

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings as settings_
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from acstor_decision.core import decider
 from acstor_simulator import arrivals
 from acstor_simulator import cloud
@@ -77,7 +77,7 @@ class Policy(NamedTuple):
 
     def make_hosts(self, world: cloud.Cloud, table: rings.Table) -> None:
         """Put all hosts in their places."""
-        first = table.ring if self.exchanges else ring.Ring(0, ())
+        first = table.ring if self.exchanges else hash_ring.Ring(0, ())
         for name in table.hosts:
             world.add(name, first, self.settings, self.may_refer, self.urgency)
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from typing import Protocol
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sketch
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import minhash
+from acstor_common.wire import decision_messages
 from acstor_decision.core import decider
 from acstor_decision.core import members
 from acstor_decision.core import table as decision_table
@@ -33,9 +33,9 @@ class Figures(NamedTuple):
     :param peers: what it waited for, by who gave it
     """
 
-    others: decision_api.Traffic
-    peers: dict[ids.HostId, decision_api.TimedTraffic]
-    source: decision_api.TimedTraffic
+    others: decision_messages.Traffic
+    peers: dict[ids.HostId, decision_messages.TimedTraffic]
+    source: decision_messages.TimedTraffic
 
 
 class Holding(Protocol):
@@ -57,12 +57,12 @@ class Table:
         self.remaps = 0
         self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.hosts)]
         self._tree = tree
-        vnodes = max(1, min(VNODES, ring.MAX_POINTS // len(self.hosts)))
+        vnodes = max(1, min(VNODES, hash_ring.MAX_POINTS // len(self.hosts)))
         hosts = (
-            ring.RingHost(host, self.address(number), vnodes, tree.location_of(number))
+            hash_ring.RingHost(host, self.address(number), vnodes, tree.location_of(number))
             for number, host in enumerate(self.hosts)
         )
-        self.ring = ring.Ring(1, tuple(hosts), near)
+        self.ring = hash_ring.Ring(1, tuple(hosts), near)
 
     def address(self, number: int) -> str:
         """Return where the agent of a host would listen."""
@@ -70,7 +70,7 @@ class Table:
 
     def collected(
         self, collection: int, figures: Sequence[Figures], interval_s: float
-    ) -> ring.Ring | None:
+    ) -> hash_ring.Ring | None:
         """Note a collection: what each host would tell of it; return the new ring, if any."""
         return None
 
@@ -99,7 +99,7 @@ class TrafficTable(Table):
 
     def collected(
         self, collection: int, figures: Sequence[Figures], interval_s: float
-    ) -> ring.Ring | None:
+    ) -> hash_ring.Ring | None:
         """Cast every host's sample to the cores, and use the table that they decide on."""
         now_s = collection * interval_s
         for number, told in enumerate(figures):
@@ -114,9 +114,9 @@ class TrafficTable(Table):
 
     def _sample(
         self, number: int, told: Figures, collection: int, interval_s: float
-    ) -> decision_api.Sample:
+    ) -> decision_messages.Sample:
         host = self.hosts[number]
-        return decision_api.Sample(
+        return decision_messages.Sample(
             host=host,
             address=self.address(number),
             location=self._place(number),
@@ -127,9 +127,9 @@ class TrafficTable(Table):
             interval_s=interval_s,
             link_bytes_s=int(self._tree.shape.host_rate),
             total=told.others,
-            sketch=sketch.make(self._held[host].cache),
+            sketch=minhash.make_sketch(self._held[host].cache),
             peers={
-                peer: decision_api.PeerTraffic(timed.received, 0, timed)
+                peer: decision_messages.PeerTraffic(timed.received, 0, timed)
                 for peer, timed in told.peers.items()
             },
             source=told.source,
@@ -144,7 +144,7 @@ class TrafficTable(Table):
         self._decider.observe(threshold.busy_levels(loads))
         return self._decider.decide(now_s)
 
-    def _publish(self, table: decider.Table) -> ring.Ring:
+    def _publish(self, table: decider.Table) -> hash_ring.Ring:
         return decision_table.to_ring(table, self.ring.epoch + 1)
 
 
@@ -169,7 +169,7 @@ class PrintedTable(TrafficTable):
 
     def collected(
         self, collection: int, figures: Sequence[Figures], interval_s: float
-    ) -> ring.Ring | None:
+    ) -> hash_ring.Ring | None:
         """Note a collection; busy switches alone make another ring, too."""
         before = self._near
         self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
@@ -181,7 +181,7 @@ class PrintedTable(TrafficTable):
     def _place(self, number: int) -> str:
         return ""
 
-    def _publish(self, table: decider.Table) -> ring.Ring:
+    def _publish(self, table: decider.Table) -> hash_ring.Ring:
         """Return the ring, with the places that Algorithm 1 looks at."""
         numbers = {host: number for number, host in enumerate(self.hosts)}
         places = {

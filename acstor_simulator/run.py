@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 from acstor_agent.engine import chunk_ref
-from acstor_common import decision_api
-from acstor_common import ids
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
 from acstor_simulator import arrivals
 from acstor_simulator import cloud
 from acstor_simulator import meters
@@ -168,7 +168,7 @@ class _Run:
         )
         self._traffic_cv: list[float] = []
         self._collections = 0
-        self._others: list[decision_api.Traffic] = []
+        self._others: list[decision_messages.Traffic] = []
         self._rates: list[float] = []
         self._later_s: list[float] = []
         self._when_later = dataclasses.replace(self._world.counts), 0.0
@@ -218,7 +218,9 @@ class _Run:
     def _note_others(self) -> None:
         """Note what samples tell of the traffic."""
         self._others = [
-            decision_api.Traffic(*(int(link.others * COLLECTION_S) for link in self._nic(host)))
+            decision_messages.Traffic(
+                *(int(link.others * COLLECTION_S) for link in self._nic(host))
+            )
             for host in range(len(self._hosts))
         ]
 
@@ -308,7 +310,7 @@ class _Run:
 
     def _figures(self, host: int) -> rings.Figures:
         waited = self._hosts[host].take_waited()
-        source = waited.pop(None, decision_api.TimedTraffic())
+        source = waited.pop(None, decision_messages.TimedTraffic())
         peers = {name: timed for name, timed in waited.items() if name is not None}
         return rings.Figures(self._others[host], peers, source)
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_common import boot_image as boot_image_
-from acstor_common import ids
+from acstor_common.formats import boot_image as boot_image_
+from acstor_common.model import ids
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS = 976

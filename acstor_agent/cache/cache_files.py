@@ -31,7 +31,7 @@ from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import cache_trouble
 from acstor_agent.core.cache import public_cache
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

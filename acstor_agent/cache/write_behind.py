@@ -20,8 +20,8 @@ from acstor_agent.cache import slab_io
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

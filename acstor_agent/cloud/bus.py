@@ -25,9 +25,9 @@ from typing import NamedTuple
 import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import decision_api
-from acstor_common import message_bus
-from acstor_common import supervised
+from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
 
 LOG = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class Bus:
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._servers: list[message_bus.Served] = []
-        self._sender = supervised.start(
+        self._servers: list[message_bus.BusServer] = []
+        self._sender = supervision.start(
             "bus-sender", self._send_all, self._stopping, is_vital=False
         )
 
@@ -100,7 +100,7 @@ class Bus:
         """Send a message when the broker is there; never waits, may be called from any thread.
 
         :param topic: who is to hear it: one of those that listen there, or all (``is_fanout``)
-        :param payload: what JSON can say (:func:`acstor_common.decision_api.encode`)
+        :param payload: what JSON can say (:func:`acstor_common.wire.decision_messages.encode`)
         """
         with self._changed:
             self._queue.append(_Message(topic, method, payload, is_fanout))
@@ -115,7 +115,7 @@ class Bus:
         :param heard: what to do with the payload, by method
         """
         endpoint = message_bus.Endpoint(heard, time.monotonic)
-        supervised.start(
+        supervision.start(
             "bus-listener",
             lambda: self._serve(topic, endpoint),
             self._stopping,
@@ -127,7 +127,7 @@ class Bus:
         self._stopping.set()
         with self._changed:
             self._changed.notify()
-        message_bus.let_go(self._close)()
+        message_bus.close_in_background(self._close)()
 
     def _close(self) -> None:
         self._sender.join()
@@ -149,7 +149,7 @@ class Bus:
             try:
                 self._send(message)
             except Exception as e:  # errors of kombu's and amqp's own, AccessRefused for one
-                why = message_bus.why(e, self._transport)
+                why = message_bus.why_unreachable(e, self._transport)
                 if why != told:
                     LOG.warning("the message bus is unreachable: %s; trying again", why)
                     self._tell(why)
@@ -177,7 +177,7 @@ class Bus:
 
     def _send(self, message: _Message) -> None:
         target = oslo_messaging.Target(
-            topic=message.topic, fanout=message.is_fanout, version=decision_api.VERSION
+            topic=message.topic, fanout=message.is_fanout, version=decision_messages.VERSION
         )
         client = oslo_messaging.get_rpc_client(self._transport, target, retry=SEND_RETRIES)
         client.cast({}, message.method, payload=message.payload)

@@ -29,15 +29,15 @@ from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core.cloud import links
 from acstor_agent.engine_io import exchange
-from acstor_common import boot_timeline
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import freshness
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import sketch
+from acstor_common.identity import identity_files
+from acstor_common.identity import replay_filter
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.util import minhash
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ MOST_PEERS = 256
 CLOCK_SET_S = 1.0
 """The wall clock was set when it is off by more from one that is never set; slewing is less."""
 
-Images = dict[str, decision_api.HeldImage] | None
+Images = dict[str, decision_messages.HeldImage] | None
 
 
 class Held(NamedTuple):
@@ -62,7 +62,7 @@ class Held(NamedTuple):
     chunks: links.Carried
     cache_bytes: int
     cache_limit_bytes: int
-    source: decision_api.TimedTraffic = decision_api.TimedTraffic()
+    source: decision_messages.TimedTraffic = decision_messages.TimedTraffic()
 
 
 def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
@@ -71,7 +71,7 @@ def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
     given = (counters.Origin.PEER, counters.Origin.HOME)
     came = counted.given_by(given) + counted.source_bytes
     moved = links.Carried(came, counted.served_bytes)
-    source = decision_api.TimedTraffic(counted.source_timed_bytes, counted.source_s)
+    source = decision_messages.TimedTraffic(counted.source_timed_bytes, counted.source_s)
     return Held(moved, statistics.stored_bytes, statistics.limit_bytes, source)
 
 
@@ -92,16 +92,16 @@ class Bus(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """Traffic with one peer since the last sample; see :class:`decision_api.PeerTraffic`."""
+    """Traffic with one peer since the last sample; see :class:`decision_messages.PeerTraffic`."""
 
     received: int = 0
     sent: int = 0
     timed: int = 0
     took_s: float = 0.0
 
-    def told(self) -> decision_api.PeerTraffic:
-        timed = decision_api.TimedTraffic(self.timed, self.took_s)
-        return decision_api.PeerTraffic(self.received, self.sent, timed)
+    def told(self) -> decision_messages.PeerTraffic:
+        timed = decision_messages.TimedTraffic(self.timed, self.took_s)
+        return decision_messages.PeerTraffic(self.received, self.sent, timed)
 
 
 class DecisionLink:
@@ -135,16 +135,16 @@ class DecisionLink:
         sender: proofs.Sender,
         rings: ring_keeper.RingKeeper,
         images: Callable[[], Awaitable[Images]],
-        take_task: Callable[[decision_api.ImageTask], None],
+        take_task: Callable[[decision_messages.ImageTask], None],
         boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
-        health: Callable[[], decision_api.HostHealth],
+        health: Callable[[], decision_messages.HostHealth],
     ) -> None:
         self._here, self._address, self._place = here, address, place
         self._bus, self._meter = message_bus, meter
         self._collection_s = collection_s
         self._held, self._cids = held, cids
         self._files, self._sender, self._rings = files, sender, rings
-        self._fresh = freshness.Freshness()
+        self._fresh = replay_filter.ReplayFilter()
         self._images, self._take_task, self._boots = images, take_task, boots
         self._health = health
         self._untold: tuple[boot_timeline.Timeline, ...] = ()  # of boots; in no sample that went
@@ -193,17 +193,17 @@ class DecisionLink:
         if self._is_listening:
             return
         heard = {
-            decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token),
-            decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
+            decision_messages.RING_PUBLISHED: lambda payload: self._hear(payload, token),
+            decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
         }
-        self._bus.listen(decision_api.AGENT_TOPIC, heard)
+        self._bus.listen(decision_messages.AGENT_TOPIC, heard)
         self._is_listening = True
 
-    def _send(self, sample: decision_api.Sample) -> None:
+    def _send(self, sample: decision_messages.Sample) -> None:
         payload = self._sender.seal(sample, signing.SAMPLE)
         if payload is not None:
             self._bus.cast(
-                decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
+                decision_messages.TOPIC, decision_messages.SAMPLE_COLLECTED, payload, is_fanout=True
             )
             self._untold = ()
 
@@ -222,10 +222,10 @@ class DecisionLink:
         """Sketch what the cache holds, now and then."""
         now_s = trio.current_time()
         if now_s - self._sketched_s >= SKETCH_AGAIN_S:
-            self._sketch = await trio.to_thread.run_sync(lambda: sketch.make(self._cids()))
+            self._sketch = await trio.to_thread.run_sync(lambda: minhash.make_sketch(self._cids()))
             self._sketched_s = now_s
 
-    def _take_peers(self) -> dict[str, decision_api.PeerTraffic]:
+    def _take_peers(self) -> dict[str, decision_messages.PeerTraffic]:
         """Return the bytes by peer since the last sample, of the busiest peers."""
         counted, self._peers = self._peers, collections.defaultdict(_Peer)
         busiest = heapq.nlargest(
@@ -247,9 +247,9 @@ class DecisionLink:
         newer: traffic_meter.Look,
         before: Held,
         held: Held,
-        peers: dict[str, decision_api.PeerTraffic],
+        peers: dict[str, decision_messages.PeerTraffic],
         images: Images,
-    ) -> decision_api.Sample:
+    ) -> decision_messages.Sample:
         total = links.carried(look.links, newer.links)
         moved = links.Carried(
             held.chunks.received - before.chunks.received, held.chunks.sent - before.chunks.sent
@@ -257,7 +257,7 @@ class DecisionLink:
         chunks = links.on_the_link(moved, total)
         self._number += 1
         self._untold = self._untold or self._boots()
-        return decision_api.Sample(
+        return decision_messages.Sample(
             host=self._here,
             address=self._address,
             location=self._place,
@@ -265,16 +265,16 @@ class DecisionLink:
             started_s=self._started(),
             number=self._number,
             sent_s=time.time(),
-            interval_s=max(decision_api.LEAST_INTERVAL_S, newer.at_s - look.at_s),
+            interval_s=max(decision_messages.LEAST_INTERVAL_S, newer.at_s - look.at_s),
             link_bytes_s=newer.link_bytes_s,
-            total=decision_api.Traffic(total.received, total.sent),
-            chunks=decision_api.Traffic(chunks.received, chunks.sent),
+            total=decision_messages.Traffic(total.received, total.sent),
+            chunks=decision_messages.Traffic(chunks.received, chunks.sent),
             cache_bytes=held.cache_bytes,
             cache_limit_bytes=held.cache_limit_bytes,
             ring_epoch=self._rings.told_epoch(),
             sketch=self._sketch,
             peers=peers,
-            source=decision_api.TimedTraffic(
+            source=decision_messages.TimedTraffic(
                 held.source.received - before.source.received,
                 held.source.took_s - before.source.took_s,
             ),
@@ -288,13 +288,13 @@ class DecisionLink:
     def _hear(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
         """Look at a table here, for a large one takes seconds, and let the agent take it.
 
-        :raises errors.NotAuthentic: it is not the decision service's, or may not be taken now
+        :raises errors.NotAuthenticated: it is not the decision service's, or may not be taken now
         """
-        sent = decision_api.decode(payload, decision_api.RingTable)
+        sent = decision_messages.decode(payload, decision_messages.RingTable)
         if why := self._rings.why_not_taken(sent.epoch):
             if sent.epoch == self._rings.ring.epoch:
                 return  # it was sent to all, and to this host because it had none
-            raise errors.NotAuthentic(f"v-node table {sent.epoch}", why)
+            raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)
         table = proofs.checked_table(sent, self._files.signers())
         try:
             trio.from_thread.run_sync(self._rings.take, table, sent, trio_token=token)
@@ -306,20 +306,22 @@ class DecisionLink:
     def _hear_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
         """Check a task here and let the agent take it.
 
-        :raises errors.NotAuthentic: it is not the decision service's, not for this host, or old
+        :raises errors.NotAuthenticated: it is not the decision service's, not for this host, or old
         """
-        signed = decision_api.decode(payload, decision_api.Signed)
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         signers = self._files.signers()
-        given = sealed.open_from_service(signed, signing.TASK, signers, decision_api.TaskForHosts)
+        given = signed_messages.verify_from_service(
+            signed, signing.TASK, signers, decision_messages.TaskForHosts
+        )
         try:
             why = trio.from_thread.run_sync(self._take, given, trio_token=token)
         except trio.RunFinishedError:
             LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
         else:
             if why:
-                raise errors.NotAuthentic(f"a task for image {given.task.image_id}", why)
+                raise errors.NotAuthenticated(f"a task for image {given.task.image_id}", why)
 
-    def _take(self, given: decision_api.TaskForHosts) -> str:
+    def _take(self, given: decision_messages.TaskForHosts) -> str:
         """Take a task; return why it is not taken, if so."""
         task = given.task
         message = (task.request, task.kind, task.image_id, given.given_s)

@@ -31,16 +31,16 @@ from acstor_agent.core.cloud import renewal
 from acstor_agent.sources import glance
 from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import threads
-from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import log_once
-from acstor_common import sealed
-from acstor_common import session_options
-from acstor_common import signing
-from acstor_common import whole_file
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.service import session_options
+from acstor_common.util import atomic_file
+from acstor_common.util import log_once
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def from_conf(
             "Leave out that option, or the whole section",
         )
     api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
-    configured = session_options.configured(section, conf[section])
+    configured = session_options.describe(section, conf[section])
     return Enrolment(here, files, api, revoked=revoked, configured=configured)
 
 
@@ -153,7 +153,7 @@ class Enrolment:
                 await self._fail(f"no answer within {ATTEMPT_S:.0f} s")
             except (
                 errors.NotEnrolled,
-                errors.NotAuthentic,
+                errors.NotAuthenticated,
                 errors.SourceUnreachable,
                 OSError,
             ) as e:
@@ -214,7 +214,7 @@ class Enrolment:
         """Ask once, and write what is answered.
 
         :raises errors.NotEnrolled: nothing is given
-        :raises errors.NotAuthentic: what is given is of no use
+        :raises errors.NotAuthenticated: what is given is of no use
         :raises OSError: the disk cannot
         """
         folder: pathlib.Path = self._files.files.certificate.parent
@@ -241,7 +241,7 @@ class Enrolment:
     def _ask(self, request: bytes) -> Answer:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
-            self._way.say(decision_api.way_fault(self._api.get_endpoint() or ""))
+            self._way.say(decision_messages.way_fault(self._api.get_endpoint() or ""))
             response = self._api.post(
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
@@ -268,7 +268,7 @@ class Enrolment:
         identity = self._files.current()
         if identity.certificate is None:
             return ""
-        return sealed.signature_of(signing.RENEWAL, request, identity.key)
+        return signed_messages.signature_of(signing.RENEWAL, request, identity.key)
 
 
 def pending_key(folder: pathlib.Path) -> pathlib.Path:
@@ -285,10 +285,10 @@ def _next_key(folder: pathlib.Path) -> bytes:
     try:
         key = path.read_bytes()
         signing.read_key(key)
-    except (FileNotFoundError, errors.NotAuthentic):
+    except (FileNotFoundError, errors.NotAuthenticated):
         key = certificates.new_key()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file.written(path, 0o600) as file:
+        with atomic_file.atomic_write(path, 0o600) as file:
             file.write(key)
     return key
 

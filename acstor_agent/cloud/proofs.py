@@ -10,33 +10,36 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import log_once
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.util import log_once
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
 NO_SIGNERS = "this host has no key of who signs them (signers.pem)"
 
 
-def checked_table(sent: decision_api.RingTable, signers: identity_files.Signers) -> ring.Ring:
+def checked_table(
+    sent: decision_messages.RingTable, signers: identity_files.Signers
+) -> hash_ring.Ring:
     """Return the table that the decision service signed; a large one takes seconds.
 
-    :raises errors.NotAuthentic: it did not sign this one, or another epoch was told than it says
+    :raises errors.NotAuthenticated: it did not sign this one, or another epoch was told than it
+        says
     :raises errors.RingFormatError: it is no table that can be used
     """
     what = f"v-node table {sent.epoch}"
     if not signers:
-        raise errors.NotAuthentic(what, NO_SIGNERS)
+        raise errors.NotAuthenticated(what, NO_SIGNERS)
     data = sent.table.encode()
-    sealed.check(signers, signing.TABLE, data, sent.signature)
-    table = ring.decode(data, what)
+    signed_messages.check_signature(signers, signing.TABLE, data, sent.signature)
+    table = hash_ring.decode(data, what)
     if table.epoch != sent.epoch:
-        raise errors.NotAuthentic(what, f"the signature is for epoch {table.epoch}")
+        raise errors.NotAuthenticated(what, f"the signature is for epoch {table.epoch}")
     return table
 
 
@@ -64,5 +67,7 @@ class Sender:
             return None
         self._fault.say("")
         self.sealed += 1
-        signed = sealed.seal(payload, purpose, identity.key, identity.certificate.pem)
-        return decision_api.encode(signed)
+        signed = signed_messages.sign_payload(
+            payload, purpose, identity.key, identity.certificate.pem
+        )
+        return decision_messages.encode(signed)

@@ -23,12 +23,12 @@ import trio
 
 from acstor_agent.cloud import proofs
 from acstor_agent.core.cloud import table_rules
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import whole_file
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import atomic_file
+from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ FORMER_S = 3600.0
 """How long the table that was replaced counts: new homes ask its homes before the source, and its
 hosts may speak. A newer table ends it, too. What nobody has read for an hour is worth a read of the
 source; a host that must not speak is revoked."""
-MAX_KEPT_BYTES = 2 * ring.MAX_FILE_BYTES + 1024
+MAX_KEPT_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
 """A table as text in JSON: each quote takes two bytes."""
 
 _Stamp = tuple[int, int, int]
@@ -61,9 +61,9 @@ class RingKeeper:
         *,
         signers: Callable[[], identity_files.Signers] = tuple,
     ) -> None:
-        self.ring = ring.Ring(0, ())
+        self.ring = hash_ring.Ring(0, ())
         self.is_signed = False
-        self._former: ring.Ring | None = None
+        self._former: hash_ring.Ring | None = None
         self._former_until = 0.0
         self._former_s = former_s
         self._clock = clock
@@ -75,11 +75,11 @@ class RingKeeper:
             self._read_kept()
         self._look()
 
-    def current(self) -> ring.Ring:
+    def current(self) -> hash_ring.Ring:
         """Return the ring in force."""
         return self.ring
 
-    def former(self) -> ring.Ring | None:
+    def former(self) -> hash_ring.Ring | None:
         """Return the table before the one in force, if that was replaced not long ago."""
         if self._former is not None and self._clock() >= self._former_until:
             self._former = None
@@ -109,14 +109,14 @@ class RingKeeper:
         former = self.former()
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
-    def put(self, data: bytes) -> ring.Ring:
+    def put(self, data: bytes) -> hash_ring.Ring:
         """Take a table of the operator's, and keep it.
 
         :raises errors.RingFormatError: it cannot be used
         :raises ValueError: it may not take the place of the one in force
         """
-        new = ring.decode(data, "the table that was sent")
-        self._take(new, decision_api.RingTable(new.epoch, data.decode(), ""))
+        new = hash_ring.decode(data, "the table that was sent")
+        self._take(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
         return new
 
     def why_not_taken(self, epoch: int) -> str:
@@ -125,14 +125,14 @@ class RingKeeper:
             epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
         )
 
-    def take(self, new: ring.Ring, sent: decision_api.RingTable) -> None:
+    def take(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         """Take a table whose signature was checked (:func:`proofs.checked_table`), and keep it.
 
         :raises ValueError: it may not take the place of the one in force
         """
         self._take(new, sent)
 
-    def _take(self, new: ring.Ring, sent: decision_api.RingTable) -> None:
+    def _take(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         is_signed = bool(sent.signature)
         why = table_rules.why_not_taken(
             new.epoch, self.ring.epoch, is_signed=is_signed, is_current_signed=self.is_signed
@@ -142,9 +142,9 @@ class RingKeeper:
         self._keep(sent)
         self._use(new, is_signed=is_signed)
 
-    def _keep(self, sent: decision_api.RingTable) -> None:
+    def _keep(self, sent: decision_messages.RingTable) -> None:
         try:
-            with whole_file.written(self._kept, 0o600, is_durable=False) as file:
+            with atomic_file.atomic_write(self._kept, 0o600, is_durable=False) as file:
                 file.write(msgspec.json.encode(sent))
         except OSError as e:
             LOG.warning("ring epoch %d cannot be stored for the next start: %s", sent.epoch, e)
@@ -161,7 +161,7 @@ class RingKeeper:
         else:
             self._use(new, is_signed=is_signed)
 
-    def _decode_kept(self) -> tuple[ring.Ring, bool]:
+    def _decode_kept(self) -> tuple[hash_ring.Ring, bool]:
         """Return the table that was kept, and whether it is signed.
 
         :raises errors.Unusable: it cannot be checked now
@@ -171,18 +171,18 @@ class RingKeeper:
             raw = file.read(MAX_KEPT_BYTES + 1)
         if len(raw) > MAX_KEPT_BYTES:
             raise errors.RingFormatError("a kept table", MAX_KEPT_BYTES, "it is too long")
-        sent = msgspec.json.decode(raw, type=decision_api.RingTable)
+        sent = msgspec.json.decode(raw, type=decision_messages.RingTable)
         signers = self._signers()
         if sent.signature and not signers:
             raise errors.Unusable(f"the v-node table in {self._kept}", proofs.NO_SIGNERS)
         if signers:
             new = proofs.checked_table(sent, signers)
         else:
-            new = ring.decode(sent.table.encode(), "a kept table")
+            new = hash_ring.decode(sent.table.encode(), "a kept table")
         if why := table_rules.why_not_taken(
             new.epoch, 0, is_signed=bool(sent.signature), is_current_signed=False
         ):
-            raise errors.NotAuthentic("a kept table", why)
+            raise errors.NotAuthenticated("a kept table", why)
         return new, bool(sent.signature)
 
     async def watch(self) -> None:
@@ -208,7 +208,7 @@ class RingKeeper:
 
     def _read(self, path: pathlib.Path) -> None:
         try:
-            new = ring.decode(path.read_bytes(), str(path))
+            new = hash_ring.decode(path.read_bytes(), str(path))
         except (OSError, errors.RingFormatError) as e:
             LOG.warning("%s; keeping the last table", e)
             return
@@ -230,7 +230,7 @@ class RingKeeper:
                 new.epoch,
             )
 
-    def _use(self, new: ring.Ring, *, is_signed: bool) -> None:
+    def _use(self, new: hash_ring.Ring, *, is_signed: bool) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
         self.is_signed = is_signed
         self._former = self.ring if self.ring.hosts and self._former_s else None

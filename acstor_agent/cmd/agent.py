@@ -18,10 +18,10 @@ from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import stores
 from acstor_agent.process import supervisor
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import script
-from acstor_common import signals
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.service import signals
 
 LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def main() -> int:
         conf = load_conf(sys.argv[1:])
         return run(conf)
     except (errors.Unusable, cfg.Error) as e:
-        print(f"acstor-agent: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-agent: {console_script.error_text(e)}", file=sys.stderr)
         return 1
 
 

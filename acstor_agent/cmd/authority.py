@@ -15,12 +15,12 @@ import pathlib
 import sys
 import time
 
-from acstor_common import arguments
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import script
-from acstor_common import whole_file
+from acstor_common.identity import certificates
+from acstor_common.model import ids
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
+from acstor_common.util import atomic_file
 
 DAY_S = 86400
 CA_DAYS = 3660
@@ -32,8 +32,8 @@ def main() -> int:
     given = _parser().parse_args()
     try:
         given.do(given)
-    except (errors.Unusable, errors.NotAuthentic, OSError) as e:
-        print(f"acstor-authority: {script.said(e)}", file=sys.stderr)
+    except (errors.Unusable, errors.NotAuthenticated, OSError) as e:
+        print(f"acstor-authority: {console_script.error_text(e)}", file=sys.stderr)
         return 1
     return 0
 
@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     issue.add_argument(
         "--out", metavar="FOLDER", type=pathlib.Path, required=True, help="for its files"
     )
-    issue.add_argument("--days", type=arguments.number(1, MAX_DAYS), default=366, help="its life")
+    issue.add_argument(
+        "--days", type=argument_types.number_between(1, MAX_DAYS), default=366, help="its life"
+    )
     _command(commands, "show", "show the authority", _show)
     return parser
 
@@ -81,7 +83,7 @@ def _init(given: argparse.Namespace) -> None:
             str(folder), "there is an authority already", "Take another folder for a new one"
         )
     made = certificates.Authority.create(given.name, time.time(), CA_DAYS * DAY_S)
-    whole_file.write_secrets(
+    atomic_file.write_secrets(
         folder, {certificates.CA_FILE: made.certificate_pem, certificates.CA_KEY_FILE: made.key_pem}
     )
     _show(given)
@@ -95,7 +97,7 @@ def _issue(given: argparse.Namespace) -> None:
     request = certificates.request(given.host, key)
     certificate = authority.issue(request, given.host, now_s, given.days * DAY_S)
     files = {"ca.pem": bundle, "cert.pem": certificate, "key.pem": key}
-    whole_file.write_secrets(given.out, files)
+    atomic_file.write_secrets(given.out, files)
     print(f"{given.out}: {', '.join(files)} of {given.host}, valid for {given.days} days")
 
 

@@ -18,16 +18,16 @@ import tqdm
 from oslo_config import cfg
 
 from acstor_agent.core.disks import disk_header
-from acstor_common import arguments
-from acstor_common import boot_picture
-from acstor_common import boot_timeline
-from acstor_common import conf as common_conf
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import printable
-from acstor_common import ring
-from acstor_common import script
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.service import argument_types
+from acstor_common.service import boot_chart
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.util import printable_text
+from acstor_common.wire import control_wire
 
 CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
@@ -46,10 +46,10 @@ def main() -> int:
         path = options.socket or _configured_socket(options.config_file)
         result = _ask(path, options.make(options), show_progress=not options.json)
     except errors.AgentUnreachable as e:
-        print(f"acstor-agent-ctl: {script.said(e)}. {REMEDY}", file=sys.stderr)
+        print(f"acstor-agent-ctl: {console_script.error_text(e)}. {REMEDY}", file=sys.stderr)
         return 1
     except (errors.AcstorError, cfg.Error, OSError) as e:
-        print(f"acstor-agent-ctl: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-agent-ctl: {console_script.error_text(e)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("acstor-agent-ctl: stopped; fetched data stays in the cache", file=sys.stderr)
@@ -60,12 +60,12 @@ def main() -> int:
 
 def _shown(options: argparse.Namespace, result: Any) -> str:
     """Return an answer in words, without what others may have put into theirs."""
-    return str(options.show(printable.data(result)))
+    return str(options.show(printable_text.data(result)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="acstor-agent-ctl", description=arguments.described(__doc__)
+        prog="acstor-agent-ctl", description=argument_types.help_text(__doc__)
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--config-file", help="the agent's configuration (as acstor-agent finds it)")
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "id",
         nargs="?",
-        type=arguments.typed(ids.parse_image_id),
+        type=argument_types.argument_type(ids.parse_image_id),
         help="id of a server or an image (default: the last boot of any)",
     )
     command("ring", "show the current v-node table", lambda o: control_wire.GetRing(), _ring)
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     _with_image(added)
     added.add_argument(
         "--deadline",
-        type=arguments.duration(control_wire.MAX_DEADLINE_S),
+        type=argument_types.duration(control_wire.MAX_DEADLINE_S),
         default=0.0,
         metavar="DURATION",
         help="time until the image must be fully cached, as 90s, 15m or 2h (default: as soon as "
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     _with_image(added)
     added.add_argument(
         "--size",
-        type=arguments.number(1, MAX_BYTES),
+        type=argument_types.number_between(1, MAX_BYTES),
         help="size in bytes, at least that of the image (default: that of the image)",
     )
     added = command(
@@ -165,12 +165,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _with_image(parser: argparse.ArgumentParser) -> None:
-    parse = arguments.typed(ids.parse_image_id)
+    parse = argument_types.argument_type(ids.parse_image_id)
     parser.add_argument("image_id", type=parse, help="id of the image, a UUID")
 
 
 def _with_disk(parser: argparse.ArgumentParser) -> None:
-    parse = arguments.typed(disk_header.parse_disk_id)
+    parse = argument_types.argument_type(disk_header.parse_disk_id)
     parser.add_argument("disk_id", type=parse, help="id of the disk, a UUID")
 
 
@@ -185,7 +185,7 @@ def _table_in(file: pathlib.Path) -> msgspec.Raw:
     :raises OSError: the file cannot be read
     """
     table = file.read_bytes()
-    ring.decode(table, str(file))
+    hash_ring.decode(table, str(file))
     return msgspec.Raw(msgspec.json.format(table, indent=-1))
 
 
@@ -267,12 +267,12 @@ def _timelines(told: list[dict[str, Any]]) -> str:
             one.image_id,
             f"{one.last_s:.1f}",
             f"{sum(one.waited_s.values()):.1f}",
-            _share(boot_timeline.from_boot_image(one.bytes)),
+            _share(boot_timeline.boot_image_share(one.bytes)),
         ]
         for one in found
     ]
     names = ["Began", "Server", "Image", "Last read, s", "Waited, s", "Boot image"]
-    return _table(names, rows) + "\n\n" + boot_picture.draw(found[-1])
+    return _table(names, rows) + "\n\n" + boot_chart.draw(found[-1])
 
 
 def _share(share: float | None) -> str:

@@ -8,16 +8,16 @@ import signal
 import sys
 
 from acstor_agent.process import holder
-from acstor_common import arguments
 from acstor_common import errors
-from acstor_common import log_format
-from acstor_common import script
-from acstor_common import signals
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
+from acstor_common.service import log_format
+from acstor_common.service import signals
 
 
 def main() -> int:
     """Hold what agents leave, until SIGTERM or SIGINT; return an exit status."""
-    parser = argparse.ArgumentParser(description=arguments.described(__doc__))
+    parser = argparse.ArgumentParser(description=argument_types.help_text(__doc__))
     parser.add_argument("state_dir", type=pathlib.Path, help="[acstor_agent] state_dir")
     parser.add_argument(
         "--check", action="store_true", help="only see whether a holder answers there"
@@ -34,7 +34,7 @@ def main() -> int:
         with holder.Holder(given.state_dir) as held:
             held.serve()
     except errors.Unusable as e:
-        print(f"acstor-agent-holder: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-agent-holder: {console_script.error_text(e)}", file=sys.stderr)
         return 1
     return 0
 

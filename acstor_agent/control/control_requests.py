@@ -35,21 +35,21 @@ from acstor_agent.images import timelines as timelines_
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_agent.mount import openers
-from acstor_common import chunk_map
-from acstor_common import control_wire
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import control_wire
+from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
 FILL_MODES = {
-    decision_api.TaskKind.HYDRATE: promise.FillMode.URGENT,
-    decision_api.TaskKind.PAUSE: promise.FillMode.PAUSED,
-    decision_api.TaskKind.RESUME: promise.FillMode.NORMAL,
-    decision_api.TaskKind.UNPIN: None,
+    decision_messages.TaskKind.HYDRATE: promise.FillMode.URGENT,
+    decision_messages.TaskKind.PAUSE: promise.FillMode.PAUSED,
+    decision_messages.TaskKind.RESUME: promise.FillMode.NORMAL,
+    decision_messages.TaskKind.UNPIN: None,
 }
 """How a task changes the filling of an image; None: the agent no longer pins it."""
 
@@ -152,7 +152,7 @@ class ControlRequests:
             case control_wire.SetDiskPolicy(policy):
                 return self._set_disk_policy(policy)
             case control_wire.GetRing():
-                return msgspec.Raw(ring.encode(self._ring.ring))
+                return msgspec.Raw(hash_ring.encode(self._ring.ring))
 
     def _set_disk_policy(self, policy: str) -> dict[str, str]:
         if policy not in (disk_io.AUTO, *scheduler.POLICIES):
@@ -172,7 +172,7 @@ class ControlRequests:
         Who asks has not opened it yet, and can do without: so this read has an end.
 
         :param expected: Glance's hash of the image, if that is known
-        :raises errors.IdUsedAgain: what is attached here has another one
+        :raises errors.ImageIdReused: what is attached here has another one
         """
         parsed = ids.parse_image_id(image_id)
         what = f"the chunk map of image {parsed}"
@@ -202,7 +202,7 @@ class ControlRequests:
             await self._whole.set_fill_mode(parsed, mode, deadline_s)
         return {"image_id": parsed, **(self._whole.telling.of(parsed) or {})}
 
-    async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:
+    async def wish(self, task: decision_messages.ImageTask) -> dict[str, Any]:
         """Do what an operator asked for over the bus about an image that is to be whole here.
 
         :raises errors.Unusable: it is not kept whole here, or this agent knows no such wish
@@ -318,11 +318,11 @@ class ControlRequests:
 def _check_hash(image: mirror.Mirror, expected: chunk_map.OsHash) -> None:
     """Refuse an image whose id Glance has given to other bytes.
 
-    :raises errors.IdUsedAgain: its map was made for another hash
+    :raises errors.ImageIdReused: its map was made for another hash
     """
     found = chunk_map.OsHash(image.map.os_hash_algo, image.map.os_hash_value)
     if chunk_map.UNKNOWN_OS_HASH not in (found, expected) and found != expected:
-        raise errors.IdUsedAgain(
+        raise errors.ImageIdReused(
             f"image {image.map.image_id}",
             f"its id was used again: this host shows bytes with {found.algo} "
             f"{found.value.hex()[:16]}…, Glance has others under it",

@@ -23,8 +23,8 @@ import trio
 from acstor_agent import processes
 from acstor_agent.core import log_limit
 from acstor_agent.process import folders
-from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common.wire import control_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ async def serve(
                                     return
                 except errors.RemoteProtocolError as e:
                     await stream.send_all(control_wire.encode(_failed(e)))
-                except errors.Crowded as e:  # it was logged, and not for each
+                except errors.QueueFull as e:  # it was logged, and not for each
                     refused = control_wire.Failed(type(e).__name__, str(e))
                     await stream.send_all(control_wire.encode(refused))
 
@@ -130,7 +130,7 @@ class _Clients:
     def one_more(self) -> Iterator[trio.CancelScope]:
         """Be connected until the block ends, or until another one needs the place.
 
-        :raises errors.Crowded: all places are taken by clients whose requests are carried out
+        :raises errors.QueueFull: all places are taken by clients whose requests are carried out
         """
         if len(self._idle) + len(self._busy) >= CLIENTS:
             self._make_room()
@@ -157,7 +157,7 @@ class _Clients:
         if untold is not None:
             LOG.warning("control socket: more than %d clients (%d times more)", CLIENTS, untold)
         if not self._idle:
-            raise errors.Crowded(f"control socket ({CLIENTS} requests under way)")
+            raise errors.QueueFull(f"control socket ({CLIENTS} requests under way)")
         idlest = next(iter(self._idle))
         del self._idle[idlest]
         idlest.cancel()

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from acstor_agent.core.mount import waits
-from acstor_common import decision_api
-from acstor_common import sliding_window
-from acstor_common import version
+from acstor_common.service import version
+from acstor_common.util import sliding_window
+from acstor_common.wire import decision_messages
 
 FAILED = "failed reads"
 WINDOW_S = 3600.0
@@ -45,26 +45,26 @@ class Health:
         self._version = version.installed()[:64]
         self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
 
-    def now(self) -> decision_api.HostHealth:
+    def now(self) -> decision_messages.HostHealth:
         """Return how the host does."""
         late = sorted(self._late(), key=lambda one: -one.longest_s)
         totals = {**self._fallbacks(), FAILED: self._failed_reads()}
         grown = self._window.grown(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
-        lost = sorted(self._on_dead_mounts())[: decision_api.MAX_GUESTS]
-        troubles = sorted(self._troubles().items())[: decision_api.MAX_FAULTS]
-        return decision_api.HostHealth(
+        lost = sorted(self._on_dead_mounts())[: decision_messages.MAX_GUESTS]
+        troubles = sorted(self._troubles().items())[: decision_messages.MAX_FAULTS]
+        return decision_messages.HostHealth(
             version=self._version,
             waiting=sum(one.count for one in late),
             longest_wait_s=late[0].longest_s if late else 0.0,
-            waits_for=next((one.why for one in late if one.why), "")[: decision_api.MAX_WHY],
+            waits_for=next((one.why for one in late if one.why), "")[: decision_messages.MAX_WHY],
             failed_reads=failed,
-            fallbacks=dict(sorted(grown.items())[: decision_api.MAX_REASONS]),
+            fallbacks=dict(sorted(grown.items())[: decision_messages.MAX_REASONS]),
             faults={
-                what[: decision_api.MAX_WHY]: decision_api.HostFault(
-                    one["why"][: decision_api.MAX_WHY], max(0.0, one["since_s"])
+                what[: decision_messages.MAX_WHY]: decision_messages.HostFault(
+                    one["why"][: decision_messages.MAX_WHY], max(0.0, one["since_s"])
                 )
                 for what, one in troubles
             },
-            on_dead_mounts=tuple(guest[: decision_api.MAX_WHY] for guest in lost),
+            on_dead_mounts=tuple(guest[: decision_messages.MAX_WHY] for guest in lost),
         )

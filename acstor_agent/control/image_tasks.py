@@ -24,10 +24,10 @@ from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_image
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 
 LOG = logging.getLogger(__name__)
 
@@ -47,15 +47,15 @@ LOOK_AGAIN_S = 15.0
 Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
 """Does something about an image, reports how far it is, and returns the bytes done."""
 Fetched = Callable[[ids.ImageId], counters.Tally | None]
-Wish = Callable[[decision_api.ImageTask], Awaitable[object]]
+Wish = Callable[[decision_messages.ImageTask], Awaitable[object]]
 """Does what is wished of an image that is whole, or is to become so, and ends soon."""
-WholeOf = Callable[[ids.ImageId], whole_image.FillStatus]
+WholeOf = Callable[[ids.ImageId], fill_progress.FillStatus]
 
 
 class _Heard(NamedTuple):
     """A boot image, and when this host was told of it."""
 
-    task: decision_api.ImageTask
+    task: decision_messages.ImageTask
     at_s: float
 
 
@@ -86,21 +86,25 @@ class ImageTasks:
     ) -> None:
         self._images, self._recording = images, recording
         self._bring_by = {
-            decision_api.TaskKind.PRE_SEED: pre_seed,
-            decision_api.TaskKind.FLATTEN: flatten,
+            decision_messages.TaskKind.PRE_SEED: pre_seed,
+            decision_messages.TaskKind.FLATTEN: flatten,
         }
         self._wish, self._ahead = wish, ahead
         self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
         self._bases = bases
-        self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
-        self._held: dict[str, decision_api.HeldImage] = {}
+        self._told = collections.OrderedDict[str, decision_messages.TaskProgress]()
+        self._held: dict[str, decision_messages.HeldImage] = {}
         self._changed: set[str] = set()
         self._looked_s = -LOOK_AGAIN_S
-        self._asked, self._to_do = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
-        self._wished, self._wishes = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
+        self._asked, self._to_do = trio.open_memory_channel[decision_messages.ImageTask](
+            MOST_WAITING
+        )
+        self._wished, self._wishes = trio.open_memory_channel[decision_messages.ImageTask](
+            MOST_WAITING
+        )
         self._coming, self._to_come = trio.open_memory_channel[_Heard](MOST_TO_COME)
 
-    def take(self, task: decision_api.ImageTask) -> None:
+    def take(self, task: decision_messages.ImageTask) -> None:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
 
         One that is given again was taken before: who gave it has not heard so yet.  Of a boot image
@@ -111,13 +115,13 @@ class ImageTasks:
         if told is not None and told.request == task.request:
             self._changed.add(task.image_id)
             return
-        is_ahead = task.kind is decision_api.TaskKind.PREFETCH_BOOT_IMAGE
+        is_ahead = task.kind is decision_messages.TaskKind.PREFETCH_BOOT_IMAGE
         if is_ahead and not self._ahead.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
         if not is_ahead or told is None or told.kind is task.kind:
-            self._tell(task, decision_api.TaskState.WAITING)
-        if task.kind is decision_api.TaskKind.RECORD_BOOTS:
+            self._tell(task, decision_messages.TaskState.WAITING)
+        if task.kind is decision_messages.TaskKind.RECORD_BOOTS:
             self._record(task)
             return
         line = self._asked if task.kind in self._bring_by else self._wished
@@ -150,9 +154,9 @@ class ImageTasks:
             except (errors.AcstorError, ValueError, OSError) as e:
                 self._fail(task, str(e))
             else:
-                self._go_on(task, decision_api.TaskState.DONE)
+                self._go_on(task, decision_messages.TaskState.DONE)
 
-    async def news(self) -> dict[str, decision_api.HeldImage] | None:
+    async def news(self) -> dict[str, decision_messages.HeldImage] | None:
         """Return what is to be told of the images here; None if nothing new is."""
         now_s = self._clock()
         for image_id, told in list(self._told.items()):
@@ -170,48 +174,50 @@ class ImageTasks:
 
     async def _bring(
         self,
-        task: decision_api.ImageTask,
+        task: decision_messages.ImageTask,
         bring: Callable[[control_socket.Report], Awaitable[Mapping[str, int]]],
     ) -> None:
         async def report(done: int, total: int) -> None:
-            self._go_on(task, decision_api.TaskState.RUNNING, done, total)
+            self._go_on(task, decision_messages.TaskState.RUNNING, done, total)
 
-        self._go_on(task, decision_api.TaskState.RUNNING)
+        self._go_on(task, decision_messages.TaskState.RUNNING)
         try:
             came = await bring(report)
         except (errors.AcstorError, ValueError, OSError) as e:
             self._fail(task, str(e))
             return
         done_bytes = came["done_bytes"]
-        self._go_on(task, decision_api.TaskState.DONE, done_bytes, done_bytes)
+        self._go_on(task, decision_messages.TaskState.DONE, done_bytes, done_bytes)
 
-    def _record(self, task: decision_api.ImageTask) -> None:
+    def _record(self, task: decision_messages.ImageTask) -> None:
         try:
             self._recording.record_more(ids.parse_image_id(task.image_id), task.boots)
         except errors.Unusable as e:
             self._fail(task, str(e))
         else:
-            self._tell(task, decision_api.TaskState.RUNNING, 0, task.boots)
+            self._tell(task, decision_messages.TaskState.RUNNING, 0, task.boots)
 
-    def _look_at_recording(self, image_id: str, told: decision_api.TaskProgress) -> None:
-        is_open = told.state is decision_api.TaskState.RUNNING
-        if told.kind is not decision_api.TaskKind.RECORD_BOOTS or not is_open:
+    def _look_at_recording(self, image_id: str, told: decision_messages.TaskProgress) -> None:
+        is_open = told.state is decision_messages.TaskState.RUNNING
+        if told.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
             return
         left = self._recording.left(ids.parse_image_id(image_id))
         done = max(0, told.total - left)
         if done != told.done:
-            state = decision_api.TaskState.RUNNING if left else decision_api.TaskState.DONE
+            state = (
+                decision_messages.TaskState.RUNNING if left else decision_messages.TaskState.DONE
+            )
             self._told[image_id] = msgspec.structs.replace(told, state=state, done=done)
             self._changed.add(image_id)
 
-    def _fail(self, task: decision_api.ImageTask, why: str) -> None:
+    def _fail(self, task: decision_messages.ImageTask, why: str) -> None:
         LOG.warning("image %s: cannot %s: %s", task.image_id, task.kind, why)
-        self._go_on(task, decision_api.TaskState.FAILED, why=why[: decision_api.MAX_WHY])
+        self._go_on(task, decision_messages.TaskState.FAILED, why=why[: decision_messages.MAX_WHY])
 
     def _go_on(
         self,
-        task: decision_api.ImageTask,
-        state: decision_api.TaskState,
+        task: decision_messages.ImageTask,
+        state: decision_messages.TaskState,
         done: int = 0,
         total: int = 0,
         why: str = "",
@@ -223,13 +229,13 @@ class ImageTasks:
 
     def _tell(
         self,
-        task: decision_api.ImageTask,
-        state: decision_api.TaskState,
+        task: decision_messages.ImageTask,
+        state: decision_messages.TaskState,
         done: int = 0,
         total: int = 0,
         why: str = "",
     ) -> None:
-        self._told[task.image_id] = decision_api.TaskProgress(
+        self._told[task.image_id] = decision_messages.TaskProgress(
             request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
         )
         self._told.move_to_end(task.image_id)
@@ -253,7 +259,7 @@ class ImageTasks:
         whole, touched_ns = self._whole_of(image_id), self._images.touched_ns(image_id)
         return whole.is_used and not whole.is_fully_cached, whole.is_used, touched_ns, image_id
 
-    def _look_at_changed(self, changed: set[str]) -> dict[str, decision_api.HeldImage] | None:
+    def _look_at_changed(self, changed: set[str]) -> dict[str, decision_messages.HeldImage] | None:
         """Look at what has changed; return what is to be told, None if nothing new is.
 
         However much that is, no more images are told than are :meth:`_present`.
@@ -269,13 +275,13 @@ class ImageTasks:
         return kept | self._look(present & (changed | turned))
 
     @staticmethod
-    def _is_other(told: decision_api.HeldImage | None, now: whole_image.FillStatus) -> bool:
+    def _is_other(told: decision_messages.HeldImage | None, now: fill_progress.FillStatus) -> bool:
         before = told.fill if told is not None else None
         if before is None:
             return now.is_used
         return (before.is_used, before.is_fully_cached) != (now.is_used, now.is_fully_cached)
 
-    def _look(self, wanted: Iterable[str]) -> dict[str, decision_api.HeldImage]:
+    def _look(self, wanted: Iterable[str]) -> dict[str, decision_messages.HeldImage]:
         found = {}
         for image_id in map(ids.parse_image_id, wanted):
             image, told = self._images.get_nowait(image_id), self._told.get(image_id)
@@ -287,24 +293,24 @@ class ImageTasks:
 def held_image(
     image: mirror.Mirror | None,
     fetched: counters.Tally | None,
-    whole: whole_image.FillStatus | None,
-    task: decision_api.TaskProgress | None,
-) -> decision_api.HeldImage:
+    whole: fill_progress.FillStatus | None,
+    task: decision_messages.TaskProgress | None,
+) -> decision_messages.HeldImage:
     """Return what is told of one image; of one that was not read since the start it is little."""
     given = (fetched or counters.Tally()).bytes
-    came = decision_api.FetchedBytes(
+    came = decision_messages.FetchedBytes(
         given[counters.Origin.PEER] + given[counters.Origin.HOME], given[counters.Origin.SOURCE]
     )
     if image is None:
-        return decision_api.HeldImage(fetched=came, fill=whole, task=task)
+        return decision_messages.HeldImage(fetched=came, fill=whole, task=task)
     read, head, held = image.counters.read.bytes, image.boots.head, image.held()
-    return decision_api.HeldImage(
+    return decision_messages.HeldImage(
         size_bytes=image.size_bytes,
         cached_bytes=held.cached_bytes,
         missing_bytes=held.missing_bytes,
         boot_image=image.boots.state.value,
         boot_revision=head.header.revision if head else 0,
-        read=decision_api.ReadBytes(
+        read=decision_messages.ReadBytes(
             local=read[counters.Origin.ZERO] + read[counters.Origin.CACHE],
             boot=read[counters.Origin.BOOT],
             peer=read[counters.Origin.PEER] + read[counters.Origin.HOME],

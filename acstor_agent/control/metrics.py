@@ -16,7 +16,7 @@ from prometheus_client import core
 from prometheus_client import registry
 
 from acstor_agent.core import counters
-from acstor_common import metrics_endpoint
+from acstor_common.service import metrics_endpoint
 
 Picture = Callable[[], dict[str, Any]]
 Rows = dict[str | None, dict[str, Any]]

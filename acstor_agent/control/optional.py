@@ -15,8 +15,8 @@ import trio
 
 from acstor_agent.core import troubles as troubles_
 from acstor_common import errors
-from acstor_common import restarts
-from acstor_common import supervised
+from acstor_common.util import restart_backoff
+from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Optional:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         tried = _Once(task_status)
-        again = restarts.Restarts(most=None)
+        again = restart_backoff.Restarts(most=None)
         while True:
             began_s = trio.current_time()
             try:
@@ -53,7 +53,7 @@ class Optional:
                     tried.tell()
                     self.over(what)
             except Exception as e:
-                supervised.count(what)
+                supervision.count_failure(what)
                 self._failed(what, _first_cause(e))
             tried.tell()
             await trio.sleep(again.failed(trio.current_time() - began_s) or 0.0)

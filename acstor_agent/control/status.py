@@ -41,9 +41,9 @@ from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
 from acstor_agent.sources import base
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import version
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.service import version
 
 
 def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:

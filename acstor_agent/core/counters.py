@@ -11,7 +11,7 @@ import collections
 import enum
 from collections.abc import Iterable
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 LATENCY_BOUNDS_S = (
     0.00005,

@@ -7,7 +7,7 @@ They are the guest's own bytes, so they never go into the public cache, and neve
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import recovery as recovery_
 from acstor_agent.disks import holders as holders_
-from acstor_common import checkpoint_manifest
+from acstor_common.formats import checkpoint_manifest
 
 
 class Checkpoint:

@@ -27,8 +27,8 @@ from acstor_agent.images import mirror
 from acstor_agent.images import opened as opened_
 from acstor_agent.images import waiting
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Disks:
 
         :param size_bytes: length of the disk; that of the image if not given
         :raises errors.Unusable: there is such a disk already, or it cannot have this size
-        :raises errors.NumberTaken: the kernel would take it for another disk
+        :raises errors.NumberInUse: the kernel would take it for another disk
         """
         cut = image.map.geometry
         size = cut.size_bytes if size_bytes is None else size_bytes
@@ -175,7 +175,7 @@ class Disks:
 
         :param beginning: what it has from the first on, in parts: whole chunks in all
         :raises errors.Unusable: there is such a disk already, or it is being made
-        :raises errors.NumberTaken: the kernel would take it for another disk
+        :raises errors.NumberInUse: the kernel would take it for another disk
         """
         self._check_made(header.disk_id)
         self._being_made.add(header.disk_id)

@@ -2,8 +2,8 @@
 """Reads what other hosts keep of a checkpoint: its manifest and its chunks, sealed.
 
 Who gives something need not be believed.  What a holder gives is opened with the disk's key
-(:mod:`acstor_common.checkpoint_sealing`), which nobody else could have closed it with; that the
-holder is a host of this cloud at all only spares others the question.
+(:mod:`acstor_common.formats.checkpoint_encryption`), which nobody else could have closed it with;
+that the holder is a host of this cloud at all only spares others the question.
 
 The holder that lately answered fastest is asked first.  When it takes twice as long as another one
 would, that one is asked too (a hedge), and the first answer wins.  A holder that failed is asked
@@ -29,11 +29,11 @@ from acstor_agent.engine import backoff
 from acstor_agent.images import waiting
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import vault_paths
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
+from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
 Ask = Callable[[recovery_.Holder], Awaitable[T]]
@@ -151,16 +151,16 @@ class Holders:
 
     def __init__(self, link: Link, recovery: recovery_.Recovery) -> None:
         self._link, self._recovery = link, recovery
-        self._seal = checkpoint_sealing.Seal(recovery.key)
+        self._seal = checkpoint_encryption.Seal(recovery.key)
         self._failed: set[recovery_.Holder] = set()
 
     async def manifest(self) -> bytes:
         """Return the sealed manifest, which has the name that it should have."""
         name = self._recovery.manifest_name
-        limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_sealing.SEAL_BYTES
+        limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
         def checked(sealed: bytes, where: str) -> bytes:
-            if checkpoint_sealing.manifest_name(sealed) != name:
+            if checkpoint_encryption.manifest_name(sealed) != name:
                 raise errors.ChunkInvalid(f"manifest {name.hex()}", where, "it is another one")
             return sealed
 
@@ -176,7 +176,7 @@ class Holders:
     def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
         """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
 
-        :raises errors.NotAuthentic: it is not of this disk
+        :raises errors.NotAuthenticated: it is not of this disk
         :raises errors.CheckpointFormatError: it cannot be
         """
         plain = self._seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
@@ -193,7 +193,7 @@ class Holders:
         def opened(sealed: bytes, where: str) -> bytes:
             return self._seal.open(name, sealed, length, where)
 
-        limit_bytes = length + checkpoint_sealing.SEAL_BYTES
+        limit_bytes = length + checkpoint_encryption.SEAL_BYTES
         path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
         ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.note)
         return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
@@ -232,7 +232,7 @@ class Holders:
         began_s = trio.current_time()
         try:
             sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
-        except errors.SourceCrowded:  # that says nothing of it
+        except errors.SourceOverloaded:  # that says nothing of it
             raise
         except errors.SourceUnreachable:
             self._link.times.note(holder.address, math.inf)

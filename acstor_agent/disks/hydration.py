@@ -16,7 +16,7 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 _Place = tuple[disk.Disk, int]
 """A chunk of a disk."""

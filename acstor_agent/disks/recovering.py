@@ -32,11 +32,11 @@ from acstor_agent.disks import disks
 from acstor_agent.disks import holders
 from acstor_agent.disks import recovery_files
 from acstor_agent.images import mirror
-from acstor_common import checkpoint_manifest
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

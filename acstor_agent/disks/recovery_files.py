@@ -11,7 +11,7 @@ import pathlib
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery as recovery_
 from acstor_common import errors
-from acstor_common import whole_file
+from acstor_common.util import atomic_file
 
 RECOVERY_ENDING = ".acrecovery"
 MANIFEST_ENDING = ".acmanifest"
@@ -28,13 +28,13 @@ def _manifest_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib
 
 def write(folder: pathlib.Path, recovery: recovery_.Recovery, sealed: bytes) -> None:
     """Keep both, safe on the disk."""
-    with whole_file.written(_manifest_path(folder, recovery.checkpoint_id), 0o600) as file:
+    with atomic_file.atomic_write(_manifest_path(folder, recovery.checkpoint_id), 0o600) as file:
         file.write(sealed)
     _write_recovery(folder, recovery)
 
 
 def _write_recovery(folder: pathlib.Path, recovery: recovery_.Recovery) -> None:
-    with whole_file.written(_recovery_path(folder, recovery.checkpoint_id), 0o600) as file:
+    with atomic_file.atomic_write(_recovery_path(folder, recovery.checkpoint_id), 0o600) as file:
         file.write(recovery_.pack(recovery))
 
 

@@ -15,9 +15,9 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import transfer
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.wire import peer_request
 
 
 class Ask(NamedTuple):

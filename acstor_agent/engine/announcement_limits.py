@@ -8,12 +8,12 @@ a limit for each peer and one for all peers.  Announcements beyond the limits ar
 counted.
 """
 
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
 
-LOOKUPS_OF_PEER = rates.Rate(per_s=40_000.0, burst=20_000.0)
+LOOKUPS_OF_PEER = token_buckets.Rate(per_s=40_000.0, burst=20_000.0)
 """A look-up takes up to 1 us (measured): 4 % of a processor, and 20 ms at once."""
-LOOKUPS_OF_ALL = rates.Rate(per_s=100_000.0, burst=50_000.0)
+LOOKUPS_OF_ALL = token_buckets.Rate(per_s=100_000.0, burst=50_000.0)
 
 
 class AnnouncementLimits:
@@ -22,17 +22,23 @@ class AnnouncementLimits:
     :param chunks: how many a peer may tell
     :param peers: of how many something is remembered
 
-    >>> listening = AnnouncementLimits(rates.Rate(per_s=10.0, burst=30.0), peers=100)
+    >>> listening = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)
     >>> listening.take(ids.HostId("h1"), 50, 0.0), listening.take(ids.HostId("h1"), 50, 1.0)
     (30, 10)
     >>> listening.take(ids.HostId("h2"), 30, 1.0, lookups=10_000)  # as many images are mirrored
     2
     """
 
-    def __init__(self, chunks: rates.Rate, peers: int) -> None:
-        self._chunks: rates.Buckets[ids.HostId] = rates.Buckets(chunks, peers)
-        self._lookups: rates.Buckets[ids.HostId] = rates.Buckets(LOOKUPS_OF_PEER, peers)
-        self._all_lookups: rates.Buckets[None] = rates.Buckets(LOOKUPS_OF_ALL, 1)
+    def __init__(self, chunks: token_buckets.Rate, peers: int) -> None:
+        self._chunks: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            chunks, peers
+        )
+        self._lookups: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            LOOKUPS_OF_PEER, peers
+        )
+        self._all_lookups: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
+            LOOKUPS_OF_ALL, 1
+        )
 
     def __len__(self) -> int:
         return len(self._chunks)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import priority as priority_
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 Key = tuple[ids.Cid, ids.Oid, int, tuple[ids.ScopeKey, ...]]
 
@@ -22,7 +22,8 @@ class ChunkRef(NamedTuple):
 
     :param oid: its name among hosts (``engine.identity``)
     :param keys: of the scopes of the image; without them a keyed CID cannot be checked
-    :param segment: name of its segment (:mod:`acstor_common.segments`); None: the chunk is one
+    :param segment: name of its segment (:mod:`acstor_common.model.segments`); None: the chunk is
+        one
     :param bit: its bit in bitmaps of the segment
     """
 

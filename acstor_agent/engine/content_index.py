@@ -19,8 +19,8 @@ import abc
 import bisect
 from collections.abc import Iterator
 
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 
 _SAME_HEADS = 16
 """So many contents with one head are looked at: by chance two of 100,000 have the same."""

@@ -31,9 +31,9 @@ from acstor_agent.engine.fetch import responses
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
 
 Actions = list[actions.Action]
 Due = timers.Due
@@ -94,7 +94,7 @@ class Engine:
     def __init__(
         self,
         here: ids.HostId,
-        table: ring.Ring,
+        table: hash_ring.Ring,
         *,
         cache: Container[ids.Cid],
         rights: authorization.Authorization,
@@ -381,7 +381,7 @@ class Engine:
         self.context.announcements.heard(host, *told, self.context.now)
 
     @_event
-    def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:
+    def table_changed(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
         for transfer in dict.fromkeys(self.context.transfers.values()):
             self.context.transfers.singles(transfer)  # its chunks may have other owners now

@@ -30,7 +30,7 @@ from acstor_agent.core.sources import refusals
 from acstor_agent.engine import backoff
 from acstor_agent.engine import hedge as hedge_
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 ATTEMPTS = 3
 """How often a request asks one source while its faults are transient."""
@@ -145,7 +145,7 @@ class Failover:
         if is_transient(failure):
             self.note_down(source, failure.why, now)
             return
-        if isinstance(failure, errors.SourceCrowded):
+        if isinstance(failure, errors.SourceOverloaded):
             return
         self.note_answer(source, now)
         if isinstance(failure, errors.SourceRefused):
@@ -400,7 +400,7 @@ class Request:
 
 def is_transient(failure: errors.ChunkUnavailable) -> bool:
     """Say whether a source did not answer; where a crowd waits it was not even asked."""
-    is_crowd = isinstance(failure, errors.SourceCrowded)
+    is_crowd = isinstance(failure, errors.SourceOverloaded)
     return isinstance(failure, errors.SourceUnreachable) and not is_crowd
 
 

@@ -5,7 +5,7 @@ Forgetting a host here forgets it in every table at once.  Its key is reused onl
 and a stale entry then costs one request.
 """
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 KEY_BYTES = 2
 HOSTS = 32_768

@@ -20,8 +20,8 @@ import blake3
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 
 MOST_NAMES = 64
 """Names of one chunk, by place, that are remembered: those that it came under last."""

@@ -8,8 +8,8 @@ import enum
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_common import ids
-from acstor_common import location
+from acstor_common.model import ids
+from acstor_common.ring import location
 
 NEAREST_COUNT = 4
 

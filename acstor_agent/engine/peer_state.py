@@ -26,12 +26,12 @@ from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
 
 CREDIT_BYTES = 8 * 1024 * 1024
 """Asked of one peer at a time: what 10 Gbit/s carry in 7 ms, and 25 Mbit/s in 2.7 s."""
-ANNOUNCED_CHUNKS = rates.Rate(per_s=20_000.0, burst=20_000.0)
+ANNOUNCED_CHUNKS = token_buckets.Rate(per_s=20_000.0, burst=20_000.0)
 """What a peer may tell; 10 Gbit/s carry 19,000 chunks of 64 KiB a second."""
 DENIAL_COST = 16
 """Chunks that a peer's allowance loses when it denies what it advertised."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import blake3
 
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 OWNERS_ASKED = 8
 """Owners of a chunk that are looked at: those asked, and some to spare for hosts out of use."""
@@ -38,7 +38,9 @@ class Upstream(NamedTuple):
     may_read_source: bool
 
 
-def owners(table: ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
+def owners(
+    table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int
+) -> tuple[ids.HostId, ...]:
     """Return the owners of a content, those near ``here`` first; at most twice ``limit``.
 
     Those that are too far come last: they are of use when nobody near can help.
@@ -51,12 +53,12 @@ def owners(table: ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int) -> tupl
     return (*found, *far)
 
 
-def home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
+def home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     """Return the home of a content as ``here`` sees it; None if the table is empty."""
     return table.group_of(here).home_at(oid)
 
 
-def image_home(table: ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
+def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
     """Return the one host that takes an image as a whole for all; None if the table is empty.
 
     It follows from the image's id, since a host may know no more of an image that it asks for.
@@ -65,7 +67,7 @@ def image_home(table: ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
     return table.home_at(ids.Oid(int.from_bytes(digest, "big")))
 
 
-def outer_home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
+def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     """Return the home of a content in the outer group of ``here``; None if there is no such group.
 
     The outer ring says in which place that is, and the ring of the place's own group which host: so
@@ -79,8 +81,8 @@ def outer_home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId |
 
 
 def upstreams(
-    table: ring.Ring,
-    former: ring.Ring | None,
+    table: hash_ring.Ring,
+    former: hash_ring.Ring | None,
     here: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None = None,
@@ -119,8 +121,8 @@ def upstreams(
 
 
 def is_left_to(
-    table: ring.Ring,
-    former: ring.Ring | None,
+    table: hash_ring.Ring,
+    former: hash_ring.Ring | None,
     here: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None,
@@ -134,7 +136,7 @@ def is_left_to(
     return is_former_home and home(table, here, oid) == requester != here
 
 
-def _is_too_far(table: ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
+def _is_too_far(table: hash_ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
     """Say that ``host`` is on the ring, but in no group from which ``here`` takes chunks.
 
     Of one that has left the ring nobody knows where it stands; it was near once.
@@ -143,7 +145,7 @@ def _is_too_far(table: ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
     return host in table and host not in widest
 
 
-def _is_overloaded(table: ring.Ring, former: ring.Ring, host: ids.HostId) -> bool:
+def _is_overloaded(table: hash_ring.Ring, former: hash_ring.Ring, host: ids.HostId) -> bool:
     """Say that traffic took v-nodes of ``host``: few are left, not none as a drained one has."""
     has_lost = table.vnodes_of(host) < former.vnodes_of(host)
     return has_lost and table.is_spared(host) and not table.is_drained(host)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority as priority_
-from acstor_common import ids
+from acstor_common.model import ids
 
 
 class Requester:

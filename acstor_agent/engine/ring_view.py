@@ -8,9 +8,9 @@ from collections.abc import Hashable
 from collections.abc import Iterator
 
 from acstor_agent.engine import placement
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 
 Mode = peer_request.Mode
 Owners = tuple[tuple[ids.HostId, ...], ...]
@@ -26,11 +26,13 @@ class RingView:
     :ivar home: returns the home of a content; None if the table is empty
     """
 
-    def __init__(self, here: ids.HostId, table: ring.Ring, former: ring.Ring | None = None) -> None:
+    def __init__(
+        self, here: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
+    ) -> None:
         self.here = here
         self.change(table, former)
 
-    def change(self, table: ring.Ring, former: ring.Ring | None) -> None:
+    def change(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
         """Put tables in force.
 
         :param former: the one before, while its hosts are worth asking

@@ -28,8 +28,8 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import requester
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 Bytes = Any
 """A buffer.  The core hands it on and never looks inside: who feeds it has checked it."""

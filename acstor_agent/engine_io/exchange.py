@@ -41,12 +41,12 @@ from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import source_reader
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class Tables(NamedTuple):
     :param look_s: how often to look whether others are in force, where nothing else happens
     """
 
-    current: Callable[[], ring.Ring]
-    former: Callable[[], ring.Ring | None]
+    current: Callable[[], hash_ring.Ring]
+    former: Callable[[], hash_ring.Ring | None]
     look_s: float = LOOK_AT_TABLES_S
 
 
@@ -258,7 +258,7 @@ class Exchange:
         oids = self._names.oids(image_id, places, cids)
         segment_of: Iterable[tuple[ids.Oid | None, int]] = itertools.repeat((None, 1))
         if length > 1:
-            segment_of = segments.places(cids, oids, length)
+            segment_of = segments.names_and_bits(cids, oids, length)
         return [
             chunk_ref.ChunkRef(cid, oid, image_id, at, min(size, end - at), keys, *segment)
             for cid, oid, at, segment in zip(cids, oids, places, segment_of, strict=False)

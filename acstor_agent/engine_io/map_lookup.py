@@ -22,7 +22,7 @@ from acstor_agent.engine import engine
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine_io import read_request
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 Learn = Callable[[ids.HostId, ids.ImageId, int, int], Awaitable[ids.Content]]
 """Looks up for a host what lies somewhere in an image; raises errors.ChunkUnavailable."""

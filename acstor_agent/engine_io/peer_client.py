@@ -22,9 +22,9 @@ from acstor_agent.engine import priority as priority_
 from acstor_agent.engine_io import read_request
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 

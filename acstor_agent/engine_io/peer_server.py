@@ -25,8 +25,8 @@ from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import send_progress
 from acstor_agent.peers.connection import answering
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 

@@ -114,6 +114,6 @@ def failure_of(error: Exception) -> Failure:
         return Failure.MISSING
     if isinstance(error, errors.ChunkInvalid | errors.RemoteProtocolError):
         return Failure.INVALID
-    if isinstance(error, errors.SourceCrowded):
+    if isinstance(error, errors.SourceOverloaded):
         return Failure.BUSY
     return Failure.UNREACHABLE

@@ -19,9 +19,9 @@ from acstor_agent.engine import failover
 from acstor_agent.engine import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import whole_copies
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 
 T = TypeVar("T")
 LOG = log.getLogger(__name__)

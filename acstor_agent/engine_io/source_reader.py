@@ -14,7 +14,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import engine
 from acstor_agent.engine_io import read_request
 from acstor_agent.sources import base
-from acstor_common import ids
+from acstor_common.model import ids
 
 Feed = Callable[..., str]
 Klass = requests.Klass

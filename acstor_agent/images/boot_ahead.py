@@ -33,12 +33,12 @@ from acstor_agent.images import naming
 from acstor_agent.images import pre_seed
 from acstor_agent.images import uses as uses_
 from acstor_agent.sources import base
-from acstor_common import boot_image
-from acstor_common import chunk_map
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -90,14 +90,14 @@ class BootAhead:
         self._pacer = whole_pace.Pacer()
         self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
         kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
-        self._daily = rates.Buckets[None](boot_ahead.daily(kept_bytes), 1)
+        self._daily = token_buckets.TokenBuckets[None](boot_ahead.daily(kept_bytes), 1)
 
-    def is_for(self, task: decision_api.ImageTask) -> bool:
+    def is_for(self, task: decision_messages.ImageTask) -> bool:
         """Say whether this host is one of those that a task to bring a boot image is for."""
         has_former = bool(self._formers(task))
         return boot_ahead.is_for(self._mode, is_open=task.is_public, has_former=has_former)
 
-    def _formers(self, task: decision_api.ImageTask) -> list[ids.ImageId]:
+    def _formers(self, task: decision_messages.ImageTask) -> list[ids.ImageId]:
         """Return the images before that of a task that instances of this host use, or used."""
         return [
             one for one in map(ids.parse_image_id, task.previous_images) if self._is_mirrored(one)
@@ -114,7 +114,9 @@ class BootAhead:
         """
         return self._place * boot_ahead.spread_s(self._hosts())
 
-    async def bring(self, task: decision_api.ImageTask, report: bringing.Report) -> dict[str, int]:
+    async def bring(
+        self, task: decision_messages.ImageTask, report: bringing.Report
+    ) -> dict[str, int]:
         """Have an image's boot image in the cache; return what it came to in bytes.
 
         :param report: is told the bytes done and the bytes in all
@@ -140,7 +142,7 @@ class BootAhead:
         return {"done_bytes": total_bytes}
 
     async def _look_up(
-        self, image_id: ids.ImageId, task: decision_api.ImageTask
+        self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> list[chunk_ref.ChunkRef]:
         """Return what to ask for, as the source has the boot image now."""
         subject, head = await self._names.others.boot_head(self._here, image_id)

@@ -12,11 +12,11 @@ import trio
 
 from acstor_agent.images import unattached
 from acstor_agent.sources import base
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class BootHead:
         raw = await self._read_source(0, header.head_bytes)
         await self._take(raw, self._what)
         try:
-            with whole_file.written(self.path, is_durable=False) as file:
+            with atomic_file.atomic_write(self.path, is_durable=False) as file:
                 file.write(raw)
         except OSError as e:  # guests may have filled the disk; the next worker asks the source
             LOG.warning("%s: its head is not stored: %s", self._what, e.strerror)

@@ -15,10 +15,10 @@ import trio
 
 from acstor_agent.core.boot import boot_recorder
 from acstor_agent.images import mirror
-from acstor_common import boot_trace
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.image import boot_trace
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import read_request
 from acstor_agent.images import boot_head
 from acstor_agent.sources import base
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Host:
         self.clock = clock
         self.counters = BootCounters()
         self._images: dict[ids.ImageId, Booting] = {}
-        whole_file.remove_leftovers(folder)
+        atomic_file.remove_leftovers(folder)
 
     def booting(self, image_map: chunk_map.ChunkMap) -> "Booting":
         """Return the boots of an image that is attached now."""

@@ -30,8 +30,8 @@ from acstor_agent.images import mirrors
 from acstor_agent.images import uses as uses_
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import log_once
+from acstor_common.model import ids
+from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 

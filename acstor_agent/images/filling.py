@@ -29,9 +29,9 @@ from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
 from acstor_agent.images import promises as promises_
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 
 SLICE_S = 5.0
 """For so long one image is filled before it is asked again which one is next."""

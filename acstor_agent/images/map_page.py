@@ -15,11 +15,11 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 PAGE_CIDS = 2048
 MAX_TABLE_BYTES = 4 * geometry.MIB
@@ -58,14 +58,14 @@ class PagedLayout:
     def find(self, start: int, stop: int) -> list[layout.Extent]:
         """Return the extents of a range.
 
-        :raises errors.SourceCrowded: too much was asked for since its page was read
+        :raises errors.SourceOverloaded: too much was asked for since its page was read
         """
         found: list[layout.Extent] = []
         for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
             if (page := self._page_of(number)) is None:
                 what = f"image {self._subject.image_id}"
                 why = "its layout has made room for those of others"
-                raise errors.SourceCrowded(what, "this host", why)
+                raise errors.SourceOverloaded(what, "this host", why)
             count = len(page.entries) // layout.ENTRY_BYTES
             found += layout.Table(page.entries, 0, count).between(start, stop, 0, count)
         return found
@@ -100,7 +100,7 @@ async def read(
         why = f"{length} bytes of extents are too many for {PAGE_CIDS} chunks"
         raise errors.ChunkMapFormatError(what, index_at, why)
     entries = await source.read(blob, entries_at + low * layout.ENTRY_BYTES, length)
-    check = functools.partial(layout.fault_of_table, entries, slots, cut, stored, first_page)
+    check = functools.partial(layout.why_invalid, entries, slots, cut, stored, first_page)
     if fault := await trio.to_thread.run_sync(check):
         raise errors.ChunkMapFormatError(what, entries_at + fault[0], fault[1])
     return Page(cids, entries)

@@ -30,10 +30,10 @@ from acstor_agent.images import prefetching
 from acstor_agent.images import read_timing
 from acstor_agent.images import waiting as waiting_
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 MAX_READ_BYTES = 1 * geometry.MIB
 """The longest read that the kernel sends."""
@@ -184,8 +184,8 @@ class Mirror:
         """Return a range of the image, cut at its end; use it before anything is awaited.
 
         :param guest: who waits if it is not here; None if that is known already
-        :raises errors.Crowded: the guest has too much waiting
-        :raises errors.ReaderGone: the guest is being killed
+        :raises errors.QueueFull: the guest has too much waiting
+        :raises errors.ReaderKilled: the guest is being killed
         :raises errors.DeadlineExceeded: a chunk did not come in time
         :raises errors.ChunkLost: a chunk is nowhere to be had any more
         """
@@ -263,7 +263,7 @@ class Mirror:
             return await self._waiting.turn(
                 guest, self._filled, offset, length, steps, is_here=is_here
             )
-        except errors.ReaderGone:
+        except errors.ReaderKilled:
             raise
         except errors.AcstorError as e:
             self.counters.failed(isinstance(e, errors.ChunkLost))

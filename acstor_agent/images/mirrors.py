@@ -25,11 +25,11 @@ from acstor_agent.core import counters
 from acstor_agent.images import file_mapping
 from acstor_agent.images import mirror
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Mirrors:
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
         self.reads = counters.ReadCounters()
         """The reads of all images, those included that are not attached any more."""
-        whole_file.remove_leftovers(folder)
+        atomic_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
         """Each image with the length of its map."""
         self._found: set[ids.ImageId] = set()
@@ -179,7 +179,7 @@ class Mirrors:
         :raises errors.Unusable: the map is longer than that
         :raises errors.ChunkUnavailable: the source has no such image, or does not answer
         :raises errors.ChunkMapFormatError: what the source has is not a map of this image
-        :raises errors.NumberTaken: the kernel would take it for another image
+        :raises errors.NumberInUse: the kernel would take it for another image
         """
         async with self._attaching_one(image_id):
             if image_id not in self._mirrors:
@@ -276,7 +276,7 @@ class Mirrors:
         if size_bytes > max_map_bytes:
             raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
         with self._room_for(size_bytes, what):
-            with whole_file.written(path, 0o600, is_durable=False) as incoming:
+            with atomic_file.atomic_write(path, 0o600, is_durable=False) as incoming:
                 for offset in range(0, size_bytes, MAP_READ_BYTES):
                     length = min(MAP_READ_BYTES, size_bytes - offset)
                     incoming.write(await self._source.read(blob, offset, length))

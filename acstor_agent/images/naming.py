@@ -12,8 +12,8 @@ from acstor_agent.images import unattached
 from acstor_agent.sources import base
 from acstor_agent.sources import layout
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 
 TRIES = 3
 
@@ -65,7 +65,7 @@ class Naming(authorization.ChunkMaps):
             return None
         asked = request.offset // cut.chunk_bytes
         stop = asked + request.chunks
-        first, stop = segments.around(asked, stop, length, cut.chunk_count)
+        first, stop = segments.covering(asked, stop, length, cut.chunk_count)
         if image is not None:
             cids: list[ids.Cid] | None = image.map.cids(first, stop)
         else:

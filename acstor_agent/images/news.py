@@ -12,8 +12,8 @@ from acstor_agent.engine import actions
 from acstor_agent.engine_io import exchange
 from acstor_agent.images import mirrors
 from acstor_agent.images import sharing as sharing_
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 
 class News:

@@ -18,7 +18,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import waiting
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 
 class Opened:

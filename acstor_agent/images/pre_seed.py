@@ -17,7 +17,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine_io import exchange
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOOKS_IN_A_ROW = 200
 """Chunks that are looked at before others have their turn: about a millisecond."""

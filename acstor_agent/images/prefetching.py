@@ -18,10 +18,10 @@ from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.gossip import unmatched_prefetch
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import exchange
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.model import segments
 
 UNDER_WAY = 32
 """Chunks of one image that are being prefetched at a time."""

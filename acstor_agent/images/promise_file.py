@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.images import mirrors
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import whole_file
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class PromiseFile:
 
     def read(self) -> Promises | None:
         """Return what the file says; None if it is lost."""
-        whole_file.remove_leftovers(self._path.parent, self._path.name)
+        atomic_file.remove_leftovers(self._path.parent, self._path.name)
         try:
             return promise_.decode(self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
@@ -69,5 +69,5 @@ class PromiseFile:
 
 
 def _write(path: pathlib.Path, raw: bytes) -> None:
-    with whole_file.written(path, 0o600) as file:
+    with atomic_file.atomic_write(path, 0o600) as file:
         file.write(raw)

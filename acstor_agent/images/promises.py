@@ -28,9 +28,9 @@ from acstor_agent.core.images import room
 from acstor_agent.core.images import shares as shares_
 from acstor_agent.images import mirror
 from acstor_agent.images import promise_file
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 LOG = logging.getLogger(__name__)
 
@@ -178,11 +178,11 @@ class Promises:
         """Say whether this host has shares of images: it is on the v-node table."""
         return self._shares is not None and self._shares.table() is not None
 
-    def _table_for(self, promised: Promise) -> ring.Ring | None:
+    def _table_for(self, promised: Promise) -> hash_ring.Ring | None:
         """Return the table by which an image is pinned; None: all of it is."""
         return None if self._shares is None or promised.is_asked else self._shares.table()
 
-    def _part_of(self, image_map: chunk_map.ChunkMap, table: ring.Ring | None) -> shares_.Part:
+    def _part_of(self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None) -> shares_.Part:
         if self._shares is None:
             return shares_.whole_of(image_map, mirror.pause)
         return self._shares.part_of(image_map, table, mirror.pause)

@@ -25,12 +25,12 @@ from acstor_agent.core.images import shares
 from acstor_agent.core.images import whole_pace
 from acstor_agent.images import mirrors
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_keeping
-from acstor_common import peer_wire
-from acstor_common import rates
-from acstor_common import ring
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ MAPS_BYTES_OF_HOST = 64 * geometry.MIB
 """What maps may take that are here because of one other host."""
 MAPS_BYTES = 256 * geometry.MIB
 """What maps may take that are here because of all other hosts."""
-NEW_OF_HOST = rates.Rate(per_s=256 / 3600, burst=2.0 * leases_.IMAGES_OF_HOST)
+NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * leases_.IMAGES_OF_HOST)
 """Images that a host has not asked for before: each may be looked for in the source."""
 HOSTS = 4096
 REMEMBERED = 4 * leases_.IMAGES
@@ -56,7 +56,7 @@ GRACE_S = 900.0
 """After a start nothing is given up for so long that was kept for others: by then each of 1,000
 hosts has asked again, and a clock that was wrong has not mattered."""
 
-State = peer_keeping.ShareState
+State = replica_messages.ShareState
 
 
 class Share(NamedTuple):
@@ -68,7 +68,7 @@ class Share(NamedTuple):
     state: State
     total_bytes: int
     left_bytes: int
-    table: ring.Ring | None
+    table: hash_ring.Ring | None
 
 
 class _Failed(NamedTuple):
@@ -103,7 +103,7 @@ class Sharing:
         here: ids.HostId,
         images: mirrors.Mirrors,
         *,
-        current_ring: Callable[[], ring.Ring],
+        current_ring: Callable[[], hash_ring.Ring],
         tell: Callable[[ids.HostId, peer_wire.News], None],
         own: Own,
         clock: Callable[[], float] = time.monotonic,
@@ -114,12 +114,12 @@ class Sharing:
         self._current_ring, self._tell = current_ring, tell
         self._clock, self._wall_clock = clock, wall_clock
         self._keepers, self._leases = keepers_.Keepers(), leases_.Leases()
-        self._table: ring.Ring | None = None
+        self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
         self._owed: dict[ids.HostId, dict[ids.ImageId, None]] = {}
         self._last: dict[ids.ImageId, tuple[Share | State, float]] = {}
         self._failed: collections.OrderedDict[ids.ImageId, _Failed] = collections.OrderedDict()
-        self._new = rates.Buckets[ids.HostId](NEW_OF_HOST, HOSTS)
+        self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
     # What others ask
 
@@ -148,13 +148,13 @@ class Sharing:
             self.ignored += 1
             return
         match news:
-            case peer_wire.Keep(leases):
+            case peer_wire.ReplicaRequest(leases):
                 for lease in leases:
                     self._take(host, lease)
-            case peer_wire.Kept():
+            case peer_wire.ReplicaReport():
                 self._keepers.heard(host, news, self._clock())
 
-    def _take(self, host: ids.HostId, lease: peer_keeping.Lease) -> None:
+    def _take(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
         now_s = self._clock()
         is_new = lease.lease_s and not self._leases.has(host, lease.image_id)
         if is_new and self._new.level(host, now_s) < 1:
@@ -175,7 +175,7 @@ class Sharing:
         table = self._current_ring()
         return self._keepers.report(image_id, self._others(table), table.epoch, self._clock())
 
-    def _others(self, table: ring.Ring) -> list[ids.HostId]:
+    def _others(self, table: hash_ring.Ring) -> list[ids.HostId]:
         """Return the other hosts that have shares; none where this one is not on the table."""
         if self._here not in table:
             return []
@@ -240,7 +240,7 @@ class Sharing:
         failed = self._failed.get(image_id)
         return None if failed is None else failed.state
 
-    def _answer(self, table: ring.Ring) -> None:
+    def _answer(self, table: hash_ring.Ring) -> None:
         """Tell those to whom it is owed, in one message each, how far this host's shares are."""
         for host in list(self._owed)[:AT_A_TIME]:
             owed = list(self._owed.pop(host))
@@ -249,25 +249,25 @@ class Sharing:
             found = [self._share_for(host, image_id, table.epoch) for image_id in owed]
             for epoch in {epoch for epoch, _ in found}:
                 told = [share for its, share in found if its == epoch and share is not None]
-                for at in range(0, len(told), peer_keeping.MAX_KEPTS):
-                    part = tuple(told[at : at + peer_keeping.MAX_KEPTS])
-                    self._tell(host, peer_wire.Kept(epoch, part))
+                for at in range(0, len(told), replica_messages.MAX_REPORTS):
+                    part = tuple(told[at : at + replica_messages.MAX_REPORTS])
+                    self._tell(host, peer_wire.ReplicaReport(epoch, part))
 
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int
-    ) -> tuple[int, peer_keeping.Share | None]:
+    ) -> tuple[int, replica_messages.Share | None]:
         """Return what to tell of an image, and by the table of which epoch that is so.
 
         :param epoch: of the table in force; what is whole here is so by any
         """
         if not self._leases.has(host, image_id):
-            return epoch, peer_keeping.Share(image_id, State.CROWDED, 0, 0)
+            return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
         share = self._own.share_of(image_id)
         if share is not None:
             its = share.table.epoch if share.table else epoch
-            return its, peer_keeping.Share(image_id, *share[:3])
+            return its, replica_messages.Share(image_id, *share[:3])
         state = self._state_without_share(image_id)
-        return epoch, None if state is None else peer_keeping.Share(image_id, state, 0, 0)
+        return epoch, None if state is None else replica_messages.Share(image_id, state, 0, 0)
 
     # Attaching
 

@@ -21,9 +21,9 @@ from acstor_agent.core.boot import timeline_recorder
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import mirror
 from acstor_agent.images import read_timing
-from acstor_common import boot_timeline
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import boot_timeline
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 AT_ONCE = 64
 """Boots that are noted at a time; one more is not."""

@@ -9,8 +9,8 @@ import msgspec
 import trio
 import xxhash
 
-from acstor_common import trace_message
-from acstor_common import whole_file
+from acstor_common.util import atomic_file
+from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class TraceSpool:
     def __init__(self, folder: pathlib.Path) -> None:
         with contextlib.suppress(OSError):  # each trace says so when it cannot be written
             folder.mkdir(mode=0o700, exist_ok=True)
-        whole_file.remove_leftovers(folder)
+        atomic_file.remove_leftovers(folder)
         self._folder = folder
         self._wishes, self._taken = trio.open_memory_channel[trace_message.BootTrace](UNWRITTEN)
 
@@ -54,7 +54,7 @@ class TraceSpool:
                 old.unlink()
             raw = msgspec.json.encode(trace)
             name = f"{trace.image_id}-{xxhash.xxh3_64_hexdigest(raw)}{ENDING}"
-            with whole_file.written(self._folder / name) as file:
+            with atomic_file.atomic_write(self._folder / name) as file:
                 file.write(raw)
         except OSError as e:
             LOG.warning("boot trace of image %s is lost: %s", trace.image_id, e)

@@ -29,12 +29,12 @@ from acstor_agent.core import log_limit
 from acstor_agent.images import map_page
 from acstor_agent.images import single_flight
 from acstor_agent.sources import base
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
 
 LOOK_AGAIN_S = 60.0
 """After so long the source is asked again whether an image may be read."""
@@ -48,9 +48,9 @@ MAX_BOOT_HEAD_BYTES = geometry.MIB
 AT_A_TIME = 8
 """Loads from the source under way, for all hosts."""
 AT_A_TIME_A_HOST = 2
-LOOKS_OF_HOST = rates.Rate(per_s=32.0, burst=512.0)
+LOOKS_OF_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
 """Loads that begin because one host asked.  A page is of 128 MiB of an image: 32 Gbit/s."""
-LOOKS_OF_ALL = rates.Rate(per_s=256.0, burst=4096.0)
+LOOKS_OF_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
 MISS_COST = 16
 """What one for nothing costs beside: ids that somebody makes up are asked for twice a second."""
 HOSTS = 4096
@@ -114,8 +114,12 @@ class UnattachedImages:
         self._loads = single_flight.SingleFlight(nursery)
         self._limiter = trio.CapacityLimiter(AT_A_TIME)
         self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
-        self._looks: rates.Buckets[ids.HostId] = rates.Buckets(LOOKS_OF_HOST, HOSTS)
-        self._all_looks: rates.Buckets[None] = rates.Buckets(LOOKS_OF_ALL, 1)
+        self._looks: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            LOOKS_OF_HOST, HOSTS
+        )
+        self._all_looks: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
+            LOOKS_OF_ALL, 1
+        )
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
         self.refused = 0
         """Times that a host would have made this one ask the source too often."""

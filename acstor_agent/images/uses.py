@@ -36,7 +36,7 @@ import trio
 
 from acstor_agent.core.images import image_uses
 from acstor_agent.images import mirrors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOOK_S = 10.0
 LOOKED_AT_A_TIME = 64

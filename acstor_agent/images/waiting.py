@@ -23,7 +23,7 @@ from acstor_agent.core import longest_queue
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import waits
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 LOG = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ class Waiting:
 
         :param more_bytes: what the request holds while it waits
         :param is_here: it waits for this host's disk only, so not behind those that do not
-        :raises errors.Crowded: the guest has most of what waits, and it is too much
-        :raises errors.ReaderGone: the guest is being killed
+        :raises errors.QueueFull: the guest has most of what waits, and it is too much
+        :raises errors.ReaderKilled: the guest is being killed
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
         self._elsewhere += not is_here
@@ -149,22 +149,22 @@ class Waiting:
 
         One that is known already is not known twice.
 
-        :raises errors.Crowded: see :meth:`turn`
-        :raises errors.ReaderGone: see :meth:`turn`
+        :raises errors.QueueFull: see :meth:`turn`
+        :raises errors.ReaderKilled: see :meth:`turn`
         """
         return _Known(self, guest, REQUEST_BYTES + more_bytes)
 
     def begin(self, known: "_Known", guest: requests.Stream, count_bytes: int) -> waits.Wait:
         """Let a request be known; of too many those that must go are told."""
         for loser in self._queue.enter(guest, known, count_bytes):
-            loser.end(errors.Crowded(str(guest)))
+            loser.end(errors.QueueFull(str(guest)))
         return self.table.begin(guest, time.monotonic(), known)
 
     def finish(self, known: "_Known", wait: waits.Wait) -> None:
         """Forget a request."""
         self.table.end(wait)
         self._queue.leave(wait.guest, known)
-        if isinstance(known.why, errors.Crowded):
+        if isinstance(known.why, errors.QueueFull):
             self._tell(wait.guest)
 
     def _tell(self, guest: requests.Stream) -> None:
@@ -239,5 +239,5 @@ def end(table: waits.Waits, guest: requests.Stream, until_s: float) -> int:
     ended = [wait for wait in table.of(guest) if wait.since_s <= until_s]
     for wait in ended:
         assert isinstance(wait.token, _Known)
-        wait.token.end(errors.ReaderGone(str(guest)))
+        wait.token.end(errors.ReaderKilled(str(guest)))
     return len(ended)

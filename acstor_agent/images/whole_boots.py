@@ -11,7 +11,7 @@ from acstor_agent.core import counters
 from acstor_agent.core.boot import activity
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
-from acstor_common import ids
+from acstor_common.model import ids
 
 _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 

@@ -18,11 +18,11 @@ from acstor_agent.images import filling
 from acstor_agent.images import promises as promises_
 from acstor_agent.images import sharing as sharing_
 from acstor_agent.images import uses as uses_
-from acstor_common import ids
-from acstor_common import whole_image
+from acstor_common.model import ids
+from acstor_common.wire import fill_progress
 
 FillMode = promise_.FillMode
-State = whole_image.FillState
+State = fill_progress.FillState
 
 
 class WholeTelling:
@@ -107,7 +107,7 @@ class WholeTelling:
             "why": why,
             "total_bytes": total_bytes,
             "remaining_bytes": left_bytes,
-            "cached_share": whole_image.cached_share(total_bytes, left_bytes),
+            "cached_share": fill_progress.cached_share(total_bytes, left_bytes),
             "rate_bytes_s": round(speed.bytes_s) if is_filling else 0,
             "remaining_s": takes_s,
             "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
@@ -176,24 +176,24 @@ def _state_in_cloud(cloud: keepers.Cloud, state: State, why: str) -> tuple[State
 
 def told(
     whole: WholeTelling | None, uses: uses_.Uses, image_id: ids.ImageId
-) -> whole_image.FillStatus:
+) -> fill_progress.FillStatus:
     """Return how far an image is, as other services are told it; from any thread.
 
     :param whole: None: images are not kept whole here
     """
     if whole is not None and whole.is_for_others(image_id):
-        return whole_image.FillStatus(
+        return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
         )
     is_used = uses.is_used(image_id)
     shown = whole.of(image_id) if whole is not None else None
     if shown is None:
         why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
-        return whole_image.FillStatus(
+        return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=is_used, why=why if is_used else "not used"
         )
-    why = shown["why"][: whole_image.MAX_WHY]
-    return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.FillStatus)
+    why = shown["why"][: fill_progress.MAX_WHY]
+    return msgspec.convert({**shown, "is_used": is_used, "why": why}, fill_progress.FillStatus)
 
 
 def own(telling: Callable[[], WholeTelling | None]) -> sharing_.Own:

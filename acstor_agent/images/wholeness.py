@@ -35,7 +35,7 @@ from acstor_agent.images import uses as uses_
 from acstor_agent.images import whole_boots
 from acstor_agent.images import whole_telling
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import processes
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ from acstor_agent.mount import dying
 from acstor_agent.mount import fuse_attributes
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def _answers_errors(
         except pyfuse3.FUSEError:
             raise
         # Was told, and not for each of thousands.  With EINTR a QEMU that ends would read again.
-        except (errors.ReaderGone, errors.Crowded) as e:
+        except (errors.ReaderKilled, errors.QueueFull) as e:
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
             _tell(operation.__name__, args[1:3], e)
@@ -404,7 +404,7 @@ def _named(
     for number, file_id in enumerate(found, start + 1):
         try:
             yield number, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
-        except errors.NumberTaken as e:
+        except errors.NumberInUse as e:
             LOG.error("%s", e)
 
 

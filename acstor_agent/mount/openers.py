@@ -12,7 +12,7 @@ from typing import NamedTuple
 from acstor_agent.core.mount import processes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.sources import base
-from acstor_common import ids
+from acstor_common.model import ids
 
 DESCRIBED = 20
 """How many users of a mount are named; the rest is counted."""

@@ -6,8 +6,8 @@ The bytes of a chunk are never copied here.
 
 from collections.abc import Sequence
 
-from acstor_common import geometry
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.wire import peer_wire
 
 SHORT_BYTES = 4 * geometry.KIB
 """To wait for so little to come whole is not worth a call of the kernel."""

@@ -10,7 +10,7 @@ import trio
 
 from acstor_agent.peers import handshake
 from acstor_agent.peers import peer_link
-from acstor_common import credentials as credentials_
+from acstor_common.identity import credentials as credentials_
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -47,7 +47,7 @@ async def connect(
 
     :param credentials: None for clear text
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
-    :raises errors.NotAuthentic: the other side's certificate is not valid
+    :raises errors.NotAuthenticated: the other side's certificate is not valid
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     dialled = trio.socket.socket(family, socket.SOCK_STREAM)

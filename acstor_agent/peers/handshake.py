@@ -14,10 +14,10 @@ import trio
 
 from acstor_agent import tls_session
 from acstor_agent.peers import peer_link
-from acstor_common import certificates
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import peer_encryption
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials as credentials_
+from acstor_common.wire import peer_encryption
 
 
 class ProofGiven(Exception):
@@ -40,7 +40,7 @@ class Handshake:
     async def run(self) -> peer_link.Link:
         """Do the handshake; return the link, which is ready for frames.
 
-        :raises errors.NotAuthentic: the other side's certificate is not valid
+        :raises errors.NotAuthenticated: the other side's certificate is not valid
         :raises ProofGiven: the other side asked for the certificate only
         """
         generation, certificate = await self._prove()
@@ -73,7 +73,7 @@ class Handshake:
         await self._send(session.take())
         if session.protocol != credentials.protocol:
             why = f"peer_security differs: this host's is {credentials.protocol}"
-            raise errors.NotAuthentic("the other side's TLS", why)
+            raise errors.NotAuthenticated("the other side's TLS", why)
         generation = credentials.generation  # before the check: the files may change meanwhile
         return generation, credentials.check(session.certificate)
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_common import geometry
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.wire import peer_wire
 
 BURST_S = 0.05
 """Length of a burst after a pause, and of what one connection moves at a time."""

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_common import addresses
 from acstor_common import errors
+from acstor_common.model import addresses
 
 LOG = logging.getLogger(__name__)
 

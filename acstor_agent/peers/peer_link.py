@@ -23,10 +23,10 @@ import trio
 
 from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import pacing
-from acstor_common import certificates
-from acstor_common import geometry
-from acstor_common import peer_encryption
-from acstor_common import peer_wire
+from acstor_common.identity import certificates
+from acstor_common.model import geometry
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
 """A receiver is not woken for less than this, or than the rest of a shorter frame."""

@@ -35,10 +35,10 @@ from acstor_agent.peers.connection import idle
 from acstor_agent.peers.connection import line as line_
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import rights
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ class PeerNet:
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
-        except (errors.NotAuthentic, errors.OtherVersion) as error:
+        except (errors.NotAuthenticated, errors.OtherVersion) as error:
             LOG.warning("Connection to %s dropped: %s", line.peer, error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:
@@ -349,7 +349,7 @@ class PeerNet:
             self.unauthenticated.say(ip, peer, "no Hello in time")
         except errors.RemoteProtocolError as error:
             self.unauthenticated.say(ip, peer, f"it broke the protocol: {error.why}")
-        except (*peer_link.LINK_ERRORS, errors.NotAuthentic) as error:
+        except (*peer_link.LINK_ERRORS, errors.NotAuthenticated) as error:
             self.unauthenticated.say(ip, peer, peer_link.reason(error))
         except Exception as error:
             self.faults.note("a connection of a peer", error)

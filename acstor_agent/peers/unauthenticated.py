@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import trio
 
 from acstor_agent.core import log_limit
-from acstor_common import handshakes
+from acstor_common.identity import handshake_limiter
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Unauthenticated:
         self, limit: int, time_s: float, hosts_at: Callable[[str], int] = lambda ip: 0
     ) -> None:
         self.dropped = 0
-        self.handshakes = handshakes.Handshakes(hosts_at)
+        self.handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
         self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
         self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
         self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, in the same way

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from acstor_agent.mount import fuse_connection
 from acstor_common import errors
-from acstor_common import signals
+from acstor_common.service import signals
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import secrets
 
 from acstor_agent.core.mount import inodes
 from acstor_common import errors
-from acstor_common import whole_file
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def of(state_dir: pathlib.Path) -> bytes:
                 "%s: %d bytes are not a valid secret; guests lose their files", path, len(kept)
             )
         made = secrets.token_bytes(inodes.KEY_BYTES)
-        with whole_file.written(path, 0o600) as file:
+        with atomic_file.atomic_write(path, 0o600) as file:
             file.write(made)
     except OSError as e:
         raise errors.Unusable(str(path), f"cannot be used: {e.strerror}") from e

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import ids
 
 Buffer = bytes | bytearray | memoryview
 

@@ -26,7 +26,7 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import layout
 from acstor_agent.sources import whole_copies
 from acstor_common import errors
-from acstor_common import session_options
+from acstor_common.service import session_options
 
 _OPTION = "[acstor_agent] sources"
 _NOT_MADE = {
@@ -74,7 +74,7 @@ def build(
     in_time = [deadline.DeadlineSource(driver, attempt_timeout.BASE_S) for driver in drivers]
     sources = [layout.LayoutSource(source, layout_of, nursery, decoding) for source in in_time]
     groups = [f"source_{name}" for name in names]
-    configured = [session_options.configured(group, conf[group]) for group in groups]
+    configured = [session_options.describe(group, conf[group]) for group in groups]
     of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
     streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
     if streaming is None:

@@ -15,7 +15,7 @@ import trio
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.sources import decode_slots
-from acstor_common import ids
+from acstor_common.model import ids
 
 
 class _Slice(NamedTuple):

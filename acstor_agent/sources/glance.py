@@ -3,7 +3,7 @@
 
 The rule: what is attached was checked.  Asking for a blob's size asks Glance for
 the image's record: it must be active and of a disk format that is read here, and an
-artefact must be its own (:mod:`acstor_common.artefacts`), whatever its properties
+artefact must be its own (:mod:`acstor_common.image.artefacts`), whatever its properties
 claim.  Reads only read: guests go on with an image that was deactivated meanwhile, by the next
 worker too.
 
@@ -35,12 +35,12 @@ from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import threads
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"

@@ -30,7 +30,7 @@ from acstor_agent.sources import http_dial
 from acstor_agent.sources import http_place
 from acstor_agent.sources import http_range
 from acstor_agent.sources import http_stream
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0

@@ -14,8 +14,8 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Protocol
 
-from acstor_common import addresses
 from acstor_common import errors
+from acstor_common.model import addresses
 
 RETRY_AFTER_LIMIT_S = 5.0
 """The longest pause that a server can impose with Retry-After."""
@@ -194,7 +194,7 @@ def check_redirected(asked: Asked, url: str, peer: str, first_peer: str) -> None
 
 
 def _kind_of(peer: str) -> str:
-    return "loopback" if addresses.is_loopback(peer) else addresses.fault_of(peer)
+    return "loopback" if addresses.is_loopback(peer) else addresses.why_unreachable(peer)
 
 
 def _not_followed(asked: Asked, location: str, why: str) -> errors.SourceRefused:

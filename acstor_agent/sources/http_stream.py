@@ -17,7 +17,7 @@ import trio
 from acstor_agent import tls_session
 from acstor_agent.sources import http_dial
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 TLS_BYTES_PER_CALL = 128 * geometry.KIB
 """What is received at a time of TLS: eight records."""

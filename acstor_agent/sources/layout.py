@@ -32,12 +32,12 @@ from acstor_agent.sources import base
 from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver
 from acstor_agent.sources import verify
-from acstor_common import cluster_cache
-from acstor_common import codecs
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import cluster_cache
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 REMEMBERED_BYTES = 8 * layout.MAX_CLUSTER_BYTES
 """Decoded clusters that are kept for what else is in them, of each place."""
@@ -48,7 +48,9 @@ SLOW_S = 0.005
 
 
 class Layout(Protocol):
-    """Where the bytes of an image are: :class:`acstor_common.layout.Layout`, or a part of it."""
+    """Where the bytes of an image are: :class:`acstor_common.formats.layout.Layout`, or a part of
+    it.
+    """
 
     @property
     def stored(self) -> layout.Stored:
@@ -125,7 +127,7 @@ class LayoutSource(base.Wrapper):
         driver.check_pieces(blob, pieces)
         if found is None:
             why = "how the image is stored is not known here any more"
-            error = errors.SourceCrowded(f"image {blob.image_id}", self.where, why)
+            error = errors.SourceOverloaded(f"image {blob.image_id}", self.where, why)
             told([(number, error) for number in range(len(pieces))])
             return
         reading = _Reading(self.where, blob, pieces, told, requester, self._remembered)

@@ -5,7 +5,7 @@ The check is one function, because bytes from sources and from peers go through 
 """
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 
 def check_chunk(

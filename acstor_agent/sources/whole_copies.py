@@ -24,10 +24,10 @@ from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
 from acstor_agent.sources import whole_copy
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from acstor_agent.sources import driver
 from acstor_agent.sources import glance
 from acstor_agent.sources import http_link
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 LOG = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from acstor_checkpoint import metrics
 from acstor_checkpoint import record
 from acstor_checkpoint import registering
 from acstor_checkpoint import vault as vault_
-from acstor_common import conf as common_conf
-from acstor_common import credentials as credentials_
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import script
-from acstor_common import signals
+from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import identity_files
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.service import signals
 
 PROG = "acstor-checkpointd"
 
@@ -48,7 +48,7 @@ def main() -> int:
     try:
         return run(load_conf(sys.argv[1:]))
     except (errors.Unusable, cfg.Error) as e:
-        print(f"{PROG}: {script.said(e)}", file=sys.stderr)
+        print(f"{PROG}: {console_script.error_text(e)}", file=sys.stderr)
         return 1
 
 

@@ -22,7 +22,7 @@ from oslo_policy import policy
 from werkzeug import exceptions
 
 from acstor_common import errors
-from acstor_common import token_check
+from acstor_common.identity import token_validation
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova
@@ -78,7 +78,9 @@ def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsg
     :raises errors.Unusable: the options do not say as whom Keystone is asked, or where
     """
     try:
-        made: middleware.Wsgi = token_check.TokenCheck(plain, conf, _unavailable, KEYSTONE_IS_GONE)
+        made: middleware.Wsgi = token_validation.TokenCheck(
+            plain, conf, _unavailable, KEYSTONE_IS_GONE
+        )
     except keystone_exceptions.ClientException as e:
         raise errors.Unusable(
             "[keystone_authtoken]", str(e), "This section says where and as whom tokens are checked"

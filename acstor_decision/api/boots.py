@@ -5,7 +5,7 @@ import datetime
 
 import msgspec
 
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
 from acstor_decision.api import operation
 from acstor_decision.db import boots as boots_
 

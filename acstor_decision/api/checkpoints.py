@@ -12,11 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-from acstor_common import checkpoint_messages
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import signed_messages
 from acstor_decision import nova
 from acstor_decision.api import image_actions
 from acstor_decision.api import operation
@@ -200,7 +200,7 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
 
 def _heard(
     call: operation.Call, instance_id: str, host: str, request: int
-) -> checkpoint_messages.Heard:
+) -> checkpoint_messages.CheckpointReply:
     """Ask the daemon of a host; return its answer after checking its signature."""
     try:
         signed = call.bus.want_checkpoint(instance_id, host, request)
@@ -208,13 +208,13 @@ def _heard(
             why = f"acstor-checkpointd of {host} does not answer: see its log there"
             raise operation.Refused(http.HTTPStatus.CONFLICT, why)
         trust = call.authority.trust()
-        certificate, heard = sealed.open_from_host(
-            signed, signing.CHECKPOINT_HEARD, trust.ca, checkpoint_messages.Heard
+        certificate, heard = signed_messages.verify_from_host(
+            signed, signing.CHECKPOINT_HEARD, trust.ca, checkpoint_messages.CheckpointReply
         )
         fault = trust.fault(certificate, call.wall())
         if not fault and (certificate.host, heard.host, heard.request) != (host, host, request):
             fault = "it belongs to another request or another host"
-    except (errors.NotAuthentic, errors.RemoteProtocolError) as e:
+    except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
         fault = str(e)
     if fault:
         raise operation.Refused(http.HTTPStatus.CONFLICT, f"the answer of {host}: {fault}")

@@ -6,8 +6,8 @@ from oslo_middleware import cors
 from oslo_middleware.healthcheck import opts as health_opts
 from oslo_policy import opts as policy_opts
 
-from acstor_common import conf as common_conf
-from acstor_common import token_check
+from acstor_common.identity import token_validation
+from acstor_common.service import conf as common_conf
 from acstor_decision.api import image_service
 
 GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
@@ -45,7 +45,7 @@ def set_defaults() -> None:
         allow_headers=["X-Auth-Token", "OpenStack-API-Version", "X-OpenStack-Request-ID"],
         expose_headers=["OpenStack-API-Version", "X-OpenStack-Request-ID"],
     )
-    token_check.set_defaults()
+    token_validation.set_defaults()
     cfg.set_defaults(health_opts.HEALTHCHECK_OPTS, backends=["acstor_database"])
 
 

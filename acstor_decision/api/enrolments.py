@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import patterns
+from acstor_common.model import ids
+from acstor_common.model import patterns
 from acstor_decision.api import hosts
 from acstor_decision.api import operation
 from acstor_decision.core import enrolment
@@ -89,7 +89,7 @@ def issue(call: operation.Call) -> Certificate:
         _note_refusal(call, host, verdict, e.why)
         status = _STATUS.get(verdict, http.HTTPStatus.CONFLICT)
         raise operation.Refused(status, str(e)) from e
-    except errors.NotAuthentic as e:
+    except errors.NotAuthenticated as e:
         _note_refusal(call, host, enrolment.Verdict.MALFORMED, str(e))
         raise operation.Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
     LOG.info("host %s: certificate for user %s at %s", host, call.user_id, call.address)

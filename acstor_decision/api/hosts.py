@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import decision_api
-from acstor_common import patterns
+from acstor_common.model import patterns
+from acstor_common.wire import decision_messages
 from acstor_decision import enrolments
 from acstor_decision.api import operation
 from acstor_decision.api import rings
@@ -109,7 +109,7 @@ class HostDetail(Host, frozen=True, kw_only=True):
     :param on_dead_mounts: servers, or processes, that use the dead mount of an earlier agent
     """
 
-    peers: dict[str, decision_api.PeerTraffic]
+    peers: dict[str, decision_messages.PeerTraffic]
     on_dead_mounts: tuple[str, ...]
 
 
@@ -130,10 +130,10 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
         host whose value changes between two pages may appear in both, or in neither
     """
 
-    state: Annotated[str, patterns.whole(f"({'|'.join(HostState)})?")] = ""
-    enrolment: Annotated[str, patterns.whole(f"({'|'.join(IDENTITIES)})?")] = ""
+    state: Annotated[str, patterns.full_match(f"({'|'.join(HostState)})?")] = ""
+    enrolment: Annotated[str, patterns.full_match(f"({'|'.join(IDENTITIES)})?")] = ""
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
-    sort: Annotated[str, patterns.whole(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
+    sort: Annotated[str, patterns.full_match(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
 
 
 def every(call: operation.Call) -> Hosts:
@@ -198,7 +198,7 @@ def one(call: operation.Call) -> HostDetail:
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
-    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.PeerTraffic])
+    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_messages.PeerTraffic])
     told = samples.health_of(row)
     return HostDetail(
         **_fields(call, row, enrolled, _owners(call)),

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import artefacts
-from acstor_common import control_wire
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
+from acstor_common.wire import decision_messages
 from acstor_decision.api import hosts
 from acstor_decision.api import images
 from acstor_decision.api import operation
@@ -28,7 +28,9 @@ REQUEST_BITS = 52
 """A request is an integer that JSON readers with floating-point numbers get right."""
 
 HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
-PreviousImages = Annotated[list[str], msgspec.Meta(max_length=decision_api.MAX_PREVIOUS_IMAGES)]
+PreviousImages = Annotated[
+    list[str], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
+]
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +133,7 @@ def prepare(call: operation.Call) -> images.Image:
             http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
         )
     has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
-    wanted = decision_api.ImageWanted(image_id, call.body.force or has_failed)
+    wanted = decision_messages.ImageWanted(image_id, call.body.force or has_failed)
     call.bus.want(wanted, random.getrandbits(REQUEST_BITS))
     return images.one(call) if record else images.unknown(image_id)
 
@@ -146,7 +148,7 @@ def pre_seed(call: operation.Call) -> AcceptedTask:
         rows = call.store.image_hosts(image_id, operation.since_s(call))
         warm = {row.host for row in rows if row.missing_bytes == 0}
         chosen = [name for name in chosen if name not in warm][: call.body.count]
-    task = _task(decision_api.TaskKind.PRE_SEED, image_id)
+    task = _task(decision_messages.TaskKind.PRE_SEED, image_id)
     return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
 
 
@@ -155,14 +157,14 @@ def flatten(call: operation.Call) -> AcceptedTask:
     image_id = operation.image_id(call.path["image_id"])
     if not call.store.image_hosts(image_id, operation.since_s(call)):
         _visible(call, image_id)
-    task = _task(decision_api.TaskKind.FLATTEN, image_id)
+    task = _task(decision_messages.TaskKind.FLATTEN, image_id)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
 
 
 def record_boots(call: operation.Call) -> AcceptedTask:
     """Record the next boots from an image, for a better boot image."""
     image_id = _prepared(call)
-    task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
+    task = _task(decision_messages.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
 
 
@@ -170,7 +172,7 @@ def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
     """Announce a new boot image to all hosts; a host that misses this fetches it at a boot."""
     image_id = operation.image_id(call.path["image_id"])
     task = _task(
-        decision_api.TaskKind.PREFETCH_BOOT_IMAGE,
+        decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
         image_id,
         previous_images=tuple(map(operation.image_id, call.body.previous_images)),
         is_public=call.body.is_public,
@@ -183,33 +185,35 @@ def hydrate(call: operation.Call) -> AcceptedTask:
     """Cache an image completely before others, and before the end of its boots."""
     deadline_s = call.body.deadline_s
     due_at_s = call.wall() + deadline_s if deadline_s else 0.0
-    kind = decision_api.TaskKind.HYDRATE
+    kind = decision_messages.TaskKind.HYDRATE
     return _ask_keepers(call, kind, deadline_s=deadline_s, due_at_s=due_at_s)
 
 
 def pause(call: operation.Call) -> AcceptedTask:
     """Stop filling caches with an image."""
-    return _ask_keepers(call, decision_api.TaskKind.PAUSE)
+    return _ask_keepers(call, decision_messages.TaskKind.PAUSE)
 
 
 def resume(call: operation.Call) -> AcceptedTask:
     """Fill caches with an image at the normal rate: ends a hydrate and a pause."""
-    return _ask_keepers(call, decision_api.TaskKind.RESUME)
+    return _ask_keepers(call, decision_messages.TaskKind.RESUME)
 
 
 def unpin(call: operation.Call) -> AcceptedTask:
     """Keep an image only as long as servers use it, although it was pre-seeded."""
-    return _ask_keepers(call, decision_api.TaskKind.UNPIN)
+    return _ask_keepers(call, decision_messages.TaskKind.UNPIN)
 
 
 def _why_not_prepared(record: image_record.Record) -> str:
     """Say why an image cannot be prepared; empty if it can, or if only a listener knows."""
     why = image_record.why_not_served(record)
-    is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fitting(why)
+    is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fit_message(why)
     return why if is_decided or not image_record.is_convertible(record) else ""
 
 
-def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any) -> AcceptedTask:
+def _ask_keepers(
+    call: operation.Call, kind: decision_messages.TaskKind, **more: Any
+) -> AcceptedTask:
     """Give a task to the hosts that were named, or to all that use an image or pin it.
 
     :raises operation.Refused: there is no such image, or no such host
@@ -231,14 +235,14 @@ def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any)
 
 
 def _task(
-    kind: decision_api.TaskKind, image_id: ids.ImageId, **more: Any
-) -> decision_api.ImageTask:
+    kind: decision_messages.TaskKind, image_id: ids.ImageId, **more: Any
+) -> decision_messages.ImageTask:
     request = random.getrandbits(REQUEST_BITS)
-    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, **more)
+    return decision_messages.ImageTask(request=request, kind=kind, image_id=image_id, **more)
 
 
 def _give(
-    call: operation.Call, task: decision_api.ImageTask, chosen: list[str], *, is_for_all: bool
+    call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
     call.bus.give(task, None if is_for_all else chosen)
     call.store.note_given(chosen, task, call.wall())

@@ -18,11 +18,11 @@ from keystoneauth1 import loading
 from keystoneauth1 import plugin
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import concurrency_limit
 from acstor_common import errors
-from acstor_common import image_record
-from acstor_common import session_options
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.service import session_options
+from acstor_common.util import concurrency_limit
 
 LOG = logging.getLogger(__name__)
 

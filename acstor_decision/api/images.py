@@ -10,12 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-from acstor_common import artefacts
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import lineage
-from acstor_common import whole_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.image import lineage
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision.api import image_service
 from acstor_decision.api import operation
 from acstor_decision.db import held_images
@@ -71,8 +71,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     using_hosts: int = 0
     fully_cached_hosts: int = 0
     cached_bytes: int = 0
-    read: decision_api.ReadBytes = decision_api.ReadBytes()
-    fetched: decision_api.FetchedBytes = decision_api.FetchedBytes()
+    read: decision_messages.ReadBytes = decision_messages.ReadBytes()
+    fetched: decision_messages.FetchedBytes = decision_messages.FetchedBytes()
 
 
 class ImageDetail(Image, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class Images(msgspec.Struct, frozen=True):
     images: list[Image]
 
 
-class FillOnHost(whole_image.FillStatus, frozen=True, kw_only=True):
+class FillOnHost(fill_progress.FillStatus, frozen=True, kw_only=True):
     """Fill status of an image on a host.
 
     :param state: booting, queued, filling, fully_cached, no_space, paused, failing or evictable
@@ -131,10 +131,10 @@ class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
     missing_bytes: int | None
     boot_image: str
     boot_revision: int
-    read: decision_api.ReadBytes
-    fetched: decision_api.FetchedBytes
+    read: decision_messages.ReadBytes
+    fetched: decision_messages.FetchedBytes
     fill: FillOnHost | None
-    task: decision_api.TaskProgress | None
+    task: decision_messages.TaskProgress | None
 
 
 class ImageHosts(msgspec.Struct, frozen=True):
@@ -201,7 +201,7 @@ def _parents(call: operation.Call, shown: image_record.Record | None) -> list[st
 
 def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
     """Return an image that no host holds."""
-    nothing = decision_api.ReadBytes(), decision_api.FetchedBytes()
+    nothing = decision_messages.ReadBytes(), decision_messages.FetchedBytes()
     return _image(held_images.OnHosts(image_id, 0, 0, 0, 0, 0, 0, 0, *nothing), record)
 
 
@@ -258,7 +258,7 @@ def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Ima
 
 
 def _on_host(row: models.HeldImage) -> ImageOnHost:
-    progress = decision_api.TaskProgress | None
+    progress = decision_messages.TaskProgress | None
     return ImageOnHost(
         host=row.host,
         size_bytes=row.size_bytes,
@@ -273,10 +273,10 @@ def _on_host(row: models.HeldImage) -> ImageOnHost:
     )
 
 
-def _fill(status: whole_image.FillStatus | None) -> FillOnHost | None:
+def _fill(status: fill_progress.FillStatus | None) -> FillOnHost | None:
     if status is None:
         return None
-    share = whole_image.cached_share(status.total_bytes, status.remaining_bytes)
+    share = fill_progress.cached_share(status.total_bytes, status.remaining_bytes)
     return FillOnHost(**msgspec.structs.asdict(status), cached_share=share)
 
 

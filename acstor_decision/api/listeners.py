@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from acstor_common import patterns
+from acstor_common.model import patterns
 from acstor_decision.api import operation
 from acstor_decision.core import health
 from acstor_decision.db import listeners
@@ -22,7 +22,7 @@ class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param listener: the name of its host
     """
 
-    listener: Annotated[str, patterns.whole(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")]
+    listener: Annotated[str, patterns.full_match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")]
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import msgspec
 from keystoneauth1 import plugin
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision import authority
 from acstor_decision import nova as nova_
 from acstor_decision import rpc

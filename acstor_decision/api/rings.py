@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import outward
-from acstor_common import ring
+from acstor_common.ring import hash_ring
+from acstor_common.ring import location_policies
 from acstor_decision.api import operation
 from acstor_decision.db import database
 
@@ -58,7 +58,7 @@ class Ring(RingSummary, frozen=True, kw_only=True):
 
     threshold: int | None
     outer_threshold: int | None
-    places: dict[str, outward.LocationPolicy]
+    places: dict[str, location_policies.LocationPolicy]
     segment_chunks: int
     owners: tuple[Owner, ...]
 
@@ -108,7 +108,7 @@ def history(call: operation.Call) -> Rings:
 @functools.lru_cache(maxsize=4)
 def owners(epoch: int, table: str) -> dict[str, Owner]:
     """Return the hosts of a table by id; a table of 1,000 hosts takes longer than an answer may."""
-    known = ring.decode(table.encode(), f"epoch {epoch} of the database")
+    known = hash_ring.decode(table.encode(), f"epoch {epoch} of the database")
     return {
         host.host: Owner(host.host, host.address, host.location, host.vnodes)
         for host in known.hosts
@@ -135,7 +135,7 @@ def _shown(row: database.Publication) -> Ring:
 class _Nearness(msgspec.Struct):
     threshold: int | None = None
     outer_threshold: int | None = None
-    places: dict[str, outward.LocationPolicy] = {}
+    places: dict[str, location_policies.LocationPolicy] = {}
     segment_chunks: int = 1
 
 

@@ -6,10 +6,10 @@ import datetime
 
 import msgspec
 
-from acstor_common import artefacts
-from acstor_common import decision_api
-from acstor_common import image_record
-from acstor_common import whole_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision.api import hosts
 from acstor_decision.api import image_service
 from acstor_decision.api import operation
@@ -22,7 +22,7 @@ from acstor_decision.db import samples
 
 MAX_UNFINISHED = 1000
 MAX_VERSIONS = MAX_REASONS = 20
-STUCK = (whole_image.FillState.NO_SPACE, whole_image.FillState.FAILING)
+STUCK = (fill_progress.FillState.NO_SPACE, fill_progress.FillState.FAILING)
 """States in which an image does not become fully cached by waiting."""
 NEW_S = 600.0
 """The listener begins with a new image within this time."""
@@ -326,7 +326,7 @@ def _guest_counts(seen: list[health_.Host]) -> GuestCounts:
         waiting_requests=sum(one.waiting for one in told),
         longest_wait_s=max((one.longest_wait_s for one in told), default=0.0),
         failed_reads=sum(one.failed_reads for one in told),
-        fallbacks=dict(fallbacks.most_common(decision_api.MAX_REASONS)),
+        fallbacks=dict(fallbacks.most_common(decision_messages.MAX_REASONS)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.api import hosts
 from acstor_decision.api import operation
 

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that an operator starts; one module a command."""
 
-from acstor_common import eventlet_warning
-from acstor_common import script
+from acstor_common.service import console_script
+from acstor_common.service import eventlet_warning
 
 eventlet_warning.silence()
 
-start_decision = script.of("acstor-decision", "acstor_decision.cmd.decision", "decision")
-start_manage = script.of("acstor-decision-manage", "acstor_decision.cmd.manage", "decision")
-start_status = script.of("acstor-status", "acstor_decision.cmd.status", "decision")
+start_decision = console_script.entry_point(
+    "acstor-decision", "acstor_decision.cmd.decision", "decision"
+)
+start_manage = console_script.entry_point(
+    "acstor-decision-manage", "acstor_decision.cmd.manage", "decision"
+)
+start_status = console_script.entry_point("acstor-status", "acstor_decision.cmd.status", "decision")

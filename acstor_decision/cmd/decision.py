@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import script
-from acstor_common import signals
-from acstor_common import supervised
+from acstor_common.service import console_script
+from acstor_common.service import signals
+from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
 from acstor_decision import address_prover
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
@@ -43,7 +43,7 @@ def main() -> int:
         conf = decision_conf.load(sys.argv[1:])
         return run(conf)
     except (errors.Unusable, cfg.Error) as e:
-        print(f"acstor-decision: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-decision: {console_script.error_text(e)}", file=sys.stderr)
         return 1
 
 
@@ -60,7 +60,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
     leadership.check_driver(own.coordination_url)
-    lead = leadership.Leadership(own.coordination_url, own.instance, decision_api.COLLECTION_S)
+    lead = leadership.Leadership(own.coordination_url, own.instance, decision_messages.COLLECTION_S)
     bus: rpc.Rpc
     prover = address_prover.AddressProver(lambda: made.trust()) if own.verify_addresses else None
     made = service.Service(
@@ -101,11 +101,11 @@ def run(conf: cfg.ConfigOpts) -> int:
     if prover is not None:
         prover.start(stopping)
     bus.start()
-    supervised.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
+    supervision.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
     LOG.info("%s serves", own.instance)
     try:
-        supervised.run(
-            "rounds", lambda: _rounds(made, decision_api.COLLECTION_S, stopping), stopping
+        supervision.run(
+            "rounds", lambda: _rounds(made, decision_messages.COLLECTION_S, stopping), stopping
         )
     finally:
         lead.step_down()

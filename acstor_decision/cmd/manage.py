@@ -12,13 +12,13 @@ import time
 
 from oslo_config import cfg
 
-from acstor_common import arguments
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import printable
-from acstor_common import script
-from acstor_common import whole_file
+from acstor_common.identity import certificates
+from acstor_common.model import ids
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
+from acstor_common.util import atomic_file
+from acstor_common.util import printable_text
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.core import enrolment
@@ -42,12 +42,12 @@ def main() -> int:
         _do(conf, arguments)
     except (
         errors.Unusable,
-        errors.NotAuthentic,
+        errors.NotAuthenticated,
         enrolment.Refused,
         cfg.Error,
         OSError,
     ) as e:
-        print(f"acstor-decision-manage: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-decision-manage: {console_script.error_text(e)}", file=sys.stderr)
         return 1
     return 0
 
@@ -75,7 +75,7 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="acstor-decision-manage", description=arguments.described(__doc__)
+        prog="acstor-decision-manage", description=argument_types.help_text(__doc__)
     )
     parser.add_argument("--config-file", help="the service's configuration")
     parser.set_defaults(makes_tables=False)
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     history = commands.add_parser("history", help="show the published v-node tables")
     history.add_argument(
         "--limit",
-        type=arguments.number(1, HISTORY_LIMIT),
+        type=argument_types.number_between(1, HISTORY_LIMIT),
         default=20,
         metavar="N",
         help="largest number of tables, the newest first (default: 20)",
@@ -214,7 +214,7 @@ def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
 
 def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     host = _host(arguments)
-    whole_file.make_private(arguments.out)  # before anything that the host has counts no more
+    atomic_file.make_private(arguments.out)  # before anything that the host has counts no more
     keeper, key = _keeper(store, arguments), certificates.new_key()
     request = certificates.request(host, key)
     keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))
@@ -225,7 +225,7 @@ def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
         "key.pem": key,
         "signers.pem": issued.signers,
     }
-    whole_file.write_secrets(arguments.out, files)
+    atomic_file.write_secrets(arguments.out, files)
     print(f"{arguments.out}: {', '.join(files)} of {host}, valid until {_day(issued.not_after_s)}")
 
 
@@ -239,7 +239,7 @@ def _show_history(store: database.Database, arguments: argparse.Namespace) -> No
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ring.published_s))
         print(
             f"{when}  epoch {ring.epoch}  {ring.reason:9}  {ring.moved} of {ring.vnodes} v-nodes "
-            f"moved  {ring.hosts} hosts  {printable.text(' '.join(ring.overloaded))}".rstrip()
+            f"moved  {ring.hosts} hosts  {printable_text.text(' '.join(ring.overloaded))}".rstrip()
         )
 
 

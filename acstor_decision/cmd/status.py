@@ -12,7 +12,7 @@ from oslo_config import cfg
 from oslo_upgradecheck import upgradecheck
 
 from acstor_common import errors
-from acstor_common import script
+from acstor_common.service import console_script
 from acstor_decision import conf as decision_conf
 from acstor_decision import upgrade_checks
 from acstor_decision.api import conf as api_conf
@@ -32,7 +32,7 @@ def main() -> int:
     try:
         found = upgradecheck.main(conf, "acstor", checks, sys.argv[1:], files)
     except (cfg.Error, errors.Unusable) as e:
-        print(f"{PROG}: {script.said(e)}", file=sys.stderr)
+        print(f"{PROG}: {console_script.error_text(e)}", file=sys.stderr)
         return NOT_LOOKED_AT
     return int(found)
 

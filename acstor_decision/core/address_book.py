@@ -6,11 +6,11 @@ import functools
 from collections.abc import Container
 from typing import NamedTuple
 
-from acstor_common import addresses
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
-_cached = functools.lru_cache(2 * ring.MAX_HOSTS)
+_cached = functools.lru_cache(2 * hash_ring.MAX_HOSTS)
 _is_loopback = _cached(addresses.is_loopback)
 
 
@@ -29,7 +29,7 @@ def parse(text: str) -> Address:
     True
     """
     ip, port = addresses.parse(text)
-    return Address(addresses.plain(ip), port)
+    return Address(addresses.unmapped(ip), port)
 
 
 class AddressBook:

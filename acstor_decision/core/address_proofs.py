@@ -9,7 +9,7 @@ from collections.abc import Container
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import address_book
 
 AT_A_TIME = 64

@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 from typing import TypeVar
 
-from acstor_common import ids
-from acstor_common import location
-from acstor_common import outward as outward_
-from acstor_common import ring
-from acstor_common import sketch
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.ring import location
+from acstor_common.ring import location_policies
+from acstor_common.util import minhash
 from acstor_decision.core import handover
 from acstor_decision.core import members
 from acstor_decision.core import outlets
@@ -76,15 +76,15 @@ class Place(NamedTuple):
 class Table(NamedTuple):
     """All hosts of a table, how near homes have to be, and whose certificates count no more.
 
-    :param revoked: see :class:`acstor_common.ring.Ring`
+    :param revoked: see :class:`acstor_common.ring.hash_ring.Ring`
     :param outward: what is said of single places
-    :param segment_chunks: see :class:`acstor_common.ring.Ring`
+    :param segment_chunks: see :class:`acstor_common.ring.hash_ring.Ring`
     """
 
     places: Mapping[ids.HostId, Place]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
-    outward: outward_.Places = MappingProxyType({})
+    outward: location_policies.LocationPolicies = MappingProxyType({})
     segment_chunks: int = 1
 
     def owners(self) -> handover.Owners:
@@ -220,10 +220,10 @@ class Decider:
 
     def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
         """Return the counts that change nothing but what members make necessary."""
-        base = min(self.policy.vnodes_per_host, ring.MAX_POINTS // max(1, len(living)))
+        base = min(self.policy.vnodes_per_host, hash_ring.MAX_POINTS // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
         counts = {host: 0 if host in drained else owned.get(host) or base for host in living}
-        if sum(counts.values()) <= ring.MAX_POINTS:
+        if sum(counts.values()) <= hash_ring.MAX_POINTS:
             return counts
         return {host: min(count, base) for host, count in counts.items()}
 
@@ -240,9 +240,9 @@ class Decider:
         fastest = max((self._members[host].last.link_bytes_s for host in homes), default=1)
         traffic = {host: self._traffic(host, fastest) for host in homes}
         most = int(self.policy.weight_limit * self.policy.vnodes_per_host)
-        most = min(most, ring.MAX_VNODES)
+        most = min(most, hash_ring.MAX_VNODES)
         if self.policy.factor is not None:
-            most = min(most, ring.MAX_POINTS // max(1, len(homes)))
+            most = min(most, hash_ring.MAX_POINTS // max(1, len(homes)))
             return steady | weights.printed(traffic, self.policy.factor, most)
         return steady | weights.counts(traffic, sum(steady.values()), most)
 
@@ -272,7 +272,9 @@ class Decider:
         table = Table(places, thresholds, self._revoked, outward, segment_chunks)
         return Decision(table, reason, moved, overloaded)
 
-    def _outward(self, places: Iterable[Place], near: int | None) -> outward_.Places:
+    def _outward(
+        self, places: Iterable[Place], near: int | None
+    ) -> location_policies.LocationPolicies:
         """Return what is said of places that there are."""
         if near is None:
             return {}
@@ -307,4 +309,4 @@ class Decider:
         return observed.value if observed.times >= needed else current
 
     def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
-        return sketch.similarity(self._members[one].last.sketch, self._members[other].last.sketch)
+        return minhash.similarity(self._members[one].last.sketch, self._members[other].last.sketch)

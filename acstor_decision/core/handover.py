@@ -15,8 +15,8 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 
-from acstor_common import ids
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import vnode
 
 Names = frozenset[vnode.VNode]
 Owners = dict[ids.HostId, Names]

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from acstor_common import checkpoint_messages
-from acstor_common import decision_api
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
 
 NAMED: Final = 20
 """A finding names so many subjects, and counts all."""
@@ -92,7 +92,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     waits: bool = False
     left_share: float | None = None
-    health: decision_api.HostHealth | None = None
+    health: decision_messages.HostHealth | None = None
 
 
 class ImageState(enum.StrEnum):
@@ -476,7 +476,7 @@ CHECKS: Final[tuple[Callable[[Seen], Iterator[Finding]], ...]] = (
 )
 
 
-def _told(seen: Seen) -> Iterator[tuple[Host, decision_api.HostHealth]]:
+def _told(seen: Seen) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
     """Yield the hosts that are heard, with what they say of themselves."""
     for host in seen.hosts:
         if host.is_heard and host.health is not None:

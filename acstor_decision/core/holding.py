@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Protocol
 
-from acstor_common import addresses
+from acstor_common.model import addresses
 
 
 class Holder(Protocol):

@@ -15,10 +15,10 @@ import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-from acstor_common import addresses
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
 from acstor_decision.core import address_book
 from acstor_decision.core import address_proofs
 from acstor_decision.core import sample_order
@@ -26,8 +26,8 @@ from acstor_decision.core import sample_order
 SAMPLES_TO_JOIN = 2
 Refusal = sample_order.Refusal
 
-_cached = functools.lru_cache(2 * ring.MAX_HOSTS)
-_is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.fault_of)
+_cached = functools.lru_cache(2 * hash_ring.MAX_HOSTS)
+_is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.why_unreachable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Limits:
     :param verify_addresses: a host is a member only where it proved to be, but for the loopback
     """
 
-    collection_s: float = decision_api.COLLECTION_S
+    collection_s: float = decision_messages.COLLECTION_S
     dead_after_samples: int = 6
     overload_share: float = 0.8
     overload_collections: int = 2
@@ -56,12 +56,12 @@ class Limits:
 class Member:
     """One host, as its samples show it."""
 
-    def __init__(self, sample: decision_api.Sample, heard_s: float) -> None:
+    def __init__(self, sample: decision_messages.Sample, heard_s: float) -> None:
         self.last = sample
         self.heard_s = heard_s
         self.samples = 0
         self.overloaded_in_a_row = 0
-        self.recent: collections.deque[decision_api.Sample] = collections.deque()
+        self.recent: collections.deque[decision_messages.Sample] = collections.deque()
 
     @property
     def is_heard(self) -> bool:
@@ -82,7 +82,7 @@ def may_join(host: str, limits: Limits) -> bool:
     return any(fnmatch.fnmatchcase(host, pattern) for pattern in limits.allowed)
 
 
-def own_share(sample: decision_api.Sample) -> float:
+def own_share(sample: decision_messages.Sample) -> float:
     """Return what a host sent and received that were no chunks, as a share of its link's rate."""
     possible = sample.link_bytes_s * sample.interval_s
     received = max(0, sample.total.received - sample.chunks.received)
@@ -90,13 +90,13 @@ def own_share(sample: decision_api.Sample) -> float:
     return min(1.0, received / possible) + min(1.0, sent / possible)
 
 
-def busiest_share(sample: decision_api.Sample) -> float:
+def busiest_share(sample: decision_messages.Sample) -> float:
     """Return what a host carried in its busier direction, as a share of its link's rate."""
     most = max(sample.total.received, sample.total.sent)
     return most / (sample.link_bytes_s * sample.interval_s)
 
 
-def carried_bytes_s(sample: decision_api.Sample) -> float:
+def carried_bytes_s(sample: decision_messages.Sample) -> float:
     """Return all that a host sent and received, chunks too, in bytes a second."""
     return (sample.total.received + sample.total.sent) / sample.interval_s
 
@@ -131,7 +131,7 @@ class Members:
 
     def expect(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
         """Take a host for living that is on the ring already, as if it had been heard now."""
-        unknown = decision_api.Sample(
+        unknown = decision_messages.Sample(
             host=host,
             address=address,
             location=place,
@@ -141,7 +141,7 @@ class Members:
             sent_s=0,
             interval_s=self.limits.collection_s,
             link_bytes_s=1,
-            total=decision_api.Traffic(),
+            total=decision_messages.Traffic(),
         )
         if host not in self._members:
             self._members[host] = Member(unknown, now_s)
@@ -150,7 +150,7 @@ class Members:
         if self._claim(host) == address_book.parse(address):
             self._proofs.prove(host, self._claim(host))
 
-    def hear(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
+    def hear(self, sample: decision_messages.Sample, now_s: float, wall_s: float) -> Refusal | None:
         """Take a sample; return why it is refused, if it is.
 
         :param now_s: of a clock that never goes back
@@ -278,7 +278,7 @@ class Members:
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
         return now_s - self._members[host].heard_s > silent_s(self.limits)
 
-    def _count(self, member: Member, sample: decision_api.Sample) -> None:
+    def _count(self, member: Member, sample: decision_messages.Sample) -> None:
         """Note a good sample; one that does not follow the last one begins a row anew."""
         last = member.last
         follows = sample.session == last.session and sample.number == last.number + 1
@@ -293,12 +293,14 @@ class Members:
             member.recent.popleft()
         member.last = sample
 
-    def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
+    def _refusal(
+        self, sample: decision_messages.Sample, now_s: float, wall_s: float
+    ) -> Refusal | None:
         if not may_join(sample.host, self.limits):
             return Refusal.NOT_ALLOWED
         if stale := self._order.refusal(ids.HostId(sample.host), sample, now_s, wall_s):
             return stale
-        if sample.host not in self._members and len(self._members) >= ring.MAX_HOSTS:
+        if sample.host not in self._members and len(self._members) >= hash_ring.MAX_HOSTS:
             return Refusal.FULL
         return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
 

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import location
+from acstor_common.model import ids
+from acstor_common.ring import location
+from acstor_common.wire import decision_messages
 
 QUORUM = 3
 """Hosts whose word it takes: of three a liar cannot move the median past an honest one."""
@@ -56,7 +56,7 @@ class Reader(NamedTuple):
 Readers = Mapping[ids.HostId, Reader]
 
 
-def reader(levels: location.Levels, sample: decision_api.Sample) -> Reader:
+def reader(levels: location.Levels, sample: decision_messages.Sample) -> Reader:
     """Return what a host's sample says."""
     peers = itertools.islice(sample.peers.items(), PEERS)
     waits = {ids.HostId(peer): _wait(exchanged.timed) for peer, exchanged in peers}
@@ -64,7 +64,7 @@ def reader(levels: location.Levels, sample: decision_api.Sample) -> Reader:
     return Reader(levels, known, _wait(sample.source))
 
 
-def _wait(timed: decision_api.TimedTraffic) -> float | None:
+def _wait(timed: decision_messages.TimedTraffic) -> float | None:
     """Return the seconds that a byte took; of a peer that was always given up, the longest."""
     if not timed.took_s:
         return None

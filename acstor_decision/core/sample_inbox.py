@@ -8,8 +8,8 @@ for, its newest samples stay.
 import collections
 from typing import NamedTuple
 
-from acstor_common import certificates
-from acstor_common import decision_api
+from acstor_common.identity import certificates
+from acstor_common.wire import decision_messages
 from acstor_decision.core import sample_order
 
 Identity = tuple[str, str]
@@ -25,7 +25,7 @@ class Received(NamedTuple):
 
     heard_s: float
     certificate: certificates.HostCertificate
-    sample: decision_api.Sample
+    sample: decision_messages.Sample
 
 
 class SampleInbox:

@@ -11,7 +11,7 @@ from typing import Generic
 from typing import NamedTuple
 from typing import TypeVar
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 
 CLOCK_SLACK_S = 30.0
 """How far the clocks of two hosts may differ."""
@@ -54,7 +54,7 @@ class SampleOrder(Generic[Who]):
         self._newest: dict[Who, _Newest] = {}
 
     def refusal(
-        self, who: Who, sample: decision_api.Sample, now_s: float, wall_s: float
+        self, who: Who, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
         """Return why a sample is not the newest of its sender; None if it is.
 
@@ -76,7 +76,7 @@ class SampleOrder(Generic[Who]):
             return Refusal.DOUBLED
         return Refusal.OUT_OF_ORDER if sample.number < newest.number else None
 
-    def note(self, who: Who, sample: decision_api.Sample, now_s: float) -> None:
+    def note(self, who: Who, sample: decision_messages.Sample, now_s: float) -> None:
         """Note the newest sample of a sender."""
         self._newest[who] = _Newest(
             sample.session, sample.started_s, sample.number, sample.sent_s, now_s

@@ -11,8 +11,8 @@ kinds of links makes it change again and again.
 
 from collections.abc import Iterable
 
-from acstor_common import geometry
-from acstor_common import segments
+from acstor_common.model import geometry
+from acstor_common.model import segments
 
 SEGMENT_S = 0.001
 """So long a link may take for a segment.  In the model of 16 hosts in step (25 Mbit/s to 10 Gbit/s)

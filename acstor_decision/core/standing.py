@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Collection
 from collections.abc import Mapping
 
-from acstor_common import outward
+from acstor_common.ring import location_policies
 from acstor_decision.core import outlets
 from acstor_decision.core import streak
 
@@ -39,7 +39,7 @@ AT_ONCE = 4
 class _Share:
     """What one place gives."""
 
-    value: int = outward.WHOLE
+    value: int = location_policies.FULL_SHARE
     slow: int = 0  # collections in a row
     fast: int = 0
     unknown: int = 0
@@ -65,17 +65,19 @@ class Standing:
     :param needed: collections in a row that it takes
     """
 
-    def __init__(self, needed: int, places: outward.Places) -> None:
+    def __init__(self, needed: int, places: location_policies.LocationPolicies) -> None:
         self._needed = needed
         self._shares: dict[str, _Share] = {}
         self._detours: dict[str, _Detour] = {}
         self._ways: dict[str, streak.Streak[int]] = {}
         self.replace(places)
 
-    def replace(self, places: outward.Places) -> None:
+    def replace(self, places: location_policies.LocationPolicies) -> None:
         """Go on from a table that somebody else has published."""
         self._ways.clear()
-        self._shares = {p: _Share(r.share) for p, r in places.items() if r.share < outward.WHOLE}
+        self._shares = {
+            p: _Share(r.share) for p, r in places.items() if r.share < location_policies.FULL_SHARE
+        }
         self._detours = {
             place: _Detour(rule.outer_threshold, outlets.LONGEST)
             for place, rule in places.items()
@@ -84,7 +86,7 @@ class Standing:
 
     def places(
         self, names: Collection[str], groups: Collection[str], near: int
-    ) -> dict[str, outward.LocationPolicy]:
+    ) -> dict[str, location_policies.LocationPolicy]:
         """Return what the table is to say.
 
         :param names: the places that there are
@@ -95,14 +97,20 @@ class Standing:
         outers = {
             group: one.outer
             for group, one in self._detours.items()
-            if group in groups and (one.outer == outward.FROM_SOURCE or one.outer > near)
+            if group in groups and (one.outer == location_policies.FROM_SOURCE or one.outer > near)
         }
         said = {
-            place: outward.LocationPolicy(shares.get(place, outward.WHOLE), outers.get(place))
+            place: location_policies.LocationPolicy(
+                shares.get(place, location_policies.FULL_SHARE), outers.get(place)
+            )
             for place in sorted(shares.keys() | outers.keys())
         }
         slowest = sorted(said, key=lambda place: said[place].share)[:MOST_PLACES]
-        return {place: said[place] for place in slowest if said[place] != outward.LocationPolicy()}
+        return {
+            place: said[place]
+            for place in slowest
+            if said[place] != location_policies.LocationPolicy()
+        }
 
     # Shares
 
@@ -150,7 +158,7 @@ class Standing:
         turns = max(1, len(waits) // AT_ONCE)
         for group in sorted(gains, key=lambda group: (-gains[group], group)):
             best = self._ways[group].value
-            is_to_source = best == outward.FROM_SOURCE
+            is_to_source = best == location_policies.FROM_SOURCE
             if gains[group] and (turns or not is_to_source):
                 turns -= is_to_source
                 self._detours[group] = _Detour(best, waits[group][usual])
@@ -181,9 +189,9 @@ def _target(slowness: float) -> int:
     (100, 25, 5)
     """
     if slowness < MARKED:
-        return outward.WHOLE
-    return max(LEAST_SHARE, round(outward.WHOLE / slowness))
+        return location_policies.FULL_SHARE
+    return max(LEAST_SHARE, round(location_policies.FULL_SHARE / slowness))
 
 
 def _twice(share: int) -> int:
-    return min(outward.WHOLE, 2 * share)
+    return min(location_policies.FULL_SHARE, 2 * share)

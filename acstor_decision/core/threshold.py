@@ -18,14 +18,14 @@ from collections.abc import Collection
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import location
-from acstor_common import ring
+from acstor_common.ring import hash_ring
+from acstor_common.ring import location
 
 BUSY_SHARE = 0.8
 BUSY_SWITCHES = 0.5
 NEAREST = 1
 """Hosts in one place are as near as it gets; their switch carries what they read anyway."""
-EVERYWHERE = ring.MAX_THRESHOLD
+EVERYWHERE = hash_ring.MAX_THRESHOLD
 """All hosts are nearer than this."""
 
 

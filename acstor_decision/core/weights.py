@@ -11,7 +11,7 @@ its table 1), so here it follows from the sum.
 import math
 from collections.abc import Mapping
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 LAMBDA = 1.67
 """The paper's own factor."""

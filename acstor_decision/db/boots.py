@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import boot_timeline
-from acstor_common import decision_api
+from acstor_common.model import boot_timeline
+from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 
 ROW = models.Boot
@@ -21,7 +21,7 @@ KEPT_S = 7 * 86400.0
 """For so long a boot can be looked at; a row takes some KiB."""
 
 
-def note(session: orm.Session, samples: Mapping[str, decision_api.Sample]) -> None:
+def note(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
     """Let the boots that hosts tell of take the place of what they told of these servers before."""
     for host, sample in sorted(samples.items()):
         told = {boot.instance_id: boot for boot in sample.boots if boot.instance_id}
@@ -37,7 +37,7 @@ def _forget_oldest(session: orm.Session, host: str) -> None:
     mine = sa.select(ROW.server_id).where(ROW.host == host)
     newest = mine.order_by(ROW.told_s.desc(), ROW.server_id).offset(KEPT_OF_HOST)
     # A limit, as MariaDB has no offset without one; more than a sample brings are never over.
-    old = list(session.execute(newest.limit(decision_api.MAX_BOOTS)).scalars())
+    old = list(session.execute(newest.limit(decision_messages.MAX_BOOTS)).scalars())
     if old:
         session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(old)))
 

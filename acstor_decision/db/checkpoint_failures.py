@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import checkpoint_messages as messages
+from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision.db import models
 
 ROW = models.CheckpointFailures

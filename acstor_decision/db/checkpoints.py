@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import checkpoint_messages
+from acstor_common.wire import checkpoint_messages
 from acstor_decision.db import models
 
 ROW = models.Checkpoint
@@ -31,7 +31,7 @@ class Newest(NamedTuple):
 
 
 def note(
-    session: orm.Session, taken: checkpoint_messages.Taken, told_s: float, kept: int
+    session: orm.Session, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
 ) -> list[models.Checkpoint] | None:
     """Note a checkpoint, and forget those of the instance beyond the ``kept`` newest.
 

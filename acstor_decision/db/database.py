@@ -25,9 +25,9 @@ from oslo_db.sqlalchemy import enginefacade
 from sqlalchemy import engine
 from sqlalchemy import orm
 
-from acstor_common import checkpoint_messages
-from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
 from acstor_decision.db import boots as boots_
 from acstor_decision.db import checkpoint_failures
 from acstor_decision.db import checkpoints as checkpoints_
@@ -285,7 +285,7 @@ class Database:
 
         return self._write(work)
 
-    def note_samples(self, samples: Mapping[str, tuple[decision_api.Sample, int]]) -> None:
+    def note_samples(self, samples: Mapping[str, tuple[decision_messages.Sample, int]]) -> None:
         """Note the last sample of each host, and its traffic in the history.
 
         :param samples: by host, with how many overloaded collections in a row it ended
@@ -332,7 +332,7 @@ class Database:
     # Checkpoints
 
     def note_checkpoint(
-        self, taken: checkpoint_messages.Taken, told_s: float, kept: int
+        self, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
     ) -> list[models.Checkpoint] | None:
         """See :func:`checkpoints.note`."""
         return self._write(lambda session: checkpoints_.note(session, taken, told_s, kept))
@@ -405,7 +405,7 @@ class Database:
     # Tasks
 
     def note_given(
-        self, hosts: Sequence[str], task: decision_api.ImageTask, given_s: float
+        self, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
     ) -> None:
         """Note that hosts were given a task about an image, in place of the one before."""
         if hosts:

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 
 ROW = models.GivenTask
@@ -23,11 +23,11 @@ class Given(NamedTuple):
 
     host: str
     given_s: float
-    task: decision_api.ImageTask
+    task: decision_messages.ImageTask
 
 
 def note(
-    session: orm.Session, hosts: Sequence[str], task: decision_api.ImageTask, given_s: float
+    session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
 ) -> None:
     """Note that hosts were given a task, in place of what they were given for this image before."""
     former = sa.delete(ROW).where(ROW.host.in_(hosts), ROW.image_id == task.image_id)
@@ -52,11 +52,11 @@ def settle(session: orm.Session, since_s: float) -> list[Given]:
             same = (ROW.host == row.host, ROW.image_id == row.image_id, ROW.request == row.request)
             session.execute(sa.delete(ROW).where(*same))
         else:
-            task = msgspec.json.decode(row.task, type=decision_api.ImageTask)
+            task = msgspec.json.decode(row.task, type=decision_messages.ImageTask)
             left.append(Given(row.host, row.given_s, task))
     return left
 
 
 def _request_of(told: str | None) -> int | None:
-    progress = msgspec.json.decode(told or "null", type=decision_api.TaskProgress | None)
+    progress = msgspec.json.decode(told or "null", type=decision_messages.TaskProgress | None)
     return progress.request if progress else None

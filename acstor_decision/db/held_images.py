@@ -9,8 +9,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import decision_api
-from acstor_common import whole_image
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
@@ -36,8 +36,8 @@ class OnHosts(NamedTuple):
     size_bytes: int
     cached_bytes: int
     boot_revision: int
-    read: decision_api.ReadBytes
-    fetched: decision_api.FetchedBytes
+    read: decision_messages.ReadBytes
+    fetched: decision_messages.FetchedBytes
 
 
 class Needed(NamedTuple):
@@ -56,7 +56,7 @@ class Needed(NamedTuple):
     silent_hosts: int
 
 
-def replace(session: orm.Session, samples: Mapping[str, decision_api.Sample]) -> None:
+def replace(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
     """Let what hosts tell of their images take the place of what they told before."""
     told = {host: samples[host].images for host in sorted(samples)}
     hosts = [host for host, images in told.items() if images is not None]
@@ -188,7 +188,7 @@ _FETCHED = ("fetched_peer_bytes", "fetched_source_bytes")
 _COUNTED = (*_READ, *_FETCHED)
 
 
-def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, Any]:
+def _row(host: str, image_id: str, held: decision_messages.HeldImage) -> dict[str, Any]:
     counted = (*msgspec.structs.astuple(held.read), *msgspec.structs.astuple(held.fetched))
     return {
         "host": host,
@@ -206,19 +206,19 @@ def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, An
     }
 
 
-def read_of(row: models.HeldImage) -> decision_api.ReadBytes:
+def read_of(row: models.HeldImage) -> decision_messages.ReadBytes:
     """Return what guests of a host read of an image."""
-    return decision_api.ReadBytes(*(getattr(row, name) for name in _READ))
+    return decision_messages.ReadBytes(*(getattr(row, name) for name in _READ))
 
 
-def fetched_of(row: models.HeldImage) -> decision_api.FetchedBytes:
+def fetched_of(row: models.HeldImage) -> decision_messages.FetchedBytes:
     """Return what came to a host of an image."""
-    return decision_api.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
+    return decision_messages.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
 
 
-def fill_of(row: models.HeldImage) -> whole_image.FillStatus | None:
+def fill_of(row: models.HeldImage) -> fill_progress.FillStatus | None:
     """Return how far an image is from being whole on a host; None: the host says nothing of it."""
-    return msgspec.json.decode(row.whole or "null", type=whole_image.FillStatus | None)
+    return msgspec.json.decode(row.whole or "null", type=fill_progress.FillStatus | None)
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> OnHosts:
@@ -236,6 +236,6 @@ def _on_hosts(image_id: str, *numbers: Any) -> OnHosts:
         size,
         cached,
         revision,
-        decision_api.ReadBytes(*read),
-        decision_api.FetchedBytes(*fetched),
+        decision_messages.ReadBytes(*read),
+        decision_messages.FetchedBytes(*fetched),
     )

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
 MAX_ENROLMENTS = 65_536
 """Bound on the hosts that were ever spoken of: four times those of a v-node table."""
-MAX_OF_USER = ring.MAX_HOSTS
+MAX_OF_USER = hash_ring.MAX_HOSTS
 """Bound on the hosts that one Keystone user enrolled or asked for."""
 MAX_UNHEARD = 1024
 """Bound on those of them of which no sample ever came: with a password alone nobody takes more."""

@@ -46,7 +46,7 @@ class Host(Base):
 
 
 class HeldImage(Base):
-    """An image on a host, as its agent told last (``decision_api.HeldImage``).
+    """An image on a host, as its agent told last (``decision_messages.HeldImage``).
 
     ``is_used`` and ``is_whole`` say again what is in ``whole``, for statements that count.
     """
@@ -94,7 +94,8 @@ class Boot(Base):
 
 
 class Checkpoint(Base):
-    """A checkpoint of a server's disk that hosts keep (``checkpoint_messages.Taken``).
+    """A checkpoint of a server's disk that hosts keep
+    (``checkpoint_messages.RegisteredCheckpoint``).
 
     ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server;
     ``off_hosts_s`` since when the server is on no host, as one that is shelved;

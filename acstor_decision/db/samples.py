@@ -13,13 +13,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 from acstor_decision.db import boots
 from acstor_decision.db import held_images
 from acstor_decision.db import models
 
 
-def note(session: orm.Session, samples: Mapping[str, tuple[decision_api.Sample, int]]) -> None:
+def note(session: orm.Session, samples: Mapping[str, tuple[decision_messages.Sample, int]]) -> None:
     """Note the last sample of each host, and its traffic in the history.
 
     :param samples: by host, at least one, with how many overloaded collections in a row it ended
@@ -37,7 +37,7 @@ def note(session: orm.Session, samples: Mapping[str, tuple[decision_api.Sample, 
     _add_traffic(session, [_traffic_row(row) for row in rows])
 
 
-def _host_row(sample: decision_api.Sample, overloaded: int) -> dict[str, Any]:
+def _host_row(sample: decision_messages.Sample, overloaded: int) -> dict[str, Any]:
     per_s = 1 / sample.interval_s
     return {
         "host": sample.host,
@@ -53,14 +53,14 @@ def _host_row(sample: decision_api.Sample, overloaded: int) -> dict[str, Any]:
         "cache_bytes": sample.cache_bytes,
         "cache_limit_bytes": sample.cache_limit_bytes,
         "overloaded_in_a_row": overloaded,
-        "peers": json.dumps(decision_api.encode(sample)["peers"]),
+        "peers": json.dumps(decision_messages.encode(sample)["peers"]),
         "health": msgspec.json.encode(sample.health).decode() if sample.health else None,
     }
 
 
-def health_of(row: models.Host) -> decision_api.HostHealth | None:
+def health_of(row: models.Host) -> decision_messages.HostHealth | None:
     """Return how a host says that it does; None: it does not tell."""
-    return msgspec.json.decode(row.health or "null", type=decision_api.HostHealth | None)
+    return msgspec.json.decode(row.health or "null", type=decision_messages.HostHealth | None)
 
 
 def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:

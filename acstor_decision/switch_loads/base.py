@@ -15,7 +15,7 @@ from oslo_config import cfg
 from stevedore import exception
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
 from acstor_decision.core import threshold
 

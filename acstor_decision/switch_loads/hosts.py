@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from oslo_config import cfg
 from oslo_config import types
 
-from acstor_common import ids
-from acstor_common import location
+from acstor_common.model import ids
+from acstor_common.ring import location
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from oslo_config import cfg
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import tqdm
 
-from acstor_common import arguments
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import script
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import mapped_file
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print_result(options.run(options), options.json)
     except (errors.AcstorError, OSError) as exc:
-        print(f"acstor-boot-image: {script.said(exc)}", file=sys.stderr)
+        print(f"acstor-boot-image: {console_script.error_text(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("acstor-boot-image: stopped; nothing was written", file=sys.stderr)
@@ -92,21 +92,21 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--marker",
         metavar="REGEX",
-        type=arguments.typed(_regex),
+        type=argument_types.argument_type(_regex),
         default=boot_builder.DEFAULT_MARKER,
         help="pattern on the serial console that ends the boot (default: %(default)s)",
     )
     parser.add_argument(
         "--longest",
         metavar="SECONDS",
-        type=arguments.number(1, DAY_S),
+        type=argument_types.number_between(1, DAY_S),
         default=DEFAULTS.longest_s,
         help="time after which the boot is stopped (default: %(default)g)",
     )
     parser.add_argument(
         "--idle",
         metavar="SECONDS",
-        type=arguments.number(1, DAY_S),
+        type=argument_types.number_between(1, DAY_S),
         default=DEFAULTS.idle_s,
         help="take the boot to be over when nothing new was read for so long (default: "
         "%(default)g)",
@@ -114,7 +114,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         metavar="MIB",
-        type=arguments.number(16, 1 << 20, geometry.MIB),
+        type=argument_types.number_between(16, 1 << 20, geometry.MIB),
         default=DEFAULTS.memory_bytes,
         help=f"memory of the guest (default: {DEFAULTS.memory_bytes // geometry.MIB})",
     )
@@ -137,7 +137,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision",
         metavar="N",
-        type=arguments.number(1, boot_image.MAX_REVISION),
+        type=argument_types.number_between(1, boot_image.MAX_REVISION),
         default=1,
         help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
     )
@@ -204,10 +204,10 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
         if any(ids.is_keyed(frame.cid) for frame in head.frames):
             why = "its frames are named in a scope, whose key the chunk map has"
             raise errors.Unusable(what, why, "Give the chunk map with --map")
-        head = boot_frames.check([raw], what)
+        head = boot_frames.check_boot_image([raw], what)
     else:
         with _map_of(options.map) as image_map:
-            head = boot_frames.check([raw], what, image_map.scope_keys)
+            head = boot_frames.check_boot_image([raw], what, image_map.scope_keys)
             boot_builder.check_chunks(raw, head, image_map, what)
     return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
 

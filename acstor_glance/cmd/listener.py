@@ -10,10 +10,10 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import script
-from acstor_common import signals
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.service import signals
 from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_service
@@ -60,7 +60,7 @@ def main() -> int:
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
     except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {script.said(exc)}", file=sys.stderr)
+        print(f"{PROG}: {console_script.error_text(exc)}", file=sys.stderr)
         return 1
 
 

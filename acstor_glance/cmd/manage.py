@@ -22,16 +22,16 @@ from typing import Any
 import tqdm
 from oslo_config import cfg
 
-from acstor_common import arguments
-from acstor_common import artefacts
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import log_format
-from acstor_common import printable
-from acstor_common import scope
-from acstor_common import script
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.service import argument_types
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.service import log_format
+from acstor_common.util import printable_text
 from acstor_glance import census
 from acstor_glance import conf as glance_conf
 from acstor_glance import exporter
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tool = Tool(load_conf(options.config_file), options)
         return int(options.run(tool))
     except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {script.said(exc)}", file=sys.stderr)
+        print(f"{PROG}: {console_script.error_text(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print(f"{PROG}: stopped; completed work is kept", file=sys.stderr)
@@ -128,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
                 "images",
                 metavar="IMAGE",
                 nargs="*",
-                type=arguments.typed(ids.parse_image_id),
+                type=argument_types.argument_type(ids.parse_image_id),
                 help="default: all images",
             )
     return parser
@@ -200,7 +200,9 @@ class Tool:
         if image_map is None:
             return {"scope": "", "scope_due": ""}
         named_in = image_record.text_of(image_map, artefacts.SCOPE)
-        due = scope.scope_of(image, scope.DedupScope(self._conf.acstor_glance.dedup_scope))
+        due = deduplication.scope_of(
+            image, deduplication.DedupScope(self._conf.acstor_glance.dedup_scope)
+        )
         return {"scope": named_in, "scope_due": "" if named_in == due else due.value}
 
     def verify(self) -> int:
@@ -356,7 +358,7 @@ class Tool:
     def _say(self, facts: dict[str, Any]) -> None:
         """Print a result, above the progress bars."""
         shown = {name: ", ".join(value) if isinstance(value, list) else value
-                 for name, value in printable.data(facts).items()}  # fmt: skip
+                 for name, value in printable_text.data(facts).items()}  # fmt: skip
         words = "  ".join(f"{name} {value}" for name, value in shown.items() if value)
         with tqdm.tqdm.external_write_mode():
             print(json.dumps(facts) if self._options.json else words, flush=True)

@@ -20,15 +20,15 @@ from collections.abc import Sequence
 
 import tqdm
 
-from acstor_common import arguments
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import log_format
-from acstor_common import scope
-from acstor_common import script
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
+from acstor_common.service import log_format
 from acstor_glance import mapped_file
 from acstor_glance import prehash
 from acstor_glance.cmd import image_files
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         summary = run(options, image_id)
     except (errors.AcstorError, ValueError) as exc:
-        print(f"acstor-prehash: {script.said(exc)}", file=sys.stderr)
+        print(f"acstor-prehash: {console_script.error_text(exc)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("acstor-prehash: stopped; run again to continue", file=sys.stderr)
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--image-id",
         metavar="UUID",
-        type=arguments.typed(ids.parse_image_id),
+        type=argument_types.argument_type(ids.parse_image_id),
         help="Glance's id of the image; by default taken from a file name <UUID>.raw or "
         "<UUID>.qcow2",
     )
@@ -96,14 +96,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--chunk-size",
         metavar="SIZE",
-        type=arguments.typed(parse_chunk_size),
+        type=argument_types.argument_type(parse_chunk_size),
         default=geometry.DEFAULT_CHUNK_BYTES,
         help="a power of two from 16K to 4M (default: 64K)",
     )
     parser.add_argument(
         "--os-hash",
         metavar="ALGO:HEX|compute",
-        type=arguments.typed(parse_os_hash),
+        type=argument_types.argument_type(parse_os_hash),
         default=chunk_map.UNKNOWN_OS_HASH,
         help="os_hash_algo and os_hash_value of the image in Glance, which are compared with the "
         f"image's bytes; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
@@ -126,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=arguments.number(1, 1024),
+        type=argument_types.number_between(1, 1024),
         help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -153,21 +153,21 @@ def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
 
 
 @contextlib.contextmanager
-def naming_of(options: argparse.Namespace) -> Iterator[scope.Naming]:
+def naming_of(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
     """Yield how the chunks are to be named.
 
     :raises errors.Unusable: a file cannot be read, or others can read the key
     :raises errors.ChunkMapFormatError: ``--base`` is no chunk map
     """
     if not options.scope_key_file:
-        yield scope.PLAIN
+        yield deduplication.PLAIN
         return
     key = read_key(options.scope_key_file)
     if not options.base:
-        yield scope.Naming(key)
+        yield deduplication.Naming(key)
         return
     with image_files.readable(options.base) as file, mapped_file.mapped(file) as view:
-        yield scope.Naming(key, chunk_map.ChunkMap.parse(view, str(options.base)))
+        yield deduplication.Naming(key, chunk_map.ChunkMap.parse(view, str(options.base)))
 
 
 def read_key(path: pathlib.Path) -> ids.ScopeKey:

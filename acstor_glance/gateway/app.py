@@ -20,8 +20,8 @@ import webob.exc
 from oslo_config import cfg
 from werkzeug import exceptions
 
-from acstor_common import ids
-from acstor_common import token_check
+from acstor_common.identity import token_validation
+from acstor_common.model import ids
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import composition
 from acstor_glance.gateway import compositions
@@ -58,7 +58,7 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     ratio = conf.acstor_glance.max_expansion_ratio
     composes = compositions.Compositions(known, made, fills, own, ratio, counted)
     plain = make_plain_app(made, composes)
-    guarded = token_check.TokenCheck(
+    guarded = token_validation.TokenCheck(
         plain, conf, functools.partial(_unavailable, counted), KEYSTONE_IS_GONE
     )
 

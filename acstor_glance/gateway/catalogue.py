@@ -17,13 +17,13 @@ from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
-from acstor_common import chunk_map
-from acstor_common import concurrency_limit
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import log_once
+from acstor_common.formats import chunk_map
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import concurrency_limit
+from acstor_common.util import log_once
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance.gateway import counters

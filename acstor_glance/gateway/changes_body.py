@@ -15,10 +15,10 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from acstor_common import changes
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import disk_delta
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import watch
 
@@ -47,7 +47,7 @@ class Body:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._length_bytes, self._watch = stream, length_bytes, watched
-        self._reader = changes.Reader(
+        self._reader = disk_delta.Reader(
             f"the changes for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
         )
         self._left_bytes = 0
@@ -58,13 +58,13 @@ class Body:
         self.is_waiting = False
         """Whether bytes of the client are waited for."""
 
-    def front(self) -> tuple[changes.Head, changes.Table]:
+    def front(self) -> tuple[disk_delta.Head, disk_delta.Table]:
         """Read and check what stands before the bytes.
 
         :raises refusal.Broken: these are no changes, or they do not come
         """
         with _translated():
-            head = self._reader.head(self._take(changes.HEADER_BYTES))
+            head = self._reader.head(self._take(disk_delta.HEADER_BYTES))
             if head.stream_bytes != self._length_bytes:
                 words = f"it has {self._length_bytes} bytes, and its changes {head.stream_bytes}"
                 raise _broken(f"the body is not what its header says: {words}")
@@ -96,7 +96,7 @@ class Body:
 
     def _end_if_read(self) -> None:
         if not self._left_bytes:
-            self._reader.end(self._take(changes.TRAILER_BYTES))
+            self._reader.end(self._take(disk_delta.TRAILER_BYTES))
             self.is_whole.set()
 
     def _take(self, length: int) -> bytes:
@@ -146,5 +146,5 @@ def _broken(words: str) -> refusal.Broken:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except errors.ChangesFormatError as error:
+    except errors.DiskDeltaFormatError as error:
         raise _broken(str(error)) from error

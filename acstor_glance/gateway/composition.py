@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import NamedTuple
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common import codecs
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_header
-from acstor_common import qcow2_writer
+from acstor_common.formats import chunk_map
+from acstor_common.formats import codecs
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.formats import qcow2_writer
+from acstor_common.model import ids
 from acstor_glance import budget
 from acstor_glance.gateway import base_file
 from acstor_glance.gateway import byte_range
@@ -147,7 +147,7 @@ class Composition:
             self._watch.end(_conflict("the composition is over"))  # to reads that are under way
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _base_image(self, head: changes.Head) -> catalogue.Image:
+    def _base_image(self, head: disk_delta.Head) -> catalogue.Image:
         """Return the base as Glance has it for the caller."""
         try:
             image = self._catalogue.image(head.base, self._order.caller)
@@ -176,7 +176,7 @@ class Composition:
             raise _conflict(str(error)) from error
 
     def _composed(
-        self, base: Base, head: changes.Head, table: changes.Table, pool: futures.Executor
+        self, base: Base, head: disk_delta.Head, table: disk_delta.Table, pool: futures.Executor
     ) -> filling.Data:
         """Return the bytes of the image, which are made as they are asked for."""
         size = head.virtual_size

@@ -3,7 +3,7 @@
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
+from acstor_common.service import conf as common_conf
 from acstor_glance import conf as glance_conf
 
 GROUP = cfg.OptGroup(

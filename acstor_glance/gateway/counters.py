@@ -22,7 +22,7 @@ from prometheus_client import metrics_core
 from prometheus_client import multiprocess
 
 from acstor_common import errors
-from acstor_common import metrics_endpoint
+from acstor_common.service import metrics_endpoint
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 OPTION = "[acstor_gateway] metrics_listen"

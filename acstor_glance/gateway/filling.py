@@ -16,9 +16,9 @@ import requests
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
-from acstor_common import codecs
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import codecs
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import refusal
 

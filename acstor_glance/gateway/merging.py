@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import changes
-from acstor_common import layout
-from acstor_common import qcow2_writer
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2_writer
 
 MOST_PIECES = 1024
 """In one batch: they are kept until its bytes are there."""
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 
 def pieces(
-    table: Iterable[changes.Change], extents: Iterable[layout.Extent], virtual_size: int
+    table: Iterable[disk_delta.Extent], extents: Iterable[layout.Extent], virtual_size: int
 ) -> Iterator[Piece]:
     """Yield all of the disk.
 
@@ -84,7 +84,7 @@ def pieces(
     below, at = _Below(extents), 0
     for change in table:
         yield from below.between(at, change.at)
-        is_zero = change.kind is changes.Kind.ZERO
+        is_zero = change.kind is disk_delta.Kind.ZERO
         yield Piece(change.at, change.length, Origin.ZERO if is_zero else Origin.CHANGED)
         at = change.stop
     yield from below.between(at, virtual_size)

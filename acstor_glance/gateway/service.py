@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import refusal

@@ -19,8 +19,8 @@ from glance_store import driver as store_driver
 from glance_store import location as store_location
 from oslo_config import cfg
 
-from acstor_common import addresses
 from acstor_common import errors
+from acstor_common.model import addresses
 from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import counters

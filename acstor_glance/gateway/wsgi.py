@@ -12,10 +12,10 @@ import os
 from oslo_config import cfg
 from oslo_log import log
 
-from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import log_format
-from acstor_common import script
+from acstor_common.service import conf as common_conf
+from acstor_common.service import console_script
+from acstor_common.service import log_format
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
 from acstor_glance.gateway import counters
@@ -38,7 +38,7 @@ def load(files: list[str]) -> app.Wsgi:
     )
     log.setup(conf, "acstor-glance-gateway")
     log_format.install()
-    for stray in common_conf.strays(conf, options):
+    for stray in common_conf.unknown(conf, options):
         if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
             common_conf.LOG.warning("%s", stray)
     counted = counters.Counters()
@@ -55,6 +55,6 @@ def load(files: list[str]) -> app.Wsgi:
     return made
 
 
-with script.told_in_one_line("acstor-glance-gateway", cfg.Error, errors.Unusable):
+with console_script.exit_on_error("acstor-glance-gateway", cfg.Error, errors.Unusable):
     names = os.environ.get("ACSTOR_GATEWAY_CONF", "").split(":")
     application = load([name for name in names if name])

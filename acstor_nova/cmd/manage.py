@@ -12,10 +12,10 @@ from typing import Any
 import prettytable
 from oslo_config import cfg
 
-from acstor_common import arguments
 from acstor_common import errors
-from acstor_common import printable
-from acstor_common import script
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
+from acstor_common.util import printable_text
 from acstor_nova import check
 from acstor_nova import compute_user
 from acstor_nova import switching
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         return int(options.run(options))
     except (cfg.Error, errors.Unusable) as e:
-        print(f"acstor-nova-manage: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-nova-manage: {console_script.error_text(e)}", file=sys.stderr)
         return 1
 
 
@@ -67,7 +67,7 @@ def _tell(options: argparse.Namespace, is_changed: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="acstor-nova-manage", description=arguments.described(__doc__)
+        prog="acstor-nova-manage", description=argument_types.help_text(__doc__)
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     added = _command(
@@ -119,7 +119,7 @@ def _table(findings: list[check.Finding]) -> str:
     table.max_width = 60
     for item in findings:
         words = (item.what, item.level, item.detail, item.remedy)
-        table.add_row([printable.lines(str(word)) for word in words])
+        table.add_row([printable_text.lines(str(word)) for word in words])
     return str(table)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from osc_lib.cli import format_columns
 
-from acstor_common import arguments as common_arguments
+from acstor_common.service import argument_types
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
@@ -50,7 +50,7 @@ class RecordBootImage(printable.Lister):
         arguments.with_hosts(parser)
         parser.add_argument(
             "--boots",
-            type=common_arguments.number(1, 100),
+            type=argument_types.number_between(1, 100),
             default=1,
             metavar="<n>",
             help="boots to record on each host (default: 1)",

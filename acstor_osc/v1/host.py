@@ -7,7 +7,7 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable

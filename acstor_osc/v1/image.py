@@ -12,8 +12,8 @@ from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from acstor_common import arguments as common_arguments
-from acstor_common import control_wire
+from acstor_common.service import argument_types
+from acstor_common.wire import control_wire
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
@@ -174,7 +174,7 @@ class PreSeedImage(printable.Lister):
         arguments.with_hosts(where)
         where.add_argument(
             "--count",
-            type=common_arguments.number(1, 1 << 16),
+            type=argument_types.number_between(1, 1 << 16),
             default=0,
             metavar="<n>",
             help="number of hosts, the least loaded of those that lack a part of it",
@@ -236,7 +236,7 @@ class HydrateImage(_AskKeepers):
         until = parser.add_mutually_exclusive_group()
         until.add_argument(
             "--deadline",
-            type=common_arguments.duration(control_wire.MAX_DEADLINE_S),
+            type=argument_types.duration(control_wire.MAX_DEADLINE_S),
             default=0.0,
             metavar="<duration>",
             help="time from now until the image must be fully cached, as 90s, 15m, 2h or 1d "

@@ -7,12 +7,12 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from acstor_common import arguments as common_arguments
+from acstor_common.service import argument_types
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
 
-EPOCH = common_arguments.number(1, 1 << 62)
+EPOCH = argument_types.number_between(1, 1 << 62)
 TITLES = {"vnodes": "V-nodes", "moved_vnodes": "Moved V-nodes"}
 HISTORY = (
     *("epoch", "published_at", "reason", "overloaded_hosts", "moved_vnodes", "vnodes"),
@@ -69,7 +69,7 @@ class ListRing(printable.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--limit",
-            type=common_arguments.number(1, 1000),
+            type=argument_types.number_between(1, 1000),
             metavar="<n>",
             help="show at most this many tables, at most 1000",
         )

@@ -17,8 +17,8 @@ from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from acstor_common import boot_picture
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
+from acstor_common.service import boot_chart
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import printable
@@ -99,7 +99,7 @@ class ShowServerTimeline(command.Command):
             whole = {**boot, "nova": [event._asdict() for event in events]}
             self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
         else:
-            picture = boot_picture.draw(told, events)
+            picture = boot_chart.draw(told, events)
             self.app.stdout.write(
                 f"Host {boot['host']}, reported {boot['reported_at']}\n{picture}\n"
             )

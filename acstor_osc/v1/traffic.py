@@ -4,7 +4,7 @@
 import argparse
 from typing import Any
 
-from acstor_common import arguments as common_arguments
+from acstor_common.service import argument_types
 from acstor_osc import client
 from acstor_osc import printable
 
@@ -21,7 +21,7 @@ class ListTraffic(printable.Lister):
         parser.add_argument("--host", metavar="<host>", help="show only this host")
         parser.add_argument(
             "--last",
-            type=common_arguments.duration(LONGEST_S),
+            type=argument_types.duration(LONGEST_S),
             metavar="<duration>",
             help="show all collections of this period, as 90s or 2h (default: each host's last)",
         )

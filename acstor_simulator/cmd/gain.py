@@ -12,8 +12,8 @@ from collections.abc import Callable
 import prettytable
 import tqdm
 
-from acstor_common import arguments
-from acstor_common import whole_file
+from acstor_common.service import argument_types
+from acstor_common.util import atomic_file
 from acstor_simulator import page
 from acstor_simulator import question as question_
 
@@ -30,30 +30,33 @@ def _between(lowest: float, highest: float) -> Callable[[str], float]:
             raise ValueError(f"not a number from {lowest:g} to {highest:g}: {text!r}")
         return amount
 
-    return arguments.typed(parse)
+    return argument_types.argument_type(parse)
 
 
 _gbit = _between(0.01, 10_000)
 _gb = _between(0.01, 10_000)
 NUMBERS = {
-    "hosts": (arguments.number(1, question_.MOST_HOSTS), "compute hosts"),
-    "racks": (arguments.number(1, 256), "racks that they stand in"),
+    "hosts": (argument_types.number_between(1, question_.MOST_HOSTS), "compute hosts"),
+    "racks": (argument_types.number_between(1, 256), "racks that they stand in"),
     "link_gbit": (_gbit, "link of a host, in Gbit/s"),
     "uplink_gbit": (_gbit, "links of a rack to the rest, together, in Gbit/s"),
     "store_gbit": (_gbit, "what Glance and its store give away, together, in Gbit/s"),
-    "images": (arguments.number(1, 1000), "images that servers boot from"),
+    "images": (argument_types.number_between(1, 1000), "images that servers boot from"),
     "image_gb": (_gb, "size of an image in Glance, in GB"),
     "data_gb": (_gb, "the same unpacked, without holes (default: 3.2 times as much)"),
-    "boots_a_day": (arguments.number(1, 1_000_000), "servers that are created in a day"),
+    "boots_a_day": (
+        argument_types.number_between(1, 1_000_000),
+        "servers that are created in a day",
+    ),
     "at_once": (
-        arguments.number(1, question_.MOST_AT_ONCE),
+        argument_types.number_between(1, question_.MOST_AT_ONCE),
         "servers that are created at once (default: one on each host)",
     ),
-    "at_once_images": (arguments.number(1, 1000), "of so many images"),
+    "at_once_images": (argument_types.number_between(1, 1000), "of so many images"),
     "boot_s": (_between(0.1, 3600), "seconds from power-on to login on a local disk"),
     "boot_mb": (_between(0.1, 4096), "what a server reads of its image meanwhile, in MB"),
     "busy_percent": (_between(0, 95), "what other traffic takes of the links, in percent"),
-    "seed": (arguments.number(0, 1_000_000), "of the dice"),
+    "seed": (argument_types.number_between(0, 1_000_000), "of the dice"),
 }
 
 
@@ -80,7 +83,7 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             path.parent.joinpath(".").stat()  # now, and not when all is simulated
         told = [_simulate(question, way) for way in question_.WAYS]
         if options.output is not None:
-            with whole_file.written(options.output) as file:
+            with atomic_file.atomic_write(options.output) as file:
                 file.write(page.make(question, told).encode())
         if options.picture is not None:
             page.draw(told).savefig(options.picture, dpi=80, format="png")

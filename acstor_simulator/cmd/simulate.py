@@ -20,8 +20,8 @@ from typing import Any
 import prettytable
 import tqdm
 
-from acstor_common import arguments
-from acstor_common import script
+from acstor_common.service import argument_types
+from acstor_common.service import console_script
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("acstor-simulate: stopped", file=sys.stderr)
         return EXIT_STOPPED
     except OSError as e:
-        print(f"acstor-simulate: {script.said(e)}", file=sys.stderr)
+        print(f"acstor-simulate: {console_script.error_text(e)}", file=sys.stderr)
         return 1
     return 0
 
@@ -98,8 +98,8 @@ def _parse_amount(text: str) -> float:
     return amount
 
 
-_count = arguments.number(1, 1_000_000)
-_amount = arguments.typed(_parse_amount)
+_count = argument_types.number_between(1, 1_000_000)
+_amount = argument_types.argument_type(_parse_amount)
 
 
 def _scenario(options: argparse.Namespace) -> run.Scenario:

@@ -18,12 +18,12 @@ import trio
 
 from acstor_agent.engine import announcement_limits
 from acstor_agent.sources import base
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import rates
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 from tests.fakes import one_machine
@@ -33,7 +33,7 @@ NEIGHBOURS = ("h2", "h3", "h4", "h5")
 CHUNKS_TOLD = 512
 """In one message."""
 LENGTHS = (1, 4, 16)
-UNLIMITED = rates.Rate(per_s=1e9, burst=1e9)
+UNLIMITED = token_buckets.Rate(per_s=1e9, burst=1e9)
 
 
 def unlimited(host: one_host.OneHost) -> None:
@@ -45,7 +45,7 @@ def unlimited(host: one_host.OneHost) -> None:
 
 async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:
     """Return the microseconds for each chunk that a neighbour announces, by neighbour."""
-    table = ring.Ring(1, one_machine.table(16).hosts, segment_chunks=segment_chunks)
+    table = hash_ring.Ring(1, one_machine.table(16).hosts, segment_chunks=segment_chunks)
     cids = [ids.cid_of(b"%d" % number) for number in range(CHUNKS)]
     cut = geometry.Geometry(CHUNKS * one_host.CHUNK, one_host.CHUNK)
     with tempfile.TemporaryDirectory(prefix="acstor-announcements-") as folder:

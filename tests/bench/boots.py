@@ -7,12 +7,12 @@ import os
 import pathlib
 from typing import Any
 
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import boot_builder
 from tests.bench import harness
 from tests.lab import agents
@@ -47,7 +47,7 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
     summary = boot_builder.build(image, map_of, images.boot_image_path(image_id))
     say(f"built: {summary}")
     raw = images.boot_image_path(image_id).read_bytes()
-    head = boot_frames.check([raw], "the boot image")
+    head = boot_frames.check_boot_image([raw], "the boot image")
     return Prepared(images, image_id, image, head, dataclasses.asdict(summary))
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.lab import agents
 from tests.lab import image_server

@@ -13,8 +13,8 @@ import pathlib
 import random
 import tempfile
 
-from acstor_common import geometry
-from acstor_common import scope
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.fakes import hosts
 from tests.lab import local
@@ -22,7 +22,7 @@ from tests.lab import local
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CHUNKS = 1024
 CHANGED_SHARE, ALIKE_SHARE = 0.2, 0.75
-SECRET = bytes(range(scope.SECRET_BYTES))
+SECRET = bytes(range(deduplication.SECRET_BYTES))
 PROJECTS = ("a", "b")
 
 
@@ -44,7 +44,7 @@ def run(say: harness.Say) -> harness.Result:
         for project in PROJECTS
     ]
     found = {}
-    for dedup_scope in scope.DedupScope:
+    for dedup_scope in deduplication.DedupScope:
         found[dedup_scope.value] = source_bytes(base, snapshots, dedup_scope)
         say(f"{dedup_scope}: {found[dedup_scope.value] / geometry.MIB:.1f} MiB from the source")
     own = len(changed) - len(alike)
@@ -70,7 +70,9 @@ def snapshot(
     return b"".join(chunks)
 
 
-def source_bytes(base: list[bytes], snapshots: list[bytes], dedup_scope: scope.DedupScope) -> int:
+def source_bytes(
+    base: list[bytes], snapshots: list[bytes], dedup_scope: deduplication.DedupScope
+) -> int:
     """Return what the source gives for reading the base and each snapshot whole."""
     with tempfile.TemporaryDirectory(prefix="acstor-d1-") as text:
         folder = pathlib.Path(text)
@@ -78,9 +80,9 @@ def source_bytes(base: list[bytes], snapshots: list[bytes], dedup_scope: scope.D
         of = {images.add(b"".join(base)): b"".join(base)}
         base_map = images.map_of(next(iter(of)))
         for project, data in zip(PROJECTS, snapshots, strict=True):
-            naming = scope.Naming(scope.key_of(SECRET, project), base_map)
-            is_plain = dedup_scope is scope.DedupScope.CLOUD
-            of[images.add(data, naming=scope.PLAIN if is_plain else naming)] = data
+            naming = deduplication.Naming(deduplication.key_of(SECRET, project), base_map)
+            is_plain = dedup_scope is deduplication.DedupScope.CLOUD
+            of[images.add(data, naming=deduplication.PLAIN if is_plain else naming)] = data
         with hosts.running(folder / "h1", images) as agent:
             for image_id, data in of.items():
                 if agent.image_path(image_id).read_bytes() != data:

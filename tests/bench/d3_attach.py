@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.fakes import denials
 from tests.fakes import hosts

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.bench import s1_lab
 from tests.fakes import disk_applications as applications

@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import lying_peer
 

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
 from tests.bench import harness
 from tests.bench import plain_sockets
 from tests.lab import agents
@@ -63,12 +63,12 @@ class Cloud:
         self._security, self._cache_bytes = security, cache_bytes
         self._ports = {host: local.unused_port() for host in hosts}
         entries = [
-            ring.RingHost(ids.HostId(host), f"{local.LOOPBACK}:{self._ports[host]}", vnodes)
+            hash_ring.RingHost(ids.HostId(host), f"{local.LOOPBACK}:{self._ports[host]}", vnodes)
             for host, vnodes in hosts.items()
         ]
-        self.ring = ring.Ring(1, tuple(entries), segment_chunks=segment_chunks)
+        self.ring = hash_ring.Ring(1, tuple(entries), segment_chunks=segment_chunks)
         self._ring_file = folder / "ring.json"
-        self._ring_file.write_bytes(ring.encode(self.ring))
+        self._ring_file.write_bytes(hash_ring.encode(self.ring))
 
     @contextlib.contextmanager
     def running(self, host: str, life: str = "") -> Iterator[agents.Agent]:

@@ -4,7 +4,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.fakes import nova_hosts
 from tests.lab import guest_files

@@ -17,7 +17,7 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.fakes import hosts
 from tests.lab import agents

@@ -28,12 +28,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import layout
-from acstor_common import trace_message
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.wire import trace_message
 from tests.bench import harness
 from tests.bench import nova_pair
 from tests.fakes import nova_hosts

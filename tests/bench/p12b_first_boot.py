@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 from matplotlib import figure
 
-from acstor_common import boot_picture
-from acstor_common import boot_timeline
 from acstor_common import errors
+from acstor_common.model import boot_timeline
+from acstor_common.service import boot_chart
 from tests.bench import boots
 from tests.bench import harness
 from tests.bench import p6_boot
@@ -65,7 +65,7 @@ def run(say: harness.Say) -> harness.Result:
                     told.append(timeline)
                 say(f"boot {turn + 1} of {TURNS}, {way}: login after {seconds:.2f} s")
                 found[way].append(seconds)
-    say(boot_picture.draw(told[-1]))
+    say(boot_chart.draw(told[-1]))
     median, fastest = p6_boot.ratios(found["cold host"], found["raw file"])
     say(f"login over raw file: median {median:.3f}, fastest {fastest:.3f}")
     values: dict[str, harness.Value] = {
@@ -76,7 +76,7 @@ def run(say: harness.Say) -> harness.Result:
         "login_s": found,
         "fastest": fastest,
         "boot_image_bytes": {"raw": made.head.raw_bytes, "stored": made.head.size_bytes},
-        "shares_s": [[share._asdict() for share in boot_picture.shares(one)] for one in told],
+        "shares_s": [[share._asdict() for share in boot_chart.shares(one)] for one in told],
         "timelines": [msgspec.to_builtins(one) for one in told],
     }
     return harness.Result(values, details, lambda picture: draw(picture, found, told))
@@ -143,7 +143,7 @@ def check_complete(
 
 def share_of(timeline: boot_timeline.Timeline) -> float:
     """Return which share of what a boot read the boot image had."""
-    return boot_timeline.from_boot_image(timeline.bytes) or 0.0
+    return boot_timeline.boot_image_share(timeline.bytes) or 0.0
 
 
 def draw(
@@ -154,7 +154,7 @@ def draw(
     for number, (way, seconds) in enumerate(found.items()):
         left.plot([number] * len(seconds), seconds, "o", label=way)
     left.set(ylabel="login, s", xticks=range(len(found)), xticklabels=list(found), ylim=(0, None))
-    shares = [dict(boot_picture.shares(one)) for one in told]
+    shares = [dict(boot_chart.shares(one)) for one in told]
     names = list(dict.fromkeys(name for one in shares for name in one))
     means = [statistics.mean(one.get(name, 0.0) for one in shares) for name in names]
     right.barh(names, means)

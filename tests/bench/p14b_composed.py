@@ -24,7 +24,7 @@ from typing import NamedTuple
 from matplotlib import figure
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.bench import nova_pair
 from tests.bench import p12_nova

@@ -26,7 +26,7 @@ from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import common_ranges
 from acstor_glance import conf as glance_conf
 from acstor_glance import room_sharing

@@ -24,11 +24,11 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
 from tests.bench import harness
 from tests.bench import loopback
 from tests.lab import agents
@@ -149,7 +149,7 @@ class Play:
 
 
 def shares(
-    image_map: chunk_map.ChunkMap, table: ring.Ring, hosts: Sequence[str]
+    image_map: chunk_map.ChunkMap, table: hash_ring.Ring, hosts: Sequence[str]
 ) -> list[list[int]]:
     """Return which chunks each of some hosts is the home of, by their numbers."""
     found: dict[str | None, list[int]] = {name: [] for name in hosts}

@@ -41,8 +41,8 @@ from acstor_checkpoint import names
 from acstor_checkpoint import record
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.bench import p12_nova
 from tests.lab import checkpoints

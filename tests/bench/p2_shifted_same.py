@@ -9,7 +9,7 @@ since bytes may be there before they are read.  Ways as in P1.
 
 import statistics
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import broadcast
 from tests.bench import harness
 from tests.bench import patterns

@@ -23,7 +23,7 @@ from typing import Any
 from matplotlib import figure
 
 from acstor_agent.core import variants
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import patterns

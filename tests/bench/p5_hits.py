@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.lab import local
 from tests.lab import runs

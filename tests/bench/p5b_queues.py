@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.bench import p5_hits
 from tests.lab import local

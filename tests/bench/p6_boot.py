@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from matplotlib import figure
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import boots
 from tests.bench import harness
 from tests.bench import p5_hits

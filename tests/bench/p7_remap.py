@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import decision

@@ -19,8 +19,8 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.bench import loopback
 from tests.lab import agents

@@ -30,8 +30,8 @@ from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import http
 from acstor_agent.sources import http_link
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.lab import local
 from tests.lab import nginx

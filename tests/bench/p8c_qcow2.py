@@ -20,11 +20,11 @@ from acstor_agent.sources import base
 from acstor_agent.sources import deadline
 from acstor_agent.sources import file
 from acstor_agent.sources import layout as layout_source
-from acstor_common import chunk_map
-from acstor_common import codecs
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.bench import p8b_sources
 from tests.fakes import qcow2_images

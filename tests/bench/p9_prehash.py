@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from matplotlib import figure
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.bench import harness
 

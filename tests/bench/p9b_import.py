@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.lab import local
 from tests.lab import runs

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from acstor_common import chunk_map
+from acstor_common.formats import chunk_map
 from acstor_glance import prehash
 from tests.bench import harness
 from tests.bench import p9_prehash

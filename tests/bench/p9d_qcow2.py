@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.bench import harness
 

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 
 ORIGIN_COLOURS = {"source": "tab:red", "home": "tab:orange", "peer": "tab:green"}

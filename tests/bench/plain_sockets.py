@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 LOOPBACK = "127.0.0.1"
 CHUNK = geometry.DEFAULT_CHUNK_BYTES

@@ -16,7 +16,7 @@ from flask import testing
 from matplotlib import figure
 from oslo_config import cfg
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 from acstor_decision import conf as decision_conf
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
@@ -70,17 +70,17 @@ def make_client(connection: str) -> testing.FlaskClient:
     return app.make_plain_app(conf, store).test_client()
 
 
-def images_of(number: int) -> dict[str, decision_api.HeldImage]:
+def images_of(number: int) -> dict[str, decision_messages.HeldImage]:
     """Return what a host tells of its images."""
     others = IMAGE_IDS[1:]
     first = number * (IMAGES_OF_HOST - 1)
     names = [EVERYWHERE, *(others[(first + n) % len(others)] for n in range(IMAGES_OF_HOST - 1))]
-    told = decision_api.HeldImage(
+    told = decision_messages.HeldImage(
         size_bytes=1 << 31,
         cached_bytes=1 << (20 + number % 12),
         missing_bytes=(1 << 31) - (1 << (20 + number % 12)),
         boot_image="ready",
-        read=decision_api.ReadBytes(local=number, peer=number),
+        read=decision_messages.ReadBytes(local=number, peer=number),
     )
     return dict.fromkeys(names, told)
 

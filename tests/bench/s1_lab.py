@@ -26,8 +26,8 @@ from typing import Any
 
 import prettytable
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import harness
 from tests.fakes import hosts
 from tests.fakes import rotating_agent

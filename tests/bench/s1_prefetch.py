@@ -26,7 +26,7 @@ from matplotlib import figure
 from acstor_agent import settings
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import sandbox

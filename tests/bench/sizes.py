@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import Any
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 from tests.bench import r1_rest_list
 from tests.fakes import hosts
 from tests.lab import agents
@@ -63,9 +63,9 @@ def of_decision(folder: pathlib.Path) -> dict[str, Any]:
         "hosts": r1_rest_list.HOSTS,
         "database_bytes": file.stat().st_size,
         "table_in_rest_bytes": len(table.data),
-        "sample_bytes": len(json.dumps(decision_api.encode(sample))),
+        "sample_bytes": len(json.dumps(decision_messages.encode(sample))),
         "sample_without_images_bytes": len(
-            json.dumps(decision_api.encode(conftest.sample(1, images=None)))
+            json.dumps(decision_messages.encode(conftest.sample(1, images=None)))
         ),
     }
 

@@ -23,8 +23,8 @@ from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.serve import referrals
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 from tests.fakes import one_machine
 
 BATCH = 16

@@ -12,7 +12,7 @@ import time
 
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import w1_whole

@@ -34,12 +34,12 @@ from acstor_agent.cache import cache_files
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
-from acstor_common import certificates
-from acstor_common import credentials
-from acstor_common import geometry
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.bench import plain_sockets
 from tests.lab import local
 

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from acstor_agent.process import supervisor
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.lab import agents

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local

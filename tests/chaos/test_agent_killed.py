@@ -12,7 +12,7 @@ import time
 import pytest
 
 from acstor_agent.mount import openers
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.chaos import kill_loop
 from tests.fakes import guest_readers
 from tests.fakes import hosts

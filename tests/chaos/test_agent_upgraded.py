@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from tests.fakes import descriptor_keeper
 from tests.fakes import hosts

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import bad_network
 from tests.fakes import hosts
 from tests.fakes import lying_peer

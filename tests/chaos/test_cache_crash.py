@@ -26,7 +26,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import public_cache
-from acstor_common import ids
+from acstor_common.model import ids
 
 KeepClass = public_cache.KeepClass
 KIB = 1024

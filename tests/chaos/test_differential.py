@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.fakes import http_server

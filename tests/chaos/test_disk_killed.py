@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import disk_writers
 from tests.fakes import hosts
 from tests.fakes import http_server

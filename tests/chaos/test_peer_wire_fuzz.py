@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_keeping
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
 from tests.fakes import announced
 
 HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
@@ -45,10 +45,16 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Advertise(announced.alone(*prefixes(rng))),
                     peer_wire.Gone(announced.alone(*prefixes(rng))),
                     peer_wire.EvictionHint(announced.alone(*prefixes(rng))),
-                    peer_wire.Keep((peer_keeping.Lease(IMAGE, rng.randrange(86401)),)),
-                    peer_wire.Kept(
+                    peer_wire.ReplicaRequest(
+                        (replica_messages.Lease(IMAGE, rng.randrange(86401)),)
+                    ),
+                    peer_wire.ReplicaReport(
                         rng.randrange(2**64),
-                        (peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, 2**40, 7),),
+                        (
+                            replica_messages.Share(
+                                IMAGE, replica_messages.ShareState.KEPT, 2**40, 7
+                            ),
+                        ),
                     ),
                     peer_wire.Refer(request_id, (ids.HostId("h1"), ids.HostId("h2"))),
                 ]

@@ -6,7 +6,7 @@ import pytest
 from acstor_agent.core.images import whole_pace
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.sources import verify
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.chaos import virtual
 
 pytestmark = pytest.mark.allow_log(r".")  # everything breaks

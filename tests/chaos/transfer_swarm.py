@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import transfer_guests
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers

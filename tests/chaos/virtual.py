@@ -33,8 +33,8 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import promise
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.chaos import virtual_hosts
 from tests.fakes import memory_network
 from tests.fakes import one_host
@@ -154,14 +154,14 @@ class World:
     def give_table(self, host: virtual_hosts.Host) -> None:
         """Let a host have the table that is in force for most."""
         if host.rings.ring.epoch < self._table.epoch:
-            host.rings.put(ring.encode(self._table))
+            host.rings.put(hash_ring.encode(self._table))
 
-    def _new_table(self, epoch: int, names: Sequence[str]) -> ring.Ring:
+    def _new_table(self, epoch: int, names: Sequence[str]) -> hash_ring.Ring:
         chosen = [
-            ring.RingHost(name, self.addresses[name], self.rng.choice((10, 50, 100)))
+            hash_ring.RingHost(name, self.addresses[name], self.rng.choice((10, 50, 100)))
             for name in names
         ]
-        return ring.Ring(epoch, tuple(chosen))
+        return hash_ring.Ring(epoch, tuple(chosen))
 
     # Guests
 

@@ -49,11 +49,11 @@ from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import memory_network
 from tests.fakes import reading_source
 

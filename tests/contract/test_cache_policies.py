@@ -10,7 +10,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
-from acstor_common import ids
+from acstor_common.model import ids
 
 KeepClass = public_cache.KeepClass
 SLAB_BYTES = 1 << 20

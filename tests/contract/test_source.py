@@ -21,11 +21,11 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import layout as layout_source
 from acstor_agent.sources import whole_copies
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.fakes import fake_glance
 from tests.fakes import http_server

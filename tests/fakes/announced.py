@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks as announcements name them, where each chunk is a segment."""
 
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 
 
 def alone(*oids: int) -> tuple[segments.Chunks, ...]:

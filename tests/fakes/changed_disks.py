@@ -5,13 +5,13 @@ import pathlib
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_header
-from acstor_common import qcow2_writer
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.formats import qcow2_writer
+from acstor_common.model import ids
 from acstor_glance.gateway import merging
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -41,17 +41,17 @@ def base_of(source: qcow2_header.Source, disk_format: str) -> Base:
     return qcow2.Qcow2(source) if disk_format == "qcow2" else RawBase(source)
 
 
-def stream_of(overlay: qcow2.Qcow2, found: Iterable[changes.Change] | None = None) -> bytes:
+def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = None) -> bytes:
     """Return what is sent of an overlay.
 
     :param found: its changes, if they are not all that it has
     """
     found = overlay.changes() if found is None else found
-    table = changes.Table.of(found, overlay.virtual_size)
-    writer = changes.Writer(overlay.virtual_size, BASE_ID, OS_HASH, table)
+    table = disk_delta.Table.of(found, overlay.virtual_size)
+    writer = disk_delta.Writer(overlay.virtual_size, BASE_ID, OS_HASH, table)
     sent = [writer.front]
     for change in table:
-        if change.kind is changes.Kind.DATA:
+        if change.kind is disk_delta.Kind.DATA:
             data = memoryview(bytearray(change.length))
             overlay.read_into(data, change.at)
             writer.feed(data)
@@ -66,8 +66,8 @@ class Received:
 
     def __init__(self, stream: bytes) -> None:
         self._stream, self._at = memoryview(stream), 0
-        self.reader = changes.Reader("stream")
-        self.head = self.reader.head(self._take(changes.HEADER_BYTES))
+        self.reader = disk_delta.Reader("stream")
+        self.head = self.reader.head(self._take(disk_delta.HEADER_BYTES))
         self.table = self.reader.table(self._take(self.head.table_bytes))
 
     def read(self, limit: int) -> memoryview:
@@ -76,7 +76,7 @@ class Received:
         return data
 
     def end(self) -> None:
-        self.reader.end(self._take(changes.TRAILER_BYTES))
+        self.reader.end(self._take(disk_delta.TRAILER_BYTES))
         assert self._at == len(self._stream)
 
     def _take(self, length: int) -> memoryview:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_checkpoint import copies
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
 
 
 class Holder:
@@ -38,7 +38,7 @@ class Holder:
 def rebuilt(
     base: bytes,
     manifest: checkpoint_manifest.Manifest,
-    seal: checkpoint_sealing.Seal,
+    seal: checkpoint_encryption.Seal,
     chunk: Callable[[ids.Cid], bytes],
 ) -> bytes:
     """Return the disk that a manifest stands for.

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from acstor_checkpoint import record as record_
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_messages as messages
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from acstor_decision import nova
 from tests.fakes import enrolled_hosts
 
@@ -50,7 +50,7 @@ def record() -> record_.Record:
     )
 
 
-def taken(number: int, **changed: Any) -> messages.Taken:
+def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
     """Return what host h1 tells of a checkpoint of SERVER."""
     told = {
         "checkpoint_id": checkpoint_id(number),
@@ -71,7 +71,7 @@ def taken(number: int, **changed: Any) -> messages.Taken:
         "key": "cd" * 32,
         "sent_s": NOW_S + number,
     }
-    return messages.Taken(**{**told, **changed})
+    return messages.RegisteredCheckpoint(**{**told, **changed})
 
 
 class Nova:
@@ -120,12 +120,14 @@ class Daemons:
 
     def want_checkpoint(
         self, instance_id: str, host: str, request: int
-    ) -> decision_api.Signed | None:
+    ) -> decision_messages.Signed | None:
         if self.failure:
             raise self.failure
         self.wanted.append((instance_id, host, request))
         if self.heard is None:
             return None
-        heard = messages.Heard(request=request, host=host)
+        heard = messages.CheckpointReply(request=request, host=host)
         changed = msgspec.structs.replace(heard, **self.heard)
-        return sealed.seal(changed, self.purpose, *self._hosts.identity(self.signer or host))
+        return signed_messages.sign_payload(
+            changed, self.purpose, *self._hosts.identity(self.signer or host)
+        )

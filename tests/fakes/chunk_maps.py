@@ -3,11 +3,11 @@
 
 from collections.abc import Iterable
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import map_builder
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 
 def made(
@@ -19,10 +19,10 @@ def made(
     stored: layout.Stored | None = None,
     entries: Iterable[bytes] = (),
 ) -> bytes:
-    """Return a chunk map; see :func:`map_builder.parts`.
+    """Return a chunk map; see :func:`chunk_map_writer.write_map`.
 
     :param stored: the stored file; None: it is raw
     """
     stored = stored or layout.raw(cut.size_bytes)
     subject = chunk_map.Subject(image_id, cut, os_hash, scope_keys, stored)
-    return b"".join(map_builder.parts(subject, cids, entries))
+    return b"".join(chunk_map_writer.write_map(subject, cids, entries))

@@ -12,12 +12,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import oid
 
-from acstor_common import certificates
-from acstor_common import decision_api
-from acstor_common import identity_files
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from tests.lab import identities
 
 DAY_S = 86_400
@@ -55,39 +55,39 @@ class CloudKeys:
         identity_files.write(state_dir / "identity", made)
         return made
 
-    def table(self, table: ring.Ring, told: int | None = None) -> decision_api.RingTable:
+    def table(self, table: hash_ring.Ring, told: int | None = None) -> decision_messages.RingTable:
         """Return a table as the decision service sends it.
 
         :param told: the epoch beside it, if not its own
         """
-        data = ring.encode(table)
-        signature = sealed.signature_of(signing.TABLE, data, self.signing_key)
-        return decision_api.RingTable(
+        data = hash_ring.encode(table)
+        signature = signed_messages.signature_of(signing.TABLE, data, self.signing_key)
+        return decision_messages.RingTable(
             table.epoch if told is None else told, data.decode(), signature
         )
 
     def task(
         self,
-        task: decision_api.ImageTask,
+        task: decision_messages.ImageTask,
         *hosts: str,
         given_s: float | None = None,
         purpose: str = signing.TASK,
-    ) -> decision_api.Signed:
+    ) -> decision_messages.Signed:
         """Return a task as the decision service gives it.
 
         :param hosts: whom it is for; all if there are none
         """
         at_s = time.time() if given_s is None else given_s
-        given = decision_api.TaskForHosts(task=task, hosts=hosts, given_s=at_s)
-        return sealed.seal(given, purpose, self.signing_key)
+        given = decision_messages.TaskForHosts(task=task, hosts=hosts, given_s=at_s)
+        return signed_messages.sign_payload(given, purpose, self.signing_key)
 
     def wanted(
-        self, wanted: decision_api.ImageWanted, request: int = 1, given_s: float | None = None
-    ) -> decision_api.Signed:
+        self, wanted: decision_messages.ImageWanted, request: int = 1, given_s: float | None = None
+    ) -> decision_messages.Signed:
         """Return a request to prepare an image as the decision service gives it."""
         at_s = time.time() if given_s is None else given_s
-        sent = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=at_s)
-        return sealed.seal(sent, signing.IMAGE_WANTED, self.signing_key)
+        sent = decision_messages.ImageWantedAt(wanted=wanted, request=request, given_s=at_s)
+        return signed_messages.sign_payload(sent, signing.IMAGE_WANTED, self.signing_key)
 
 
 def own_authority(*uses: x509.ObjectIdentifier) -> tuple[bytes, bytes]:

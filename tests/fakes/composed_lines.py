@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import local_file
-from acstor_common import qcow2
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.model import ids
 from acstor_glance import prehash
 from acstor_glance import raw_format
 from tests.fakes import changed_disks
@@ -70,7 +70,7 @@ def snapshot(
     qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", *words)
     qcow2_corpus.qemu_io(overlay, tuple(writes))
     with overlay.open("rb") as file, base.path.open("rb") as base_file:
-        disk = qcow2.Qcow2(source_of(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
+        disk = qcow2.Qcow2(source_of(file), disk_delta.MAX_VIRTUAL_BYTES, may_have_backing=True)
         below = changed_disks.base_of(source_of(base_file), base.disk_format)
         stream = changed_disks.stream_of(disk)
         _write(path, changed_disks.compose(stream, below, disk_format))

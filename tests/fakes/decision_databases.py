@@ -17,10 +17,10 @@ from alembic import command
 from alembic.runtime import migration
 from oslo_config import cfg
 
-from acstor_common import boot_timeline
-from acstor_common import checkpoint_messages
-from acstor_common import decision_api
-from acstor_common import whole_image
+from acstor_common.model import boot_timeline
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import boots
 from acstor_decision.db import checkpoint_failures
@@ -32,15 +32,15 @@ from acstor_decision.db import migrations
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
 
-OWNED = whole_image.FillStatus(
-    state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=6, remaining_bytes=0
+OWNED = fill_progress.FillStatus(
+    state=fill_progress.FillState.FULLY_CACHED, is_used=True, total_bytes=6, remaining_bytes=0
 )
 FAILING = (
     checkpoint_messages.Failing("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", "holder", "h2"),
     checkpoint_messages.Failing("", "full"),
 )
-FILLING = whole_image.FillStatus(
-    state=whole_image.FillState.FILLING,
+FILLING = fill_progress.FillStatus(
+    state=fill_progress.FillState.FILLING,
     is_used=True,
     why="the store is gone: ω",
     total_bytes=6,
@@ -91,8 +91,8 @@ def publication(epoch: int, **fields: Any) -> database.Publication:
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
-def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_api.Sample:
-    return decision_api.Sample(
+def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_messages.Sample:
+    return decision_messages.Sample(
         **{
             "host": host,
             "address": f"10.0.0.{host[1:]}:7201",
@@ -102,9 +102,9 @@ def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_api.Sam
             "sent_s": sent_s,
             "interval_s": 5.0,
             "link_bytes_s": 1000,
-            "total": decision_api.Traffic(50, 100),
-            "chunks": decision_api.Traffic(5, 10),
-            "peers": {"h9": decision_api.Traffic(1, 2)},
+            "total": decision_messages.Traffic(50, 100),
+            "chunks": decision_messages.Traffic(5, 10),
+            "peers": {"h9": decision_messages.Traffic(1, 2)},
             **fields,
         }
     )
@@ -231,18 +231,18 @@ class Suite:
 
     def test_images_are_what_hosts_told_last(self, store: database.Database) -> None:
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
-        whole = decision_api.HeldImage(
+        whole = decision_messages.HeldImage(
             size_bytes=9,
             cached_bytes=6,  # the rest is zeros
             missing_bytes=0,
-            read=decision_api.ReadBytes(1, 2, 3, 4),
+            read=decision_messages.ReadBytes(1, 2, 3, 4),
             fill=OWNED,
         )
-        part = decision_api.HeldImage(
+        part = decision_messages.HeldImage(
             size_bytes=9,
             cached_bytes=2,
             missing_bytes=4,
-            fetched=decision_api.FetchedBytes(5, 6),
+            fetched=decision_messages.FetchedBytes(5, 6),
             fill=FILLING,
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
@@ -253,8 +253,8 @@ class Suite:
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
         assert (first.using_hosts, first.whole_hosts) == (2, 1)
         assert (first.size_bytes, first.cached_bytes) == (9, 8)
-        assert first.read == decision_api.ReadBytes(1, 2, 3, 4)
-        assert first.fetched == decision_api.FetchedBytes(5, 6)
+        assert first.read == decision_messages.ReadBytes(1, 2, 3, 4)
+        assert first.fetched == decision_messages.FetchedBytes(5, 6)
         rows = store.image_hosts(ids[0], 0)
         assert [row.host for row in rows] == ["h1", "h2"]
         assert [held_images.fill_of(row) for row in rows] == [OWNED, FILLING]
@@ -272,11 +272,11 @@ class Suite:
             "h1": OWNED,
             "h2": FILLING,
             "h3": msgspec.structs.replace(OWNED, is_used=False, is_pinned=True),
-            "h4": msgspec.structs.replace(FILLING, state=whole_image.FillState.NO_SPACE),
-            "h5": whole_image.FillStatus(state=whole_image.FillState.EVICTABLE, is_used=False),
+            "h4": msgspec.structs.replace(FILLING, state=fill_progress.FillState.NO_SPACE),
+            "h5": fill_progress.FillStatus(state=fill_progress.FillState.EVICTABLE, is_used=False),
             "h6": None,
         }
-        held = {host: decision_api.HeldImage(fill=whole) for host, whole in by_host.items()}
+        held = {host: decision_messages.HeldImage(fill=whole) for host, whole in by_host.items()}
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
         store.note_samples(told)
         found = store.image(image_id, 0)
@@ -300,7 +300,7 @@ class Suite:
     ) -> None:
         assert store.needed_images(0, 0, 9) == ([], True, None, None, 0)
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(5)]
-        full = msgspec.structs.replace(FILLING, state=whole_image.FillState.NO_SPACE)
+        full = msgspec.structs.replace(FILLING, state=fill_progress.FillState.NO_SPACE)
         unused = msgspec.structs.replace(FILLING, is_used=False)
         by_host = {
             "h1": {ids[0]: OWNED, ids[1]: OWNED, ids[2]: FILLING, ids[3]: unused, ids[4]: full},
@@ -308,7 +308,7 @@ class Suite:
         }
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             held = {
-                image_id: decision_api.HeldImage(fill=whole)
+                image_id: decision_messages.HeldImage(fill=whole)
                 for image_id, whole in by_host[host].items()
             }
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
@@ -324,7 +324,7 @@ class Suite:
 
     def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-        held = {image_id: decision_api.HeldImage(fill=FILLING)}
+        held = {image_id: decision_messages.HeldImage(fill=FILLING)}
         store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
@@ -333,7 +333,7 @@ class Suite:
 
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-        held = {image_id: decision_api.HeldImage(size_bytes=9)}
+        held = {image_id: decision_messages.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
         store.forget_old(1000.0 + held_images.KEPT_S)
@@ -367,7 +367,7 @@ class Suite:
         assert [row.host for row in store.boots(SERVER)] == ["h1"]
 
     def test_boots_that_a_host_tells_of_are_bounded(self, store: database.Database) -> None:
-        each = decision_api.MAX_BOOTS
+        each = decision_messages.MAX_BOOTS
         servers = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boots.KEPT_OF_HOST + each)]
         store.note_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
         for at in range(0, len(servers), each):
@@ -378,9 +378,11 @@ class Suite:
         assert [row.host for row in store.boots(servers[0])] == ["h2"], "another host's stay"
 
     def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
-        most = decision_api.MAX_NUMBER
-        huge = decision_api.HeldImage(
-            size_bytes=most, cached_bytes=most, read=decision_api.ReadBytes(most, most, most, most)
+        most = decision_messages.MAX_NUMBER
+        huge = decision_messages.HeldImage(
+            size_bytes=most,
+            cached_bytes=most,
+            read=decision_messages.ReadBytes(most, most, most, most),
         )
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         hosts = [f"h{n}" for n in range(1, 6)]
@@ -391,8 +393,8 @@ class Suite:
     def test_tasks_are_kept_until_hosts_speak_of_them(self, store: database.Database) -> None:
         image_id, other_id = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in (1, 2))
         first, second, other = (
-            decision_api.ImageTask(
-                request=request, kind=decision_api.TaskKind.PRE_SEED, image_id=image
+            decision_messages.ImageTask(
+                request=request, kind=decision_messages.TaskKind.PRE_SEED, image_id=image
             )
             for request, image in ((1, image_id), ((1 << 52) - 1, image_id), (3, other_id))
         )
@@ -404,12 +406,14 @@ class Suite:
         waiting = [("h1", 10.0, first), ("h2", 20.0, second), ("h2", 30.0, other)]
         assert store.unheard_tasks(10.0) == waiting
         for request, left in ((1, waiting[:2]), (second.request, waiting[:1])):
-            told = decision_api.TaskProgress(
-                request=request, kind=first.kind, state=decision_api.TaskState.WAITING
+            told = decision_messages.TaskProgress(
+                request=request, kind=first.kind, state=decision_messages.TaskState.WAITING
             )
             held = {
-                image_id: decision_api.HeldImage(task=told),
-                other_id: decision_api.HeldImage(task=msgspec.structs.replace(told, request=3)),
+                image_id: decision_messages.HeldImage(task=told),
+                other_id: decision_messages.HeldImage(
+                    task=msgspec.structs.replace(told, request=3)
+                ),
             }
             store.note_samples({"h2": (sample("h2", images=held), 0)})
             assert store.unheard_tasks(10.0) == left

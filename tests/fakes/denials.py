@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_checkpoint import places
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import map_builder
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import qcow2_bombs
 from tests.fakes import qcow2_images
 from tests.lab import local
@@ -63,7 +63,7 @@ def large_image(
     page = ids.cid_of(b"the same") * chunk_map.PAGE_CHUNKS
     pages = itertools.repeat(page, (cut.chunk_count - distinct) // chunk_map.PAGE_CHUNKS)
     with images.map_path(image_id).open("wb") as file:
-        file.writelines(map_builder.parts(subject, itertools.chain(dense, pages)))
+        file.writelines(chunk_map_writer.write_map(subject, itertools.chain(dense, pages)))
     return image_id
 
 

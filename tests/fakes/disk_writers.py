@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Self
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = 4096

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from oslo_config import cfg
 
-from acstor_common import certificates
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from acstor_decision import authority
 from acstor_decision.db import database
 
@@ -47,6 +47,8 @@ class EnrolledHosts:
         self._identities[host] = key, issued.certificate
         return issued
 
-    def sealed(self, sample: decision_api.Sample, by: str = "") -> decision_api.Signed:
+    def sealed(self, sample: decision_messages.Sample, by: str = "") -> decision_messages.Signed:
         """Return a sample as its host sends it, or as another one sends it in its name."""
-        return sealed.seal(sample, signing.SAMPLE, *self.identity(by or sample.host))
+        return signed_messages.sign_payload(
+            sample, signing.SAMPLE, *self.identity(by or sample.host)
+        )

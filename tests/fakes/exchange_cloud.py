@@ -25,9 +25,9 @@ from acstor_agent.engine_io import peer_server
 from acstor_agent.peers.connection import asking
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 from tests.fakes import known_maps
 from tests.fakes import reading_source
 
@@ -224,10 +224,10 @@ class Cloud:
         self.unattached: set[ids.ImageId] = set()
         self.learn: peer_server.Learn = self._nothing
         self.connections: dict[tuple[str, str], Connection] = {}
-        self.views: dict[str, tuple[ring.Ring, ring.Ring | None]] = {}
-        self.former: ring.Ring | None = None
-        self.ring = ring.Ring(
-            1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
+        self.views: dict[str, tuple[hash_ring.Ring, hash_ring.Ring | None]] = {}
+        self.former: hash_ring.Ring | None = None
+        self.ring = hash_ring.Ring(
+            1, tuple(hash_ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
         )
         self.contents = {
             (image_id, n * CHUNK): ids.Content(ids.cid_of(bytes_of(n)))
@@ -278,7 +278,7 @@ class Cloud:
         return base.Wrapper(self.source), lambda image_id, offset: placement.Given.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
-        def view() -> tuple[ring.Ring, ring.Ring | None]:
+        def view() -> tuple[hash_ring.Ring, hash_ring.Ring | None]:
             return self.views.get(here, (self.ring, self.former))
 
         source, given_as = self._source_of(here)
@@ -335,16 +335,16 @@ class Cloud:
         threshold: int | None = None,
         outer_threshold: int | None = None,
         vnodes: dict[str, int] | None = None,
-    ) -> ring.Ring:
+    ) -> hash_ring.Ring:
         """Return the cloud's table with h1 and h2 in one pod, h3 and h4 in another."""
         weights = vnodes or {}
         hosts = tuple(
-            ring.RingHost(
+            hash_ring.RingHost(
                 h.host, h.address, weights.get(h.host, 100), "p1" if h.host < "h3" else "p2"
             )
             for h in self.ring.hosts
         )
-        return ring.Ring(epoch, hosts, threshold, outer_threshold)
+        return hash_ring.Ring(epoch, hosts, threshold, outer_threshold)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import trio
 
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import reading_source
 
 

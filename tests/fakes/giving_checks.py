@@ -12,8 +12,8 @@ from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import requester
 from acstor_agent.engine import transfer as transfer_
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 Mode = peer_request.Mode
 

@@ -4,10 +4,10 @@
 import hashlib
 from typing import Any
 
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import chunk_map
-from acstor_common import image_record
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 
 IMAGE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 ARTEFACT_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Self
 
 from acstor_checkpoint import record
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.lab import vaults
 
 Answer = Callable[[str, ssl.SSLSocket], bytes | None]

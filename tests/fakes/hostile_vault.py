@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from acstor_common import credentials as credentials_
+from acstor_common.identity import credentials as credentials_
 
 Answer = Callable[[ssl.SSLSocket, bytes], None]
 """Answers a request, of which the head is given; the body was not read."""

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from acstor_agent.core.disks import recovery
 from acstor_agent.disks import holders
-from acstor_common import checkpoint_manifest as manifest
-from acstor_common import checkpoint_sealing as sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import vault_paths
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest as manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Kept:
         chunks: dict[int, bytes],
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     ) -> None:
-        seal = sealing.Seal(KEY)
+        seal = checkpoint_encryption.Seal(KEY)
         names = {chunk_no: seal.name(plain) for chunk_no, plain in sorted(chunks.items())}
         self.chunks = {
             name: seal.close(name, chunks[chunk_no])
@@ -63,7 +63,7 @@ class Kept:
             "image_id": self.image,
             "owner": OWNER,
             "vault_disk": VAULT_DISK,
-            "manifest_name": sealing.manifest_name(self.manifest).hex(),
+            "manifest_name": checkpoint_encryption.manifest_name(self.manifest).hex(),
             "holders": [("h2", "10.0.0.2:7205"), ("h3", "10.0.0.3:7205")],
             "key": KEY.hex(),
         }
@@ -85,7 +85,7 @@ class Link:
         self.things = {
             vault_paths.chunk(OWNER, VAULT_DISK, name): data for name, data in kept.chunks.items()
         }
-        name = sealing.manifest_name(kept.manifest)
+        name = checkpoint_encryption.manifest_name(kept.manifest)
         self.things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine.serve import authorization
-from acstor_common import ids
+from acstor_common.model import ids
 
 Content = Callable[[ids.ImageId, int, int], ids.Content | None]
 Segments = Callable[[chunk_ref.Request], authorization.Segments | None]

@@ -13,14 +13,14 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.cloud import links
-from acstor_common import boot_timeline
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys
 
 COLLECTION_S = 0.5
@@ -48,24 +48,26 @@ class Bus:
     """Takes what is cast."""
 
     def __init__(self) -> None:
-        self.samples: list[decision_api.Sample] = []
+        self.samples: list[decision_messages.Sample] = []
         self.heard: Mapping[str, Any] = {}
         self.listeners = 0
 
     def cast(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
         assert (topic, method, is_fanout) == (
-            decision_api.TOPIC,
-            decision_api.SAMPLE_COLLECTED,
+            decision_messages.TOPIC,
+            decision_messages.SAMPLE_COLLECTED,
             True,
         )
-        signed = decision_api.decode(payload, decision_api.Signed)
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         ca = KEYS.authority.certificate_pem
-        certificate, sample = sealed.open_from_host(signed, signing.SAMPLE, ca, decision_api.Sample)
+        certificate, sample = signed_messages.verify_from_host(
+            signed, signing.SAMPLE, ca, decision_messages.Sample
+        )
         assert certificate.host == sample.host
         self.samples.append(sample)
 
     def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
-        assert topic == decision_api.AGENT_TOPIC
+        assert topic == decision_messages.AGENT_TOPIC
         self.heard = heard
         self.listeners += 1
 
@@ -83,11 +85,11 @@ class LinkedHost:
         self.rings = ring_keeper.RingKeeper(
             state_dir / "ring.json", None, signers=self.files.signers
         )
-        self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
+        self.rings.take(hash_ring.Ring(3, ()), KEYS.table(hash_ring.Ring(3, ())))
         self.images: decision_link.Images = None
         self.boots: tuple[boot_timeline.Timeline, ...] = ()
-        self.tasks: list[decision_api.ImageTask] = []
-        self.health = decision_api.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
+        self.tasks: list[decision_messages.ImageTask] = []
+        self.health = decision_messages.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
         self.link = decision_link.DecisionLink(
             here,
             "10.0.0.1:7201",
@@ -112,5 +114,5 @@ class LinkedHost:
     async def hear(self, method: str, payload: Any) -> None:
         """Be told something over the bus."""
         if isinstance(payload, msgspec.Struct):
-            payload = decision_api.encode(payload)
+            payload = decision_messages.encode(payload)
         await trio.to_thread.run_sync(self.bus.heard[method], payload)

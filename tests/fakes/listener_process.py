@@ -16,7 +16,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_common import supervised
+from acstor_common.util import supervision
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard
@@ -66,7 +66,7 @@ def main(folder: str, told: str) -> None:
     listener.RECONCILE_INTERVAL_S, began_s = RECONCILE_S, time.monotonic()
     ended: dict[str, float] = {}
     stopping = threading.Event()
-    supervised.start("test-listener", made.run, stopping)
+    supervision.start("test-listener", made.run, stopping)
     while len(ended) < len(tenants):
         time.sleep(0.02)
         for image in tenants:

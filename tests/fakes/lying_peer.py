@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 Lie = Callable[[socket.socket, peer_wire.Request, random.Random], None]
 

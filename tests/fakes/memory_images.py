@@ -13,8 +13,8 @@ from typing import IO
 from typing import Any
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import images as glance_images
 from tests.fakes import glance_records
 

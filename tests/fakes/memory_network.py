@@ -22,7 +22,7 @@ from acstor_agent.peers import connecting
 from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
-from acstor_common import peer_wire
+from acstor_common.wire import peer_wire
 
 IN_FLIGHT_BYTES = 256 * 1024
 """What a sender gets rid of before anything arrives."""

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from oslo_config import cfg
 
-from acstor_common import control_wire
+from acstor_common.wire import control_wire
 from acstor_nova import conf as nova_conf
 from acstor_nova import evacuation
 from acstor_nova import imagebackend

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import IO
 from typing import Any
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
 from acstor_glance import images as glance_images

@@ -34,11 +34,11 @@ from acstor_agent.images import unattached
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_common import boot_image
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
@@ -46,7 +46,7 @@ CHUNK = 16 * geometry.KIB
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 DEADLINE_S = 5.0
-NO_HOSTS = ring.Ring(0, ())
+NO_HOSTS = hash_ring.Ring(0, ())
 BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S = geometry.MIB, 60.0, 600.0
 
 
@@ -95,7 +95,7 @@ class OneHost:
         is_keeping: bool,
         may_grow: bool,
         shares: shares_.Shares | None,
-        table: ring.Ring,
+        table: hash_ring.Ring,
     ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
@@ -192,7 +192,7 @@ async def one_host(
     is_keeping: bool = False,
     may_grow: bool = False,
     shares: shares_.Shares | None = None,
-    table: ring.Ring = NO_HOSTS,
+    table: hash_ring.Ring = NO_HOSTS,
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
 

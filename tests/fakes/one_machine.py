@@ -17,10 +17,10 @@ from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from tests.fakes import known_maps
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -33,16 +33,16 @@ A = TypeVar("A")
 
 def table(
     count: int, epoch: int = 1, weights: Mapping[str, int] = MappingProxyType({}), **more: Any
-) -> ring.Ring:
+) -> hash_ring.Ring:
     """Return a table of the hosts ``h1``, ``h2`` and so on.
 
     :param weights: v-nodes of some of them; the others have 40
     """
     hosts = tuple(
-        ring.RingHost(f"h{n}", f"10.0.{n >> 8}.{n & 255}:7201", weights.get(f"h{n}", 40))
+        hash_ring.RingHost(f"h{n}", f"10.0.{n >> 8}.{n & 255}:7201", weights.get(f"h{n}", 40))
         for n in range(1, count + 1)
     )
-    return ring.Ring(epoch, hosts, **more)
+    return hash_ring.Ring(epoch, hosts, **more)
 
 
 UNKNOWN = ids.ImageId("00000000-0000-4000-8000-000000000000")

@@ -14,8 +14,8 @@ import trio
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 Serve = Callable[[ids.HostId, peer_wire.Request], Awaitable[Any]]
 

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import qcow2_files
 
 MAX_CLUSTER_BITS = 21

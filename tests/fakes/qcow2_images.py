@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.lab import local
 from tests.lab import runs
@@ -77,7 +77,7 @@ def map_of(stored: bytes, data: bytes, image_id: ids.ImageId, chunk_bytes: int) 
     :param data: what guests read
     """
     cut = geometry.Geometry(len(data), chunk_bytes)
-    entries = [layout.pack(extent) for extent in layout.joined(extents_of(stored), cut)]
+    entries = [layout.pack(extent) for extent in layout.merge_adjacent(extents_of(stored), cut)]
     of = layout.Stored(layout.DiskFormat.QCOW2, len(stored), len(entries))
     chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
     cids = (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Any
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_simulator import hosts as shells
 from tests.fakes import queue_network
 from tests.fakes import transfer_world

@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Iterator
 from typing import Self
 
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import peer_encryption
-from acstor_common import peer_wire
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_wire
 from tests.lab import local
 
 PATIENCE_S = 10.0

@@ -8,11 +8,11 @@ from typing import Any
 import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import decision_api
-from acstor_common import message_bus
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 from tests.fakes import decision_databases
 from tests.lab import decision
 
@@ -38,7 +38,9 @@ class Sender:
             "interval_s": decision.COLLECTION_S,
         }
         sample = decision_databases.sample(self.name, time.time(), **own | fields)
-        return decision_api.encode(sealed.seal(sample, signing.SAMPLE, *self._identity))
+        return decision_messages.encode(
+            signed_messages.sign_payload(sample, signing.SAMPLE, *self._identity)
+        )
 
 
 class Bus:
@@ -50,19 +52,23 @@ class Bus:
         cfg.CONF(["--config-file", str(path)], project="acstor")
         self._transport = message_bus.open_transport(cfg.CONF)
         target = oslo_messaging.Target(
-            topic=decision_api.TOPIC, exchange=decision_api.EXCHANGE, version=decision_api.VERSION
+            topic=decision_messages.TOPIC,
+            exchange=decision_messages.EXCHANGE,
+            version=decision_messages.VERSION,
         )
         client = oslo_messaging.get_rpc_client(self._transport, target, retry=3, timeout=WAIT_S)
         self._client = client
 
     def send(self, payload: dict[str, Any]) -> None:
         to_all = self._client.prepare(fanout=True)
-        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
+        to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=payload)
 
     def table(self) -> dict[str, str]:
         """Return the address of each host of the table in force."""
-        told = decision_api.decode(self._client.call({}, "get_ring"), decision_api.RingTable)
-        return {host.host: host.address for host in ring.decode(told.table.encode(), "").hosts}
+        told = decision_messages.decode(
+            self._client.call({}, "get_ring"), decision_messages.RingTable
+        )
+        return {host.host: host.address for host in hash_ring.decode(told.table.encode(), "").hosts}
 
     def close(self) -> None:
         self._transport.cleanup()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from acstor_common import control_wire
+from acstor_common.wire import control_wire
 
 Answer = Callable[[control_wire.AnyRequest], bytes]
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import rotating_disk
 
 SSD_BYTES_S = 346e6

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a disk has whose file an agent has made of a checkpoint, by the library alone."""
 
-from acstor_common import changes
-from acstor_common import qcow2
+from acstor_common.formats import disk_delta
+from acstor_common.formats import qcow2
 from tests.fakes import qcow2_files
 
 
@@ -12,7 +12,7 @@ def over(raw: bytes, image: bytes) -> bytes:
     disk = bytearray(image.ljust(file.virtual_size, b"\0"))
     for at, length, kind in file.changes():
         part = bytearray(length)
-        if kind is changes.Kind.DATA:
+        if kind is disk_delta.Kind.DATA:
             file.read_into(memoryview(part), at)
         disk[at : at + length] = part
     return bytes(disk)

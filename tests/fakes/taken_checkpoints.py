@@ -5,12 +5,12 @@ import pathlib
 from collections.abc import Sequence
 
 from acstor_checkpoint import names
-from acstor_common import checkpoint_manifest as manifest
-from acstor_common import checkpoint_messages as messages
-from acstor_common import checkpoint_sealing as sealing
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest as manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
 from tests.lab import vaults
 
 KEY = bytes(range(1, 33))
@@ -33,7 +33,7 @@ class TakenCheckpoint:
         project_id: str = "a-project",
     ) -> None:
         self.owner, self.disk = owner, ids.parse_image_id(instance_id)
-        seal = sealing.Seal(KEY)
+        seal = checkpoint_encryption.Seal(KEY)
         entries = [manifest.Entry(n, seal.name(plain)) for n, plain in sorted(changed.items())]
         self.subject = manifest.Subject(
             self.disk,
@@ -56,7 +56,7 @@ class TakenCheckpoint:
     @property
     def manifest_name(self) -> str:
         """What the sealed manifest is called."""
-        return sealing.manifest_name(self.manifest).hex()
+        return checkpoint_encryption.manifest_name(self.manifest).hex()
 
     def put(self, holders: Sequence[vaults.Vault]) -> None:
         """Let vaults keep it."""
@@ -65,10 +65,12 @@ class TakenCheckpoint:
                 client.put(names.Disk(self.owner.name, self.disk), self.chunks)
                 client.put_manifest(names.Disk(self.owner.name, self.disk), self.manifest)
 
-    def told(self, checkpoint_id: str, holders: Sequence[vaults.Vault]) -> messages.Taken:
+    def told(
+        self, checkpoint_id: str, holders: Sequence[vaults.Vault]
+    ) -> messages.RegisteredCheckpoint:
         """Return what its host tells the decision service."""
         subject = self.subject
-        return messages.Taken(
+        return messages.RegisteredCheckpoint(
             checkpoint_id=checkpoint_id,
             host=self.owner.name,
             instance_id=subject.instance,

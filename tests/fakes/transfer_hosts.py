@@ -20,7 +20,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings as settings_
 from acstor_agent.engine.serve import authorization
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_simulator import hosts
 from tests.fakes import giving_checks
 from tests.fakes import known_maps

@@ -12,7 +12,7 @@ from typing import Any
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
-from acstor_common import ids
+from acstor_common.model import ids
 
 TIMEOUT_S = 30.0
 

@@ -8,8 +8,8 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 from acstor_simulator import hosts as shells
 from tests.fakes import one_machine
 from tests.fakes.transfer_hosts import Host

@@ -19,10 +19,10 @@ from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.serve import authorization
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from acstor_simulator import hosts as shells
 from tests.fakes import giving_checks
 from tests.fakes import link_network
@@ -83,7 +83,7 @@ class World:
     :param link_bytes_per_s: of each host and of the source; None: no time
     :param names: what hosts mean by the same chunk
     :param table: of the first v-node table: ``vnodes`` of each host (40), ``location`` of each by
-        its number, and what else ``ring.Ring`` has
+        its number, and what else ``hash_ring.Ring`` has
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class World:
         epoch: int,
         more: dict[str, Any] | None = None,
         without: Collection[ids.HostId] = (),
-    ) -> ring.Ring:
+    ) -> hash_ring.Ring:
         """Return a table with other weights, of all hosts but some."""
         known = dict(more or {})
         location, vnodes = known.pop("location", lambda n: ""), known.pop("vnodes", 40)
         hosts = tuple(
-            ring.RingHost(
+            hash_ring.RingHost(
                 name,
                 f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}:7201",
                 vnodes if epoch == 1 else self.rng.choice((5, 40, 80)),
@@ -161,7 +161,7 @@ class World:
             for n, name in enumerate(self.names, 1)
             if name not in without
         )
-        return ring.Ring(epoch, hosts, **known, segment_chunks=self.segment_chunks)
+        return hash_ring.Ring(epoch, hosts, **known, segment_chunks=self.segment_chunks)
 
     def add(self, name: ids.HostId, kind: type[Host] = Host, **settings: Any) -> Host:
         """Put a host in its place."""
@@ -183,7 +183,7 @@ class World:
         if self.segment_chunks == 1:
             return chunks
         cids, oids = [chunk.cid for chunk in chunks], [chunk.oid for chunk in chunks]
-        named = zip(chunks, segments.places(cids, oids, self.segment_chunks), strict=True)
+        named = zip(chunks, segments.names_and_bits(cids, oids, self.segment_chunks), strict=True)
         return [chunk._replace(segment=name, bit=bit) for chunk, (name, bit) in named]
 
     def places(self) -> collections.Counter[ids.Cid]:
@@ -198,7 +198,7 @@ class World:
         chunks = self._images[request.image_id]
         asked = request.offset // CHUNK
         stop = asked + request.chunks
-        first, stop = segments.around(asked, stop, self.segment_chunks, len(chunks))
+        first, stop = segments.covering(asked, stop, self.segment_chunks, len(chunks))
         cids = [chunk.cid for chunk in chunks[first:stop]]
         return authorization.Segments(cids, asked - first, CHUNK, self.segment_chunks)
 

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import certificates
-from acstor_common import geometry
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import nova_hosts
 from tests.lab import guest_image
 from tests.lab import local

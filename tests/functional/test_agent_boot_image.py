@@ -11,9 +11,9 @@ import pytest
 
 from acstor_agent.core.boot import boot_recorder
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local

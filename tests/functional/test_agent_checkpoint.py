@@ -12,14 +12,14 @@ import uuid
 import pytest
 
 from acstor_checkpoint import names
-from acstor_common import checkpoint_manifest as manifest
-from acstor_common import checkpoint_sealing as sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import local_file
-from acstor_common import qcow2
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest as manifest
+from acstor_common.formats import chunk_map
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -61,7 +61,7 @@ class Kept:
 
     def __init__(self, folder: pathlib.Path, image_id: ids.ImageId, vault_list) -> None:
         self.vaults = vault_list
-        seal = sealing.Seal(KEY)
+        seal = checkpoint_encryption.Seal(KEY)
         entries = [manifest.Entry(n, seal.name(plain)) for n, plain in CHANGED.items()]
         subject = manifest.Subject(
             DISK,
@@ -91,7 +91,7 @@ class Kept:
             "image_id": image_id,
             "owner": OWNER,
             "vault_disk": DISK,
-            "manifest_name": sealing.manifest_name(sealed).hex(),
+            "manifest_name": checkpoint_encryption.manifest_name(sealed).hex(),
             "holders": [(one.name, f"127.0.0.1:{one.port}") for one in self.vaults],
             "key": KEY.hex(),
         }

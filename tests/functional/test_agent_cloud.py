@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from acstor_common import certificates
-from acstor_common import geometry
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import lying_peer
@@ -58,7 +58,7 @@ def chunk(chunk_no: int) -> bytes:
 
 def owned_by(cloud: hosts.Cloud, *names: str) -> list[int]:
     """Return the chunks whose owners on the ring begin with ``names``, the home first."""
-    table = ring.decode(cloud.ring_file.read_bytes(), "ring")
+    table = hash_ring.decode(cloud.ring_file.read_bytes(), "ring")
     chunks = range(len(DATA) // CHUNK)
     return [n for n in chunks if table.owners_of(ids.cid_of(chunk(n)), len(names)) == names]
 

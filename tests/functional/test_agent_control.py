@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents

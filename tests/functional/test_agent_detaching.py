@@ -7,7 +7,7 @@ import time
 import urllib.request
 from typing import NamedTuple
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local

@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import disk_writers
 from tests.fakes import hosts
 from tests.lab import agents

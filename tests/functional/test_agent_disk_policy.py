@@ -9,7 +9,7 @@ import pytest
 
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local

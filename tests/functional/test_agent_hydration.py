@@ -12,8 +12,8 @@ import uuid
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import console

@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Mapping
 from concurrent import futures
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.fakes import hosts
 from tests.lab import agents

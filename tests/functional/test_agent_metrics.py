@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from prometheus_client import parser
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import local
 

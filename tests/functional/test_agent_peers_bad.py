@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_keeping
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
 from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import lying_peer
@@ -101,11 +101,11 @@ def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
         lying_peer.send(link, kind(announced.alone(*prefixes)))
 
 
-def keeps(count: int, lease_s: int = 86400) -> peer_wire.Keep:
+def keeps(count: int, lease_s: int = 86400) -> peer_wire.ReplicaRequest:
     """Return what asks for images that are not there."""
-    return peer_wire.Keep(
+    return peer_wire.ReplicaRequest(
         tuple(
-            peer_keeping.Lease(ids.ImageId(str(uuid.UUID(int=number))), lease_s)
+            replica_messages.Lease(ids.ImageId(str(uuid.UUID(int=number))), lease_s)
             for number in range(count)
         )
     )

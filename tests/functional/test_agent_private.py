@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import scope
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
 
@@ -47,9 +47,9 @@ def kept_bytes(statuses, *names):
 @pytest.mark.parametrize(
     ("naming", "is_for_others", "is_elsewhere"),
     [
-        (scope.Naming(KEY), True, True),
-        (scope.Naming(KEY), False, False),
-        (scope.PLAIN, False, True),
+        (deduplication.Naming(KEY), True, True),
+        (deduplication.Naming(KEY), False, False),
+        (deduplication.PLAIN, False, True),
     ],
     ids=["private", "private and not for others", "public"],
 )

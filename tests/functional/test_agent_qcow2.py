@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import qcow2_images

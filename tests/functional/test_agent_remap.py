@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import tuned

@@ -3,8 +3,8 @@
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.fakes import subnets
 from tests.lab import agents

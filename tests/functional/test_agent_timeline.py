@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from acstor_common import boot_picture
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.service import boot_chart
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest
@@ -83,7 +83,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     assert sum(boot.bytes.values()) == len(DATA)
     assert boot.reads == CHUNKS and boot.boot_image == "ready"
     assert {span.what for span in boot.spans} >= {"ensure", "chunk map", "boot image"}
-    assert sum(share.took_s for share in boot_picture.shares(boot)) == pytest.approx(boot.last_s)
+    assert sum(share.took_s for share in boot_chart.shares(boot)) == pytest.approx(boot.last_s)
     shown = agent.ctl("timeline", SERVER)
     assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown
 
@@ -137,4 +137,4 @@ def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path)
     assert sum(one.reads for one in boot.slices) == boot.reads
     waited_s = sum(boot.waited_s.values())
     assert sum(one.waited_s for one in boot.slices) == pytest.approx(waited_s, rel=0.01)
-    assert dict(boot_picture.shares(boot))["guest: by itself"] > 0
+    assert dict(boot_chart.shares(boot))["guest: by itself"] > 0

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.bench import loopback
 from tests.bench import p15_one_host

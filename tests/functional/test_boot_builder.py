@@ -13,11 +13,11 @@ import time
 
 import pytest
 
-from acstor_common import boot_frames
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import prehash
@@ -59,7 +59,7 @@ def build(
     image, image_map = prepared(folder, data)
     output = image.with_suffix(".acboot")
     summary = boot_builder.build(image, image_map, output, limits=limits)
-    head = boot_frames.check([output.read_bytes()], str(output))
+    head = boot_frames.check_boot_image([output.read_bytes()], str(output))
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         image.with_suffix(ending).name for ending in (".raw", ".acmap", ".acboot")
     )
@@ -68,7 +68,7 @@ def build(
 
 def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
     image, image_map = prepared(tmp_path, bytes(4 * MIB))
-    with pytest.raises(errors.DoesNotBoot, match="it does not boot"):
+    with pytest.raises(errors.BootFailed, match="it does not boot"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
     assert not (tmp_path / "out").exists()
 
@@ -81,7 +81,7 @@ def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
 def test_image_without_a_boot_loader_has_none_of_what_the_firmware_looked_at(tmp_path, data):
     image, image_map = prepared(tmp_path, data)
     began_s = time.monotonic()
-    with pytest.raises(errors.DoesNotBoot, match=r"no boot loader that the firmware \(bios\)"):
+    with pytest.raises(errors.BootFailed, match=r"no boot loader that the firmware \(bios\)"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=boot_guest.Limits())
     assert time.monotonic() - began_s < boot_guest.Limits().idle_s  # nobody waited for it
     assert not (tmp_path / "out").exists()
@@ -160,7 +160,7 @@ def test_uefi_reads_an_image_that_it_cannot_boot_and_gives_up(tmp_path):
     patient = dataclasses.replace(
         UEFI["limits"], idle_s=60.0
     )  # it looks elsewhere, too, and says so
-    with pytest.raises(errors.DoesNotBoot, match=r"no boot loader that the firmware \(uefi\)"):
+    with pytest.raises(errors.BootFailed, match=r"no boot loader that the firmware \(uefi\)"):
         boot_builder.build(image, image_map, tmp_path / "out", **(UEFI | {"limits": patient}))
     assert not (tmp_path / "out").exists()  # and the BIOS would have run what ends QEMU
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_image
+from acstor_common.formats import boot_image
+from acstor_common.image import artefacts
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision

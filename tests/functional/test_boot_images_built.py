@@ -9,9 +9,9 @@ import time
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.image import artefacts
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 from acstor_glance import boot_ahead
 from acstor_glance import boot_guest
 from acstor_glance import boot_images

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import qcow2
-from acstor_common import qcow2_header
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
 from acstor_glance import image_file
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_corpus

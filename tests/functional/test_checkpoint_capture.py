@@ -14,11 +14,11 @@ from acstor_checkpoint import capture
 from acstor_checkpoint import domains
 from acstor_checkpoint import nbd
 from acstor_checkpoint import overlay
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import checkpoint_copies
 from tests.lab import domain as domain_lab
 
@@ -51,7 +51,7 @@ class Place:
             lambda path: overlay.base_of(path, mirrors),
             domain_lab.run_dir(host),
         )
-        self.seal = checkpoint_sealing.Seal(bytes(range(1, 33)))
+        self.seal = checkpoint_encryption.Seal(bytes(range(1, 33)))
         self.holder = checkpoint_copies.Holder()
         self.before, self.bitmap, self.taking = None, "", None
 

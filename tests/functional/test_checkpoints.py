@@ -17,9 +17,9 @@ from acstor_checkpoint import copies
 from acstor_checkpoint import nbd
 from acstor_checkpoint import patience
 from acstor_checkpoint import powered_off
-from acstor_common import checkpoint_manifest
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
 from tests.lab import checkpoints
 from tests.lab import domain as domain_lab
 from tests.lab import runs

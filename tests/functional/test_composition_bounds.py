@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("glance_store")
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common.changes import Change
-from acstor_common.changes import Kind
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.formats.disk_delta import Extent
+from acstor_common.formats.disk_delta import Kind
 from acstor_glance import budget
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import changes_body
@@ -54,10 +54,10 @@ class Glance:
             self.taken += len(part)
 
 
-def changes_of(size: int, *found: Change) -> bytes:
+def changes_of(size: int, *found: Extent) -> bytes:
     """Return a body: what changed of a disk of ``size`` bytes."""
-    table = changes.Table.of(found, size)
-    writer = changes.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
+    table = disk_delta.Table.of(found, size)
+    writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     data = b"x" * writer.head.data_bytes
     writer.feed(data)
     return writer.front + data + writer.end()
@@ -89,7 +89,7 @@ def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
 
 def test_honest_compositions_are_made() -> None:
     size = 64 << 20
-    written = changes_of(size, Change(1 << 20, 1 << 20, Kind.DATA))
+    written = changes_of(size, Extent(1 << 20, 1 << 20, Kind.DATA))
     for disk_format, most in (("raw", size), ("qcow2", 3 << 20)):
         glance = Glance(RAW_BASE, "raw")
         made = compose(glance, written, disk_format)

@@ -17,7 +17,7 @@ import uuid
 import pytest
 
 from acstor_common import errors
-from acstor_common import script
+from acstor_common.service import console_script
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.lab import container_host
@@ -179,10 +179,20 @@ def test_listener_prepares_an_image_and_gateway_is_up(host, image_services):
     [
         ("agent", "acstor-agent --config-file /etc/acstor/acstor-agent.conf", "acstor-agent: ", 1),
         ("glance", "acstor-glance-listener --config-file /dev/null", "acstor-glance-listener: ", 1),
-        ("glance", "acstor-glance-gateway", "acstor-glance-gateway: ", script.NO_APPLICATION),
+        (
+            "glance",
+            "acstor-glance-gateway",
+            "acstor-glance-gateway: ",
+            console_script.NO_APPLICATION,
+        ),
         ("decision", "acstor-decision --config-file /nowhere", "/nowhere", 1),
-        ("decision", "acstor-decision-api", "the REST API of acstor: ", script.NO_APPLICATION),
-        ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]", script.MISUSE),
+        (
+            "decision",
+            "acstor-decision-api",
+            "the REST API of acstor: ",
+            console_script.NO_APPLICATION,
+        ),
+        ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]", console_script.MISUSE),
     ],
 )
 def test_bad_configuration_is_named_and_ends_the_container(host, target, command, said, status):

@@ -23,12 +23,12 @@ import oslo_messaging
 import pytest
 from oslo_config import cfg
 
-from acstor_common import certificates
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from acstor_decision.core import threshold
 from tests.fakes import decision_databases
 from tests.fakes import hosts
@@ -272,18 +272,20 @@ def test_hosts_join_by_themselves_with_even_shares(cloud: Cloud) -> None:
 def stranger(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
     """Somebody who may talk to the broker and is no agent."""
     cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
-    oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+    oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
     transport = oslo_messaging.get_rpc_transport(cfg.CONF, url=cloud.rabbit.url)
-    target = oslo_messaging.Target(topic=decision_api.TOPIC, version=decision_api.VERSION)
+    target = oslo_messaging.Target(topic=decision_messages.TOPIC, version=decision_messages.VERSION)
     yield oslo_messaging.get_rpc_client(transport, target, timeout=DEADLINE_S)
     transport.cleanup()
     cfg.CONF.reset()
 
 
 def test_who_asks_for_the_table_gets_the_one_in_force(cloud: Cloud, stranger: Any) -> None:
-    told = decision_api.decode(stranger.call({}, "get_ring"), decision_api.RingTable)
+    told = decision_messages.decode(stranger.call({}, "get_ring"), decision_messages.RingTable)
     assert set(cloud.epochs().values()) == {told.epoch}
-    assert [host.host for host in ring.decode(told.table.encode(), "table").hosts] == list(PLACES)
+    assert [host.host for host in hash_ring.decode(told.table.encode(), "table").hosts] == list(
+        PLACES
+    )
 
 
 def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any) -> None:
@@ -298,11 +300,13 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
     key = certificates.new_key()
     certificate = own.issue(certificates.request(H1, key), H1, time.time(), 600)
     in_the_name_of_h1 = msgspec.structs.replace(forged, host="h1")
-    unsigned = decision_api.encode(in_the_name_of_h1)
-    signed = decision_api.encode(sealed.seal(in_the_name_of_h1, signing.SAMPLE, key, certificate))
+    unsigned = decision_messages.encode(in_the_name_of_h1)
+    signed = decision_messages.encode(
+        signed_messages.sign_payload(in_the_name_of_h1, signing.SAMPLE, key, certificate)
+    )
     for payload in (None, [], {"payload": 5}, unsigned, unsigned, signed):
-        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
-    refusal = f"message {decision_api.SAMPLE_COLLECTED} is of no use"
+        to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=payload)
+    refusal = f"message {decision_messages.SAMPLE_COLLECTED} is of no use"
     wait(lambda: leader.log().count(refusal) >= 4, "nonsense refused", cloud.logs)
     wait(
         lambda: "none of the authorities known here issued it" in leader.log(),
@@ -330,8 +334,10 @@ def test_an_enrolled_host_lies_about_itself_and_about_nobody_else(
     )
     to_all = stranger.prepare(fanout=True)
     for lie in lies:
-        sent = decision_api.encode(sealed.seal(lie, signing.SAMPLE, *identity))
-        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=sent)
+        sent = decision_messages.encode(
+            signed_messages.sign_payload(lie, signing.SAMPLE, *identity)
+        )
+        to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=sent)
     for told in (
         "a sample of h1 proves nothing: h9 has signed it",
         f"h9: sample 1 is refused: taken_address ({at_h1})",
@@ -347,13 +353,15 @@ def test_a_table_that_anybody_publishes_on_the_broker_is_not_taken(
     cloud: Cloud, stranger: Any
 ) -> None:
     before = cloud.epochs()
-    hosts_ = (ring.RingHost("h3", f"10.0.0.3:{agents.PEER_PORT}", 100),)
-    text = ring.encode(ring.Ring(before["h1"] + 5, hosts_)).decode()
-    other = sealed.signature_of(signing.TABLE, text.encode(), signing.new_key())
-    to_agents = stranger.prepare(topic=decision_api.AGENT_TOPIC, fanout=True)
+    hosts_ = (hash_ring.RingHost("h3", f"10.0.0.3:{agents.PEER_PORT}", 100),)
+    text = hash_ring.encode(hash_ring.Ring(before["h1"] + 5, hosts_)).decode()
+    other = signed_messages.signature_of(signing.TABLE, text.encode(), signing.new_key())
+    to_agents = stranger.prepare(topic=decision_messages.AGENT_TOPIC, fanout=True)
     for signature in ("", other):
-        table = decision_api.RingTable(before["h1"] + 5, text, signature)
-        to_agents.cast({}, decision_api.RING_PUBLISHED, payload=decision_api.encode(table))
+        table = decision_messages.RingTable(before["h1"] + 5, text, signature)
+        to_agents.cast(
+            {}, decision_messages.RING_PUBLISHED, payload=decision_messages.encode(table)
+        )
     cloud.wait_collections(2)
     assert cloud.epochs() == before
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from tests.fakes import hosts
 from tests.fakes import sample_senders
 from tests.lab import agents
@@ -55,7 +55,7 @@ class Cloud(NamedTuple):
         """Return the hosts and addresses of all tables that were ever published."""
         with contextlib.closing(sqlite3.connect(self.database)) as link:
             tables = link.execute("SELECT ring_table FROM rings").fetchall()
-        found = [ring.decode(table.encode(), "") for (table,) in tables]
+        found = [hash_ring.decode(table.encode(), "") for (table,) in tables]
         return {(host.host, host.address) for table in found for host in table.hosts}
 
     def wait_unproven(self, address: str) -> None:

@@ -13,7 +13,7 @@ from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
-from acstor_common import script
+from acstor_common.service import console_script
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from tests.lab import runs
@@ -155,6 +155,6 @@ def test_api_without_its_configuration_ends_and_says_why(
         timeout=120,
         check=False,
     )
-    assert done.returncode == script.NO_APPLICATION
+    assert done.returncode == console_script.NO_APPLICATION
     assert "the REST API of acstor: Failed to find some config files: /none.conf\n" in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from keystoneauth1 import adapter
 
-from acstor_common import artefacts
-from acstor_common import ids
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from acstor_glance import claims
 from tests.fakes import hosts
 from tests.lab import agents

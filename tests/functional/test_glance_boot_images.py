@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import boot_guest
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
@@ -184,7 +184,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
         for kind in (BOOT_IMAGE, artefacts.Kind.CHUNK_MAP)
     )
     keys = chunk_map.ChunkMap.parse(map_bytes, "the chunk map").scope_keys
-    assert 0 in boot_frames.check([stored], "the boot image", keys).trace
+    assert 0 in boot_frames.check_boot_image([stored], "the boot image", keys).trace
     assert list((tmp_path / "state/boot").iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from concurrent import futures
 
 import pytest
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from acstor_glance import census
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance

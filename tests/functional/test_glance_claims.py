@@ -11,7 +11,7 @@ import time
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import claims
 from tests.lab.openstack import mariadb as mariadb_lab
 
@@ -20,7 +20,7 @@ OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
 DEADLINE_S = 60.0
 HOLDER = """
 import pathlib, sys, time
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import claims
 mine = claims.Claims(sys.argv[1], pathlib.Path(), "chunk_map")
 with mine.held(ids.parse_image_id(sys.argv[2])) as is_ours:

@@ -7,8 +7,8 @@ import uuid
 import pytest
 import requests
 
-from acstor_common import changes
-from acstor_common import chunk_map
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks
 from tests.lab.openstack import image_stores
@@ -16,7 +16,7 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import uploads
 
 KIB, MIB = 1 << 10, 1 << 20
-DATA, ZERO = changes.Kind.DATA, changes.Kind.ZERO
+DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
 BASE = changed_disks.some_base(6 * MIB)
 said = image_stores.said
 FORMATS = ("qcow2", "raw")
@@ -30,12 +30,12 @@ def sender(place):
 def a_disk(base: bytes = BASE, size: int = 9 * MIB) -> changed_disks.Disk:
     """Return a disk with changes of each kind: whole clusters, parts of some, behind the base."""
     found = [
-        changes.Change(3 * 64 * KIB, 64 * KIB, DATA),
-        changes.Change(MIB + 512, 1024, DATA),
-        changes.Change(MIB + 512 + 1024, 512, ZERO),
-        changes.Change(4 * MIB, MIB, ZERO),
-        changes.Change(5 * MIB + 64 * KIB, 512 * KIB, DATA),
-        changes.Change(8 * MIB + 4096, 8192, DATA),
+        disk_delta.Extent(3 * 64 * KIB, 64 * KIB, DATA),
+        disk_delta.Extent(MIB + 512, 1024, DATA),
+        disk_delta.Extent(MIB + 512 + 1024, 512, ZERO),
+        disk_delta.Extent(4 * MIB, MIB, ZERO),
+        disk_delta.Extent(5 * MIB + 64 * KIB, 512 * KIB, DATA),
+        disk_delta.Extent(8 * MIB + 4096, 8192, DATA),
     ]
     return changed_disks.Disk(base, size, found)
 
@@ -99,7 +99,7 @@ def test_base_that_is_no_whole_sectors_ends_in_zeros(sender, tmp_path):
 
 
 def test_disk_that_is_smaller_than_its_base_has_what_is_on_it(sender, tmp_path):
-    disk = changed_disks.Disk(BASE, MIB + 512, [changes.Change(512, 512, DATA)])
+    disk = changed_disks.Disk(BASE, MIB + 512, [disk_delta.Extent(512, 512, DATA)])
     base = sender.place.upload("fs", disk.base)
     for disk_format in FORMATS:
         check(sender, sender.compose(disk, base, disk_format), disk_format, disk, tmp_path)
@@ -111,7 +111,7 @@ def test_image_of_an_image_of_an_image_has_every_byte(sender, tmp_path):
     for generation in range(3):
         image_id = sender.compose(disk, image_id)
         check(sender, image_id, "qcow2", disk, tmp_path)
-        found = [changes.Change((generation * 7 + 1) * 64 * KIB, 96 * KIB, DATA)]
+        found = [disk_delta.Extent((generation * 7 + 1) * 64 * KIB, 96 * KIB, DATA)]
         disk = changed_disks.Disk(disk.content, disk.size, found, seed=generation)
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from acstor_common import changes
+from acstor_common.formats import disk_delta
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks
@@ -20,13 +20,13 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import uploads
 
 KIB, MIB = 1 << 10, 1 << 20
-DATA = changes.Kind.DATA
+DATA = disk_delta.Kind.DATA
 STILL_S = 8.0
 said = image_stores.said
 BASE = changed_disks.some_base(24 * MIB)
-DISK = changed_disks.Disk(BASE, 32 * MIB, [changes.Change(20 * MIB, 2 * MIB, DATA)])
+DISK = changed_disks.Disk(BASE, 32 * MIB, [disk_delta.Extent(20 * MIB, 2 * MIB, DATA)])
 """Most of the base lies before its change: Glance has a part of it when the change is sent."""
-LATE = changed_disks.Disk(BASE, 32 * MIB, [changes.Change(0, 2 * MIB, DATA)])
+LATE = changed_disks.Disk(BASE, 32 * MIB, [disk_delta.Extent(0, 2 * MIB, DATA)])
 """Most of the base lies behind its change: it is read when the body has come."""
 HALF = -MIB
 """Where bodies are cut: a half of the bytes of DISK's change, and the trailer, are missing."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import runs

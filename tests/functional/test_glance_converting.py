@@ -14,7 +14,7 @@ import time
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import converting
 from acstor_glance import sandbox
 from tests.fakes import glance_records as records

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from acstor_glance import boot_builder
 from acstor_glance import guest_disk
 from acstor_glance import images as glance_images
@@ -101,7 +101,7 @@ def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
     assert stored == made
     map_bytes = (exported.folder / f"{image_id}.acmap").read_bytes()
     keys = chunk_map.ChunkMap.parse(map_bytes, "the chunk map").scope_keys
-    assert set(boot_frames.check([stored], "the boot image", keys).trace) == {2, 0, 9}
+    assert set(boot_frames.check_boot_image([stored], "the boot image", keys).trace) == {2, 0, 9}
     with agent(glance, tmp_path / "host", exported, "file") as reading:
         assert reading.image_path(ids.parse_image_id(image_id)).read_bytes() == data
 

@@ -4,7 +4,7 @@
 import uuid
 from collections.abc import Callable
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import acstor_glance

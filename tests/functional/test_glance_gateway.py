@@ -17,7 +17,7 @@ from acstor_agent.sources import deadline
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import ranges
 from acstor_glance.cmd import manage
 from tests.fakes import http_server

@@ -16,7 +16,7 @@ from acstor_agent.sources import file
 from acstor_agent.sources import gateway
 from acstor_agent.sources import verify
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import http_server
 from tests.lab import runs
 from tests.lab.openstack import api

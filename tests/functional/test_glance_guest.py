@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 

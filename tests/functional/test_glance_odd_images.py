@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import pytest
 from openstack import exceptions
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from acstor_glance import spool
 from tests.fakes import hosts

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import whole_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from acstor_glance import claims
@@ -38,14 +38,14 @@ from tests.unit.decision.api import conftest as samples
 
 as_documented, preparing_user, project = roles.as_documented, roles.preparing_user, roles.project
 
-FILLING = decision_api.HeldImage(
-    fill=whole_image.FillStatus(
-        state=whole_image.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=4
+FILLING = decision_messages.HeldImage(
+    fill=fill_progress.FillStatus(
+        state=fill_progress.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=4
     )
 )
-WHOLE = decision_api.HeldImage(
-    fill=whole_image.FillStatus(
-        state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=9, remaining_bytes=0
+WHOLE = decision_messages.HeldImage(
+    fill=fill_progress.FillStatus(
+        state=fill_progress.FillState.FULLY_CACHED, is_used=True, total_bytes=9, remaining_bytes=0
     )
 )
 
@@ -91,7 +91,7 @@ class World:
         self.images.asked = []
         self.guard = guard.Guard(self.conf, self.images, clock=lambda: self.now_s)
 
-    def tell(self, *images_of_hosts: dict[str, decision_api.HeldImage]) -> None:
+    def tell(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
         """Let host n tell of its images."""
         now_s = time.time()
         told = [

@@ -18,9 +18,9 @@ from keystoneauth1 import session as keystone_session
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance as glance_source
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 

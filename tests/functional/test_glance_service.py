@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 import requests
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads

@@ -10,12 +10,12 @@ import trio
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.fakes import hosts
 from tests.fakes import one_host

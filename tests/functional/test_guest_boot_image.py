@@ -8,12 +8,12 @@ import pathlib
 
 import msgspec
 
-from acstor_common import boot_image
-from acstor_common import boot_trace
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 from acstor_glance import boot_builder
 from acstor_glance import guest_disk
 from tests.fakes import hosts

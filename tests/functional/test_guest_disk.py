@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest

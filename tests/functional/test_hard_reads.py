@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_nova import agent_client
 from acstor_nova import mirror_link
 from tests.fakes import hosts

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import host_cache
 from tests.fakes import hosts
 from tests.lab import local

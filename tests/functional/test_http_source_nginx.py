@@ -17,7 +17,7 @@ from acstor_agent.sources import deadline
 from acstor_agent.sources import http
 from acstor_agent.sources import http_link
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.lab import local
 from tests.lab import nginx
 

@@ -12,9 +12,9 @@ import pytest
 from oslo_config import cfg
 
 from acstor_agent.cloud import bus
-from acstor_common import decision_api
-from acstor_common import message_bus
-from acstor_common import trace_message
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import trace_message
 from acstor_glance import bus_server
 from tests.fakes import faulty_proxy
 from tests.lab import runs
@@ -59,7 +59,7 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ, watched_log
 ) -> None:
     heard: queue.Queue[object] = queue.Queue()
-    server = bus_server.BusServer(conf, {decision_api.IMAGE_WANTED: heard.put})
+    server = bus_server.BusServer(conf, {decision_messages.IMAGE_WANTED: heard.put})
     server.start()
     try:
         runs.wait_for(lambda: bool(watched_log.messages), WAIT_S, "the refusal", rabbitmq.log)
@@ -69,11 +69,11 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
         transport = message_bus.open_transport(conf)
         target = oslo_messaging.Target(
             topic=trace_message.TOPIC,
-            exchange=decision_api.EXCHANGE,
-            version=decision_api.VERSION,
+            exchange=decision_messages.EXCHANGE,
+            version=decision_messages.VERSION,
         )
         client = oslo_messaging.get_rpc_client(transport, target)
-        client.cast({}, decision_api.IMAGE_WANTED, payload={"image": "one"})
+        client.cast({}, decision_messages.IMAGE_WANTED, payload={"image": "one"})
         assert heard.get(timeout=WAIT_S) == {"image": "one"}
         transport.cleanup()
     finally:
@@ -87,7 +87,9 @@ def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
 ) -> None:
     heard: queue.Queue[object] = queue.Queue()
     target = oslo_messaging.Target(
-        topic=trace_message.TOPIC, exchange=decision_api.EXCHANGE, version=decision_api.VERSION
+        topic=trace_message.TOPIC,
+        exchange=decision_messages.EXCHANGE,
+        version=decision_messages.VERSION,
     )
     with faulty_proxy.before(rabbitmq.port) as proxy:
         path = tmp_path / "acstor-glance.conf"
@@ -97,12 +99,12 @@ def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
         )
         cfg.CONF(["--config-file", str(path)], project="acstor")
         proxy.hang()
-        server = bus_server.BusServer(cfg.CONF, {decision_api.IMAGE_WANTED: heard.put})
+        server = bus_server.BusServer(cfg.CONF, {decision_messages.IMAGE_WANTED: heard.put})
         transport = oslo_messaging.get_rpc_transport(cfg.CONF, rabbitmq.url)
         client = oslo_messaging.get_rpc_client(transport, target)
 
         def is_heard() -> bool:
-            client.cast({}, decision_api.IMAGE_WANTED, payload={"image": "one"})
+            client.cast({}, decision_messages.IMAGE_WANTED, payload={"image": "one"})
             return not heard.empty()
 
         try:

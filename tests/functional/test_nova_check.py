@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the check of a compute host says about its images, with a real agent and without Nova."""
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import compute_host
 from tests.fakes import hosts
 from tests.lab import agents

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
-from acstor_common import geometry
-from acstor_common import identity_files
+from acstor_common.identity import identity_files
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import geometry
+from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import intervals
 from acstor_decision import nova as decision_nova
 from tests.fakes import hosts
@@ -266,4 +266,4 @@ def test_nova_says_how_often_checkpoints_are_wanted(cluster, tmp_path):
         found = asked.of(first.name)
         assert found.of_host == 60
         assert [*found.of_servers] == [messages.ServerInterval(server.id, 300)]
-        assert asked.of(second.name) == messages.Intervals()
+        assert asked.of(second.name) == messages.IntervalResponse()

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import lineage
+from acstor_common.image import lineage
+from acstor_common.model import geometry
 from acstor_nova import agent_client
 from tests.fakes import hosts
 from tests.fakes import nova_hosts

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_picture
-from acstor_common import boot_timeline
+from acstor_common.image import artefacts
+from acstor_common.model import boot_timeline
+from acstor_common.service import boot_chart
 from acstor_osc import timeline_events
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
@@ -139,8 +139,8 @@ def check_timeline(lab: cloud.Cloud, host: nova_hosts.Host, server_id: str) -> N
     *_, told = host.agent.timelines(server_id)
     compute = accounts.connect(lab.keystone.auth_url).compute
     events = timeline_events.before(compute, server_id, told)
-    print(boot_picture.draw(told, events))
+    print(boot_chart.draw(told, events))
     assert events, "Nova says what it did"
     assert told.boot_image == "ready"
-    share = boot_timeline.from_boot_image(told.bytes)
+    share = boot_timeline.boot_image_share(told.bytes)
     assert share is not None and share >= 0.95, told.bytes

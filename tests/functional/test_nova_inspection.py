@@ -11,8 +11,8 @@ import subprocess
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.fakes import qcow2_corpus
 from tests.lab.openstack import installed

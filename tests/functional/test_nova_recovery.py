@@ -11,7 +11,7 @@ import uuid
 import pytest
 from oslo_config import cfg
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from tests.fakes import hosts

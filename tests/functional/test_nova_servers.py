@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.fakes import nova_moves

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_nova import agent_client
 from acstor_nova import snapshot
 from tests.fakes import hosts

@@ -17,7 +17,7 @@ from acstor_checkpoint import off_pull
 from acstor_checkpoint import overlay
 from acstor_checkpoint import pulling
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.lab import domain as domain_lab
 from tests.lab import recovered_domain
 from tests.lab import runs

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from acstor_common import chunk_map
-from acstor_common import codecs
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_header
+from acstor_common.formats import chunk_map
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import image_file
 from acstor_glance import prehash
 from tests.fakes import qcow2_corpus
@@ -217,7 +217,7 @@ def test_glances_hash_is_that_of_the_file(tmp_path: pathlib.Path) -> None:
     variant = qcow2_corpus.Variant("hashed", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
     wrong = chunk_map.OsHash("sha512", bytes(64))
-    with pytest.raises(errors.WrongBytes):
+    with pytest.raises(errors.ContentMismatch):
         prehash.prehash(image, tmp_path / "m", IMAGE_ID, disk_format=QCOW2, os_hash=wrong)
     assert not list(tmp_path.glob("m*"))
     said = subprocess.run(

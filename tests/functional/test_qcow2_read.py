@@ -11,9 +11,9 @@ import trio
 from acstor_agent.sources import base
 from acstor_agent.sources import file
 from acstor_agent.sources import layout as layout_source
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance.cmd import prehash
 from tests.fakes import qcow2_corpus
 

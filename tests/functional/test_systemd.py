@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from acstor_common import boot_frames
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.fakes import boot_sectors
 from tests.fakes import guest_readers
@@ -356,7 +356,7 @@ def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
     others = "ExecStartPre=/usr/bin/test ! -r /etc/acstor/acstor-agent.conf"
     log = controller("acstor-glance.conf", "[acstor_glance]\n", readable, others, *lines)
     made = unit.host.path("/var/lib/acstor-glance/image.acboot")
-    assert 0 in boot_frames.check([made.read_bytes()], str(made)).trace, log()
+    assert 0 in boot_frames.check_boot_image([made.read_bytes()], str(made)).trace, log()
     assert made.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -389,12 +389,13 @@ def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
 OFF_PULL = """
 import pathlib, threading
 from acstor_checkpoint import off_pull
-from acstor_common import ids, recovered_mark
+from acstor_common.model import ids
+from acstor_common.formats import recovery_marker
 disk, base, shown = (f"/var/lib/nova/instances/{name}" for name in ("one/disk", "base", "shown"))
-recovered_mark.write(disk, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+recovery_marker.write(disk, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
 puller = off_pull.Puller(threading.Event())
 puller(off_pull.OffDisk(disk, base, shown, pathlib.Path(shown)), lambda: True)
-recovered_mark.remove(disk)
+recovery_marker.remove(disk)
 """
 
 

@@ -16,14 +16,14 @@ from acstor_checkpoint import belonging
 from acstor_checkpoint import names
 from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
-from acstor_common import certificates
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.identity import certificates
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab import vaults
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 OTHER_DISK = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
 PLAIN = [random.Random(n).randbytes(65536) for n in range(40)]
@@ -119,18 +119,18 @@ def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: path
     stranger = vaults.credentials_of(tmp_path / "stranger", "h1", other)
     address = ("127.0.0.1", h2.port)
     client = vault_client.VaultClient(h2.name, address, stranger)
-    with client, pytest.raises((errors.SourceUnreachable, errors.NotAuthentic)):
+    with client, pytest.raises((errors.SourceUnreachable, errors.NotAuthenticated)):
         client.disks(h2.name)
     peer = vaults.credentials_of(tmp_path / "peer", "h1", protocol="secure")
     with vault_client.VaultClient(h2.name, address, peer) as client:  # an agent's connection
-        with pytest.raises((errors.SourceUnreachable, errors.NotAuthentic)):
+        with pytest.raises((errors.SourceUnreachable, errors.NotAuthenticated)):
             client.disks(h2.name)
 
 
 def test_another_host_is_not_taken_for_the_holder(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     client = vault_client.VaultClient(ids.HostId("h3"), ("127.0.0.1", h2.port), h1.credentials)
-    with client, pytest.raises(errors.NotAuthentic, match="h3"):
+    with client, pytest.raises(errors.NotAuthenticated, match="h3"):
         client.put(of(h1), CHUNKS)
 
 
@@ -312,7 +312,7 @@ def test_new_certificates_are_taken_while_it_runs(start: Start, tmp_path: pathli
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS)
     other = certificates.Authority.create("the next one", time.time(), 86400)
-    from acstor_common import identity_files
+    from acstor_common.identity import identity_files
     from tests.lab import identities
 
     identity_files.write(tmp_path / "h2" / "identity", identities.issue("h2", other))

@@ -21,7 +21,7 @@ from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
 from acstor_decision.core import health
 from acstor_decision.db import database

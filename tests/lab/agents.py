@@ -22,9 +22,9 @@ from typing import Self
 import msgspec
 
 from acstor_agent import conf
-from acstor_common import boot_timeline
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import boot_timeline
+from acstor_common.model import geometry
 from tests.lab import console
 from tests.lab import identities
 from tests.lab import network

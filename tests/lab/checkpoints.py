@@ -26,14 +26,14 @@ from acstor_checkpoint import record
 from acstor_checkpoint import scratch
 from acstor_checkpoint import states
 from acstor_checkpoint import vault_client
-from acstor_common import addresses
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import addresses
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import checkpoint_copies
 from tests.lab import domain as domain_lab
 from tests.lab import vaults
@@ -145,7 +145,7 @@ class Host:
 
     def rebuilt(self, new: record.Record, base: bytes) -> list[bytes]:
         """Return the disk that a checkpoint is, once for each holder."""
-        seal = checkpoint_sealing.Seal(bytes.fromhex(new.key))
+        seal = checkpoint_encryption.Seal(bytes.fromhex(new.key))
         disk = names.Disk(ids.HostId(new.owner), new.vault_disk)
         found = []
         for holder in new.holders:

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.lab import local
 from tests.lab import runs

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
 from tests.lab import agents
 from tests.lab import image_server
 from tests.lab import runs

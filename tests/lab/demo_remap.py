@@ -21,7 +21,7 @@ from typing import NamedTuple
 from typing import Self
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.lab import agents
 from tests.lab import network
 from tests.lab import traffic

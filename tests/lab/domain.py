@@ -22,7 +22,7 @@ from typing import Any
 import libvirt
 import libvirt_qemu
 
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import machine
 

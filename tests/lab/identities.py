@@ -9,9 +9,9 @@ import functools
 import pathlib
 import time
 
-from acstor_common import certificates
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
 
 VALID_S = 86_400
 

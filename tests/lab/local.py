@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import scope
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.lab import agents
 from tests.lab import network
@@ -46,7 +46,7 @@ class ImageFolder:
         data: bytes,
         image_id: str | None = None,
         chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES,
-        naming: scope.Naming = scope.PLAIN,
+        naming: deduplication.Naming = deduplication.PLAIN,
     ) -> ids.ImageId:
         """Write an image and its map; return the image's id.
 

@@ -12,12 +12,12 @@ from acstor_checkpoint import domains
 from acstor_checkpoint import off_pull
 from acstor_checkpoint import pulling
 from acstor_checkpoint import recovered
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import local_file
-from acstor_common import qcow2
-from acstor_common import qcow2_writer
-from acstor_common import recovered_mark
+from acstor_common.formats import layout
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_writer
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
 from tests.lab import domain as domain_lab
 from tests.lab import runs
 from tests.lab.openstack import machine
@@ -109,7 +109,7 @@ class RecoveredDomain:
 
     def is_marked(self) -> bool:
         """Say whether the disk may lack something."""
-        return recovered_mark.read(str(self.guest.path)) is not None
+        return recovery_marker.read(str(self.guest.path)) is not None
 
     def content(self) -> bytes:
         """Return what the disk is; nobody has it open."""

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.lab import network
 from tests.lab import nginx
 

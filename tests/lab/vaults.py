@@ -9,12 +9,12 @@ import subprocess
 
 from acstor_checkpoint import channel
 from acstor_checkpoint import vault_client
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.lab import identities
 from tests.lab import local
 from tests.lab import runs
@@ -95,10 +95,10 @@ class Vault:
     def write_table(self, *hosts: str) -> None:
         """Let the v-node table that it reads have these hosts."""
         listed = (
-            ring.RingHost(ids.HostId(host), f"127.0.0.1:{7201 + n}", 8)
+            hash_ring.RingHost(ids.HostId(host), f"127.0.0.1:{7201 + n}", 8)
             for n, host in enumerate(hosts)
         )
-        (self._folder / "ring.json").write_bytes(ring.encode(ring.Ring(1, tuple(listed))))
+        (self._folder / "ring.json").write_bytes(hash_ring.encode(hash_ring.Ring(1, tuple(listed))))
 
     def _answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, self.log()

@@ -12,7 +12,7 @@ import threading
 from typing import NamedTuple
 from typing import Self
 
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from tests.lab import decision
 
 LOOK_EVERY_S = 0.25
@@ -94,12 +94,12 @@ class Watch:
             for epoch, at_s, reason, overloaded, moved, table in rows
         ]
 
-    def rings(self) -> list[ring.Ring]:
+    def rings(self) -> list[hash_ring.Ring]:
         """Return the same tables as agents have them."""
         rows = self._service.query("SELECT ring_table FROM rings ORDER BY epoch")
-        return [ring.decode(table.encode(), "a table") for (table,) in rows]
+        return [hash_ring.decode(table.encode(), "a table") for (table,) in rows]
 
 
 def vnodes_of(table: str) -> dict[str, int]:
     """Return how many v-nodes each host of a table has."""
-    return {host.host: host.vnodes for host in ring.decode(table.encode(), "a table").hosts}
+    return {host.host: host.vnodes for host in hash_ring.decode(table.encode(), "a table").hosts}

@@ -5,7 +5,7 @@ import functools
 import statistics
 from collections.abc import Sequence
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import p11_bad_peer

@@ -13,7 +13,7 @@ from matplotlib import figure
 from acstor_agent.core import variants
 from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import source_preference
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import patterns

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from matplotlib import figure
 
 from acstor_agent.engine.gossip import announcements
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import boots
 from tests.bench import collective
 from tests.bench import harness

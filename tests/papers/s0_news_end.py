@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 
 PORT = 7300

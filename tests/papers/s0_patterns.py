@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.core import variants
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import broadcast
 from tests.bench import harness
 from tests.bench import patterns

@@ -20,10 +20,10 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from acstor_common import boot_frames
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import guest_disk
@@ -156,7 +156,7 @@ def _locked(boot: Boot) -> Iterator[None]:
 def _build(boot: Boot, say: harness.Say) -> None:
     say("the builder boots the image")
     summary = boot_builder.build(boot.image, _map(boot.map_file(0)), boot.folder / "0.acboot")
-    head = boot_frames.check([(boot.folder / "0.acboot").read_bytes()], "the boot image")
+    head = boot_frames.check_boot_image([(boot.folder / "0.acboot").read_bytes()], "the boot image")
     # The builder's own trace, zero chunks aside: what other images' boot images are made of.
     (boot.folder / "trace.json").write_text(json.dumps(list(head.trace)))
     facts = {f"build_{key}": value for key, value in dataclasses.asdict(summary).items()}

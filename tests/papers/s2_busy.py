@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.papers import experiment
 from tests.papers import s2_many
 from tests.papers import s2_scene

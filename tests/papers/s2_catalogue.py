@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_common import chunk_map
-from acstor_common import geometry
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
 from tests.bench import harness
 from tests.lab import guest_image
 from tests.papers import experiment

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import boots
 from tests.bench import harness
 from tests.bench import loopback

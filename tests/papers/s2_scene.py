@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import boots
 from tests.bench import harness
 from tests.lab import agents

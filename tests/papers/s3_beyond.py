@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_common import geometry
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.wire import peer_wire
 from tests.bench import d1_scope
 from tests.bench import harness
 from tests.fakes import announced

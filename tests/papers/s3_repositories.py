@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.bench import collective
 from tests.bench import harness

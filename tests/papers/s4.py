@@ -25,7 +25,7 @@ PAPER = experiment.Paper(
         "whenever some host was overloaded in two collections in a row, hands points over to the "
         "host that has most in common, and keeps requests near where switches are busy.\n\n"
         "In acstor this is the decision service (``acstor_decision``) and the ring "
-        "(``acstor_common.ring``). What is in virtual time here is run by the simulator "
+        "(``acstor_common.ring.hash_ring``). What is in virtual time here is run by the simulator "
         "(``acstor_simulator``), where the agents' and the service's own rules decide: *none* "
         "reads the storage each time, *local* keeps what came, *collaborative* asks homes whom no "
         "traffic moves, *acstor* is the product."

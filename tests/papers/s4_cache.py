@@ -10,7 +10,7 @@ from matplotlib import figure
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_simulator import traces
 from tests.bench import harness
 from tests.papers import experiment

@@ -4,9 +4,9 @@
 import random
 import time
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_simulator import figures
 from acstor_simulator import run
 from tests.bench import harness

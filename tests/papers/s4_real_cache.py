@@ -15,8 +15,8 @@ from typing import Any
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import local

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.engine import identity
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import p7_remap
@@ -172,7 +172,7 @@ def given(
 
 
 def expected(
-    maps: Sequence[chunk_map.ChunkMap], tables: Sequence[ring.Ring], names: identity.Identity
+    maps: Sequence[chunk_map.ChunkMap], tables: Sequence[hash_ring.Ring], names: identity.Identity
 ) -> dict[str, Any]:
     """Return what a remap moves, and what homes lack after it, by the tables alone.
 

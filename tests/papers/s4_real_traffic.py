@@ -8,7 +8,7 @@ traffic, says in each way how much any exchange could gain: P7's lower bound.
 
 from typing import Any
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import p7_remap

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import identity_files
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
 from acstor_decision import address_prover
 from acstor_decision import trust
 from acstor_decision.core import address_book
@@ -86,12 +86,15 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
         at_h1 = address_book.Address(local.LOOPBACK, cloud.ports["h1"])
         for _ in range(3):
             assert address_prover.host_at(at_h1, trusted, time.time()) == "h1"
-        with pytest.raises(errors.NotAuthentic, match="it has not enrolled here"):
+        with pytest.raises(errors.NotAuthenticated, match="it has not enrolled here"):
             address_prover.host_at(at_h1, believed(), time.time())
         stranger = certificates.Authority.create("another cloud", time.time(), 3600)
         for files, refusal in (
             (identities.issue("h1", stranger), ssl.SSLError),
-            (identities.issue("h1"), errors.NotAuthentic),  # of another key than the enrolled one
+            (
+                identities.issue("h1"),
+                errors.NotAuthenticated,
+            ),  # of another key than the enrolled one
         ):
             with showing(files) as address, pytest.raises(refusal):
                 address_prover.host_at(address, trusted, time.time())

@@ -3,7 +3,7 @@
 
 import os
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import denials
 from tests.fakes import hosts
 from tests.lab import local

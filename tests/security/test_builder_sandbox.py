@@ -17,9 +17,9 @@ import time
 
 import pytest
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import boot_images

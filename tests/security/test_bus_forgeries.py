@@ -18,14 +18,14 @@ import oslo_messaging
 import pytest
 from oslo_config import cfg
 
-from acstor_common import decision_api
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import trace_message
+from acstor_common.identity import signing
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+from acstor_common.wire import trace_message
 from acstor_glance import authority
 from acstor_glance import bus_server
 from acstor_glance import proofs
@@ -56,22 +56,29 @@ class Bus:
 
     def cast(self, topic: str, method: str, payload: Any, **to: Any) -> None:
         if isinstance(payload, msgspec.Struct):
-            payload = decision_api.encode(payload)
+            payload = decision_messages.encode(payload)
         target = oslo_messaging.Target(
-            topic=topic, exchange=decision_api.EXCHANGE, version=decision_api.VERSION, **to
+            topic=topic,
+            exchange=decision_messages.EXCHANGE,
+            version=decision_messages.VERSION,
+            **to,
         )
         client = oslo_messaging.get_rpc_client(self.transport, target, retry=3)
         client.cast({}, method, payload=payload)
 
     def table(self, payload: Any) -> None:
-        self.cast(decision_api.AGENT_TOPIC, decision_api.RING_PUBLISHED, payload, fanout=True)
+        self.cast(
+            decision_messages.AGENT_TOPIC, decision_messages.RING_PUBLISHED, payload, fanout=True
+        )
 
     def task(self, payload: Any) -> None:
-        self.cast(decision_api.AGENT_TOPIC, decision_api.IMAGE_TASK_GIVEN, payload, fanout=True)
+        self.cast(
+            decision_messages.AGENT_TOPIC, decision_messages.IMAGE_TASK_GIVEN, payload, fanout=True
+        )
 
     def wait_heard(self, *names: str) -> None:
         """Wait until these hosts hear what is sent to all."""
-        wanted = {f"{decision_api.AGENT_TOPIC}.{name}" for name in names}
+        wanted = {f"{decision_messages.AGENT_TOPIC}.{name}" for name in names}
         hosts.wait_until(lambda: wanted <= self.rabbit.heard(), "agents that listen", WAIT_S)
 
     def close(self) -> None:
@@ -102,12 +109,12 @@ class Cloud:
     def __init__(self, keys: cloud_keys.CloudKeys, running: dict[str, agents.Agent], ports: Any):
         self.keys, self.running, self._ports = keys, running, ports
 
-    def ring(self, epoch: int) -> ring.Ring:
+    def ring(self, epoch: int) -> hash_ring.Ring:
         entries = (
-            ring.RingHost(name, f"{local.LOOPBACK}:{port}", 100)
+            hash_ring.RingHost(name, f"{local.LOOPBACK}:{port}", 100)
             for name, port in self._ports.items()
         )
-        return ring.Ring(epoch, tuple(entries))
+        return hash_ring.Ring(epoch, tuple(entries))
 
     def epochs(self) -> set[int]:
         return {agent.status()["ring"]["epoch"] for agent in self.running.values()}
@@ -167,14 +174,20 @@ def test_tables_that_nobody_may_have_sent_change_nothing_and_are_told(cloud, bus
     stranger = cloud_keys.CloudKeys()
     bus.table(cloud.keys.table(cloud.ring(5)))
     cloud.wait_epoch(5)
-    signed, alone = cloud.keys.table(cloud.ring(6)), ring.Ring(6, cloud.ring(6).hosts[:1])
-    huge = json.loads(ring.encode(cloud.ring(6))) | {"epoch": (1 << 63) - 1}
+    signed, alone = cloud.keys.table(cloud.ring(6)), hash_ring.Ring(6, cloud.ring(6).hosts[:1])
+    huge = json.loads(hash_ring.encode(cloud.ring(6))) | {"epoch": (1 << 63) - 1}
     for forged, said in (
         ({"epoch": (1 << 63) - 1, "table": json.dumps(huge)}, "broke the protocol: Expected `int`"),
         ({"epoch": 1 << 53, "table": json.dumps(huge)}, "broke the protocol: Expected `int`"),
-        (decision_api.RingTable(6, ring.encode(alone).decode()), "a signature (table) proves"),
+        (
+            decision_messages.RingTable(6, hash_ring.encode(alone).decode()),
+            "a signature (table) proves",
+        ),
         (stranger.table(alone), "none of the keys known here made it"),
-        (msgspec.structs.replace(signed, table=ring.encode(alone).decode()), "none of the keys"),
+        (
+            msgspec.structs.replace(signed, table=hash_ring.encode(alone).decode()),
+            "none of the keys",
+        ),
         (cloud.keys.table(cloud.ring(7), told=8), "v-node table 8 proves nothing"),
         (cloud.keys.table(cloud.ring(6 + 1_000_000)), "epoch 1000006 leaps"),
         (cloud.keys.table(cloud.ring(4)), "epoch 4 is not higher than 5"),
@@ -192,10 +205,10 @@ def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(c
     cloud.wait_epoch(5)
     agent = cloud.running["h1"]
     kept = agent.folder / "state" / "ring.json"
-    samples: queue.Queue[decision_api.Signed] = queue.Queue()
+    samples: queue.Queue[decision_messages.Signed] = queue.Queue()
     for poison in (
         msgspec.json.encode(cloud_keys.CloudKeys().table(cloud.ring(6))),
-        ring.encode(cloud.ring((1 << 53) - 1)),
+        hash_ring.encode(cloud.ring((1 << 53) - 1)),
     ):
         agent.stop()
         assert msgspec.json.decode(kept.read_bytes())["epoch"] == 5
@@ -213,14 +226,14 @@ def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(c
 
 
 @contextlib.contextmanager
-def hearing(bus: Bus, samples: "queue.Queue[decision_api.Signed]") -> Iterator[None]:
+def hearing(bus: Bus, samples: "queue.Queue[decision_messages.Signed]") -> Iterator[None]:
     """Hear samples as the decision service does."""
 
     def heard(payload: object) -> None:
-        samples.put(decision_api.decode(payload, decision_api.Signed))
+        samples.put(decision_messages.decode(payload, decision_messages.Signed))
 
-    endpoint = message_bus.Endpoint({decision_api.SAMPLE_COLLECTED: heard}, time.monotonic)
-    target = oslo_messaging.Target(topic=decision_api.TOPIC, server="test")
+    endpoint = message_bus.Endpoint({decision_messages.SAMPLE_COLLECTED: heard}, time.monotonic)
+    target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="test")
     server = oslo_messaging.get_rpc_server(bus.transport, target, [endpoint])
     server.start()
     try:
@@ -231,16 +244,19 @@ def hearing(bus: Bus, samples: "queue.Queue[decision_api.Signed]") -> Iterator[N
 
 
 def next_sample(
-    samples: "queue.Queue[decision_api.Signed]", keys: cloud_keys.CloudKeys, host: str, epoch: int
-) -> decision_api.Sample:
+    samples: "queue.Queue[decision_messages.Signed]",
+    keys: cloud_keys.CloudKeys,
+    host: str,
+    epoch: int,
+) -> decision_messages.Sample:
     """Return the next sample of a host that shows an epoch; each proves who sent it."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
-        certificate, sample = sealed.open_from_host(
+        certificate, sample = signed_messages.verify_from_host(
             samples.get(timeout=WAIT_S),
             signing.SAMPLE,
             keys.authority.certificate_pem,
-            decision_api.Sample,
+            decision_messages.Sample,
         )
         assert certificate.host == sample.host
         if (sample.host, sample.ring_epoch) == (host, epoch):
@@ -249,10 +265,15 @@ def next_sample(
 
 
 def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud, bus, image_id):
-    task = decision_api.ImageTask(request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=image_id)
+    task = decision_messages.ImageTask(
+        request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=image_id
+    )
     given, h1 = cloud.keys.task(task), cloud.running["h1"]
     for forged, said in (
-        (decision_api.encode(task), "broke the protocol: Object missing required field `payload`"),
+        (
+            decision_messages.encode(task),
+            "broke the protocol: Object missing required field `payload`",
+        ),
         (cloud_keys.CloudKeys().task(task), "a signature (task) proves nothing"),
         (cloud.keys.task(task, purpose=signing.TABLE), "a signature (task) proves nothing"),
         (cloud.keys.task(task, "h3"), "it is for other hosts"),
@@ -294,12 +315,12 @@ def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log
             recorded_s=time.time(),
         )
 
-    def sent(host: str, by: Any) -> decision_api.Signed:
-        return sealed.seal(trace(host), signing.TRACE, by.key, by.certificate)
+    def sent(host: str, by: Any) -> decision_messages.Signed:
+        return signed_messages.sign_payload(trace(host), signing.TRACE, by.key, by.certificate)
 
     try:
         for forged in (
-            decision_api.encode(trace("h1")),
+            decision_messages.encode(trace("h1")),
             sent("h1", cloud_keys.CloudKeys().host("h1")),
             sent("h1", keys.host("h2")),
             sent("h3", keys.host("h3")),

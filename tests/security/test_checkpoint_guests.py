@@ -22,9 +22,9 @@ from acstor_checkpoint import scratch
 from acstor_checkpoint import states
 from acstor_checkpoint import vault_client
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import supervision
 from tests.lab import checkpoints
 from tests.lab import domain as domain_lab
 from tests.lab import runs
@@ -69,7 +69,7 @@ def owner(guests: list[domain_lab.Domain], tmp_path: pathlib.Path) -> Iterator[c
 def watching(owner: checkpoints.Host) -> Iterator[None]:
     """Look at scratch files, as the product does."""
     ended = threading.Event()
-    thread = supervised.start("scratch files", lambda: owner.scratch.run(ended), ended)
+    thread = supervision.start("scratch files", lambda: owner.scratch.run(ended), ended)
     yield
     ended.set()
     thread.join(30.0)
@@ -79,7 +79,7 @@ def watching(owner: checkpoints.Host) -> Iterator[None]:
 def working(taker: daemon.Daemon) -> Iterator[None]:
     """Run the workers of a daemon in the block, as the product does."""
     ended = threading.Event()
-    threads = [supervised.start("checkpoints", taker.run, ended) for _ in range(daemon.WORKERS)]
+    threads = [supervision.start("checkpoints", taker.run, ended) for _ in range(daemon.WORKERS)]
     try:
         yield
     finally:

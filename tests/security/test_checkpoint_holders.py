@@ -21,14 +21,14 @@ from acstor_checkpoint import vault
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_client
 from acstor_checkpoint import vault_server
-from acstor_common import addresses
-from acstor_common import checkpoint_sealing
-from acstor_common import credentials
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.identity import credentials
+from acstor_common.model import addresses
+from acstor_common.model import ids
 from tests.fakes import hostile_holder
 from tests.lab import vaults
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault.MAX_DISKS))
 

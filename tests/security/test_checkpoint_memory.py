@@ -17,9 +17,10 @@ LIMIT_BYTES = 256 << 20
 PROGRAM = """
 import json, sys, threading
 from acstor_checkpoint import capture, nbd, pace
-from acstor_common import checkpoint_manifest, checkpoint_sealing, chunk_map, geometry, ids
+from acstor_common.formats import checkpoint_manifest, checkpoint_encryption, chunk_map
+from acstor_common.model import geometry, ids
 path, pid, size_bytes, chunk_bytes = sys.argv[1], *map(int, sys.argv[2:])
-id, seal = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), checkpoint_sealing.Seal(b"k" * 32)
+id, seal = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), checkpoint_encryption.Seal(b"k" * 32)
 
 class Copies:
     def lacking(self, names):
@@ -55,13 +56,14 @@ import json, os, pathlib, sys, threading
 import libvirt
 from acstor_checkpoint import capture, checkpointing, copies, pace, record, states
 from acstor_checkpoint.cmd import checkpointd
-from acstor_common import checkpoint_manifest, checkpoint_sealing, chunk_map, geometry, ids
+from acstor_common.formats import checkpoint_manifest, checkpoint_encryption, chunk_map
+from acstor_common.model import geometry, ids
 id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 known = states.States(pathlib.Path(sys.argv[1]))
 count, cut = checkpoint_manifest.MAX_ENTRIES, geometry.Geometry(2 << 40, 1 << 20)
 state = states.new(id, cut.chunk_bytes)
 known.save(id, state)
-seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
 
 def saved(entries, number):
     crash = checkpoint_manifest.Consistency.CRASH

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova
 from tests.fakes import http_server

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import scope
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents
@@ -32,7 +32,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 GUESSES = 24
 """Right ones, and as many wrong ones."""
 SOURCE_S = 0.01
-SECRET = b"the secret of this cloud in tests"[: scope.SECRET_BYTES]
+SECRET = b"the secret of this cloud in tests"[: deduplication.SECRET_BYTES]
 KNOWS, CHANCE = 0.95, 0.37
 """Share of pairs in which the right guess came first: what tells guesses apart, and how far from a
 half chance brings it (four standard deviations of Mann and Whitney's U with 24 and 24: 0.34)."""
@@ -55,10 +55,10 @@ def guesses() -> bytes:
     )
 
 
-def naming(dedup_scope: str, project: str) -> scope.Naming:
-    if dedup_scope == scope.DedupScope.CLOUD:
-        return scope.PLAIN
-    return scope.Naming(scope.key_of(SECRET, project))
+def naming(dedup_scope: str, project: str) -> deduplication.Naming:
+    if dedup_scope == deduplication.DedupScope.CLOUD:
+        return deduplication.PLAIN
+    return deduplication.Naming(deduplication.key_of(SECRET, project))
 
 
 class Cloud:
@@ -107,9 +107,9 @@ def share_right_first(took_s: list[float]) -> float:
 
 
 @hosts.needs_fuse
-@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+@pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
 def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
-    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+    dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     images = local.ImageFolder(tmp_path / "images")
     cloud = Cloud(images, dedup_scope)
@@ -118,7 +118,7 @@ def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
         origins = agent.status()["images"][cloud.attacker]["read"]
     requests = {name: found["requests"] for name, found in origins.items() if found["requests"]}
     share = share_right_first(took_s)
-    if dedup_scope is scope.DedupScope.CLOUD:
+    if dedup_scope is deduplication.DedupScope.CLOUD:
         assert requests == {"cache": GUESSES, "source": GUESSES}
         assert share >= KNOWS
     else:
@@ -126,9 +126,9 @@ def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
         assert abs(share - 0.5) <= CHANCE
 
 
-@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+@pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
 def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
-    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+    dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     """CIDs, and the OIDs and prefixes of them that advertisements and hints are made of."""
     cloud = Cloud(local.ImageFolder(tmp_path / "images"), dedup_scope)
@@ -141,13 +141,13 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
         for found in (cloud.maps[cloud.victim], cloud.maps[cloud.attacker])
     )
     common = len(victim & attacker)
-    assert common == (3 * GUESSES if dedup_scope is scope.DedupScope.CLOUD else 0)
+    assert common == (3 * GUESSES if dedup_scope is deduplication.DedupScope.CLOUD else 0)
 
 
 @hosts.needs_fuse
-@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+@pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
 def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
-    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+    dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     images = local.ImageFolder(tmp_path / "images")
     cloud = Cloud(images, dedup_scope)
@@ -157,7 +157,7 @@ def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
         before = source_bytes(two)
         assert before == len(VICTIM)  # the other had all from it, and checked it with the key
         assert two["h1"].image_path(cloud.attacker).read_bytes() == guesses()
-        new = 1 if dedup_scope is scope.DedupScope.CLOUD else 2
+        new = 1 if dedup_scope is deduplication.DedupScope.CLOUD else 2
         assert source_bytes(two) - before == new * len(VICTIM)
         for agent in two.agents.values():
             assert agent.status()["exchange"]["invalid_chunks"] == 0

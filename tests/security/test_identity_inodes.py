@@ -12,7 +12,7 @@ import uuid
 import pytest
 import xxhash
 
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.fakes import hosts
 from tests.fakes import nova_backend

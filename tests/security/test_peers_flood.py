@@ -17,10 +17,10 @@ import pytest
 from acstor_agent.engine import peer_state
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import unauthenticated
-from acstor_common import geometry
-from acstor_common import handshakes
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.identity import handshake_limiter
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import raw_peer
@@ -116,7 +116,8 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
         assert fetched["home"]["bytes"] + fetched["peer"]["bytes"] > 0
         assert (
             answered[0]
-            <= handshakes.OF_UNAUTHENTICATED.burst + handshakes.OF_UNAUTHENTICATED.per_s * took_s
+            <= handshake_limiter.OF_UNAUTHENTICATED.burst
+            + handshake_limiter.OF_UNAUTHENTICATED.per_s * took_s
         )
         assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were pushed out
         assert spent_s < SPENT_S

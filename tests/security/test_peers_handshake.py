@@ -10,8 +10,8 @@ from acstor_agent import tls_session
 from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_net
 from acstor_common import errors
-from acstor_common import peer_encryption
-from acstor_common import peer_wire
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_wire
 from tests.unit.agent import test_peer_net as nets
 from tests.unit.agent import test_peer_security as security
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import flood_members
 from tests.fakes import hosts
 from tests.lab import local

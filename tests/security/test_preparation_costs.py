@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import listener_process
 from tests.fakes import qcow2_bombs
 

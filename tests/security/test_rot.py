@@ -13,8 +13,8 @@ import pytest
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core.cache import cache_slab
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local

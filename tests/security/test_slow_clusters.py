@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.fakes import denials
 from tests.fakes import flood
 from tests.fakes import hosts

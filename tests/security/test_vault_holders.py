@@ -18,11 +18,11 @@ from acstor_checkpoint import copies
 from acstor_checkpoint import names
 from acstor_checkpoint import vault
 from acstor_checkpoint import vault_client
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
 from tests.fakes import hostile_vault
 from tests.fakes import subnets
 from tests.lab import vaults
@@ -36,7 +36,7 @@ OTHER = bytes([9]) * 32
 FAULTS = (
     errors.SourceUnreachable,
     errors.ChunkMissing,
-    errors.NotAuthentic,
+    errors.NotAuthenticated,
     errors.VaultRefused,
     errors.VaultFull,
     errors.RemoteProtocolError,
@@ -206,7 +206,7 @@ def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> No
 ASK = """
 import pathlib, sys
 from acstor_checkpoint import copies, names, vault_client
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.lab import vaults
 own = vaults.credentials_of(pathlib.Path(sys.argv[1]), "h1")
 client = vault_client.VaultClient(ids.HostId("h2"), (sys.argv[2], 7202), own)

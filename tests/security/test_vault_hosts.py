@@ -22,14 +22,14 @@ from acstor_checkpoint import lookup_rate
 from acstor_checkpoint import names
 from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import ids
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import vaults
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 CROWD = [f"c{n}" for n in range(places.CONNECTIONS // places.CONNECTIONS_OF_HOST)]
 UPLOAD_S = 5.0
@@ -227,7 +227,7 @@ def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None
 def small_chunks(disk_no: int) -> tuple[names.Disk, list[names.Sealed]]:
     """Return the smallest chunks that there are, one for each folder of a disk."""
     disk = names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
-    length = checkpoint_sealing.SEAL_BYTES + 1
+    length = checkpoint_encryption.SEAL_BYTES + 1
     return disk, [names.Sealed(bytes([n]) * 32, bytes(length)) for n in range(256)]
 
 

@@ -13,9 +13,9 @@ import pytest
 from acstor_checkpoint import names
 from acstor_checkpoint import places
 from acstor_checkpoint import vault_client
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import ids
 from tests.fakes import hostile_vault
 from tests.lab import runs
 from tests.lab import vaults
@@ -23,12 +23,12 @@ from tests.security.fuzz import mutations
 from tests.security.test_vault_holders import FAULTS
 from tests.security.test_vault_holders import ok
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 PLAIN = bytes(range(256)) * 4
 NAME = SEAL.name(PLAIN)
 CHUNK = names.Sealed(NAME, SEAL.close(NAME, PLAIN))
 MANIFEST = SEAL.close_manifest(b"a manifest")
-MANIFEST_NAME = checkpoint_sealing.manifest_name(MANIFEST)
+MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 H1, H3 = names.Disk(ids.HostId("h1"), DISK), names.Disk(ids.HostId("h3"), DISK)
 PLACE = f"/v1/h1/{DISK}"

@@ -14,8 +14,8 @@ import trio
 from acstor_agent.disks import holders
 from acstor_agent.disks import recovering
 from acstor_checkpoint import names
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import hostile_vault
 from tests.fakes import kept_checkpoints
 from tests.lab import vaults

@@ -12,13 +12,13 @@ import pytest
 
 from acstor_checkpoint import names
 from acstor_checkpoint import places
-from acstor_common import checkpoint_sealing
-from acstor_common import handshakes
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.identity import handshake_limiter
+from acstor_common.model import ids
 from tests.fakes import denials
 from tests.lab import vaults
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 UPLOADS = 20
 FLOOD_S = 4.0
@@ -87,7 +87,7 @@ def test_strangers_that_hold_all_places_are_displaced(
     """Also those at the address of the host, as a local user of its machine or a NAT has them."""
     h1, h2 = pair
     count = len(vaults.HOSTS) * places.UNAUTHENTICATED_OF_HOST + 8
-    assert count < len(vaults.HOSTS) * handshakes.OF_HOST.burst
+    assert count < len(vaults.HOSTS) * handshake_limiter.OF_HOST.burst
     with contextlib.ExitStack() as stack:
         for number in range(count):
             stack.enter_context(denials.silent(h2.port, address_of(number)))

@@ -10,8 +10,8 @@ import tomllib
 
 import pytest
 
-from acstor_common import script
-from acstor_common import version
+from acstor_common.service import console_script
+from acstor_common.service import version
 from acstor_simulator.cmd import simulate
 from tests.fakes import forked_command
 
@@ -80,7 +80,7 @@ def test_api_that_cannot_start_says_why_in_its_last_line(
     done = subprocess.run(
         argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == script.NO_APPLICATION and "Traceback" not in done.stderr
+    assert done.returncode == console_script.NO_APPLICATION and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(said), done.stderr
 
 
@@ -177,15 +177,18 @@ def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
 def test_what_a_wsgi_server_imports_ends_with_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended, script.told_in_one_line("the gateway", ValueError):
+    with (
+        pytest.raises(SystemExit) as ended,
+        console_script.exit_on_error("the gateway", ValueError),
+    ):
         raise ValueError("no stores")
-    assert ended.value.code == script.NO_APPLICATION
+    assert ended.value.code == console_script.NO_APPLICATION
     assert capsys.readouterr().err == "the gateway: no stores\n"
-    with pytest.raises(KeyError), script.told_in_one_line("the gateway", ValueError):
+    with pytest.raises(KeyError), console_script.exit_on_error("the gateway", ValueError):
         raise KeyError("a fault of its own")
 
 
 def test_fault_of_acstors_own_is_not_taken_for_a_missing_extra() -> None:
-    start = script.of("acstor-x", "acstor_common.no_such_module", "agent")
+    start = console_script.entry_point("acstor-x", "acstor_common.no_such_module", "agent")
     with pytest.raises(ModuleNotFoundError):
         start()

@@ -21,12 +21,12 @@ from acstor_agent.disks import holders
 from acstor_checkpoint import domains
 from acstor_checkpoint import nbd
 from acstor_checkpoint import vault_client
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import vault_paths
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.wire import vault_paths
 from acstor_decision import conf as decision_conf
 from acstor_decision.switch_loads import base
 from acstor_glance import decision_client as glance_decision_client

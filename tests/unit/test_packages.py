@@ -18,7 +18,7 @@ from packaging import version
 
 from acstor_agent import conf as agent_conf
 from acstor_checkpoint import conf as checkpoint_conf
-from acstor_common import conf as common_conf
+from acstor_common.service import conf as common_conf
 from acstor_decision import conf as decision_conf
 from acstor_glance import conf as glance_conf
 
@@ -95,7 +95,7 @@ def test_default_configuration_has_no_option_that_is_none(name):
     common_conf.read(
         conf, ["--config-file", str(file)], "test", options.register_opts, options.list_opts()
     )
-    assert common_conf.strays(conf, options.list_opts()) == []
+    assert common_conf.unknown(conf, options.list_opts()) == []
 
 
 class Clone:

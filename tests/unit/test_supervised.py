@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from acstor_common import restarts
-from acstor_common import supervised
+from acstor_common.util import restart_backoff
+from acstor_common.util import supervision
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -23,7 +23,7 @@ PACKAGES = (
     "acstor_nova",
     "acstor_osc",
 )
-HELPER = "acstor_common/supervised.py"
+HELPER = "acstor_common/util/supervision.py"
 STARTS = {
     "Thread",
     "Timer",
@@ -54,16 +54,16 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None:
-    again = restarts.Restarts(most=None)
+    again = restart_backoff.Restarts(most=None)
     pauses = [again.failed(0.0) for _ in range(40)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert set(pauses[7:]) == {restarts.LONGEST_PAUSE_S}
-    assert again.failed(restarts.STEADY_S) == restarts.FIRST_PAUSE_S
+    assert set(pauses[7:]) == {restart_backoff.LONGEST_PAUSE_S}
+    assert again.failed(restart_backoff.STEADY_S) == restart_backoff.FIRST_PAUSE_S
 
 
 def test_loop_that_keeps_failing_is_given_up() -> None:
-    again = restarts.Restarts()
-    told = [again.failed(1.0) for _ in range(restarts.MOST_FAILURES)]
+    again = restart_backoff.Restarts()
+    told = [again.failed(1.0) for _ in range(restart_backoff.MOST_FAILURES)]
     assert None not in told[:-1] and told[-1] is None
 
 
@@ -82,35 +82,35 @@ class Loop:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.mark.expect_log("a loop failed and runs again in")
 def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None:
     loop = Loop(2)
-    before = supervised.failures().get("a loop", 0)
-    supervised.start("a loop", loop.run).join(10)
+    before = supervision.failures().get("a loop", 0)
+    supervision.start("a loop", loop.run).join(10)
     assert loop.runs == 3
-    assert supervised.failures()["a loop"] - before == 2
+    assert supervision.failures()["a loop"] - before == 2
 
 
 @pytest.mark.expect_log("a part failed and runs again in")
 def test_loop_that_is_not_vital_is_never_given_up(short_pauses: None) -> None:
-    loop = Loop(restarts.MOST_FAILURES + 1)
-    supervised.start("a part", loop.run, is_vital=False).join(10)
-    assert loop.runs == restarts.MOST_FAILURES + 2
+    loop = Loop(restart_backoff.MOST_FAILURES + 1)
+    supervision.start("a part", loop.run, is_vital=False).join(10)
+    assert loop.runs == restart_backoff.MOST_FAILURES + 2
 
 
 @pytest.mark.expect_log("a stopped loop failed and runs again in")
 def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 600.0)
     stopping, has_run = threading.Event(), threading.Event()
 
     def fail() -> None:
         has_run.set()
         raise LookupError("of a test")
 
-    thread = supervised.start("a stopped loop", fail, stopping)
+    thread = supervision.start("a stopped loop", fail, stopping)
     assert has_run.wait(10)
     stopping.set()
     thread.join(10)
@@ -119,25 +119,25 @@ def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.expect_log("one task failed; not restarting it")
 def test_failed_work_is_logged_and_counted() -> None:
-    before = supervised.failures().get("one task", 0)
+    before = supervision.failures().get("one task", 0)
     loop = Loop(1)
-    supervised.start_once("one task", loop.run).join(10)
-    assert loop.runs == 1 and supervised.failures()["one task"] == before + 1
+    supervision.start_once("one task", loop.run).join(10)
+    assert loop.runs == 1 and supervision.failures()["one task"] == before + 1
 
 
 def test_process_ends_when_a_vital_loop_keeps_failing() -> None:
     program = (
         "import logging, threading\n"
-        "from acstor_common import restarts, supervised\n"
+        "from acstor_common.util import restart_backoff, supervision\n"
         "logging.basicConfig()\n"
-        "restarts.FIRST_PAUSE_S = 0.001\n"
-        "supervised.start('rounds', lambda: 1 / 0)\n"
+        "restart_backoff.FIRST_PAUSE_S = 0.001\n"
+        "supervision.start('rounds', lambda: 1 / 0)\n"
         "threading.Event().wait(60)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert ended.returncode == supervised.EXIT_FAILED
+    assert ended.returncode == supervision.EXIT_FAILED
     assert "rounds keeps failing" in ended.stderr and "ZeroDivisionError" in ended.stderr
 
 

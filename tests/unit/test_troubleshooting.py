@@ -12,7 +12,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from acstor_common import control_wire
+from acstor_common.wire import control_wire
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ADMIN = ROOT / "doc/source/admin"

@@ -9,8 +9,8 @@ images it serves already, and no more in a day than it keeps of such.
 import enum
 from collections.abc import Iterable
 
-from acstor_common import chunk_map
-from acstor_common import rates
+from acstor_common.formats import chunk_map
+from acstor_common.util import token_buckets
 
 BEGIN_PER_S = 2.0
 """Hosts that begin in a second, of all that are told at once: each asks Glance some ten times."""
@@ -60,9 +60,9 @@ def spread_s(hosts: int) -> float:
     return min(hosts / BEGIN_PER_S, LONGEST_SPREAD_S)
 
 
-def daily(limit_bytes: int) -> rates.Rate:
+def daily(limit_bytes: int) -> token_buckets.Rate:
     """Return how many bytes may come: in a day as many as are kept, after a pause at once.
 
     :param limit_bytes: what is kept
     """
-    return rates.Rate(per_s=limit_bytes / DAY_S, burst=float(limit_bytes))
+    return token_buckets.Rate(per_s=limit_bytes / DAY_S, burst=float(limit_bytes))

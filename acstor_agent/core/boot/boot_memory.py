@@ -9,7 +9,7 @@ new one at once.
 
 from collections.abc import Iterator
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 QUIET_S = 5.0
 """Whoever was not read for this long makes room if another boot image needs it."""

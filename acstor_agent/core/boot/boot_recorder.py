@@ -6,8 +6,8 @@ rule: recording costs nothing when nobody boots, so there is a recorder only whi
 some window is open, and it never keeps more than its limits.
 """
 
-from acstor_common import boot_trace
-from acstor_common import geometry
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
 
 OPENERS = 7
 """Guests of one image that are recorded at a time; others are given 0 and are not."""

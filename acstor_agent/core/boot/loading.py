@@ -4,8 +4,8 @@
 import collections
 
 from acstor_agent.core import counters
-from acstor_common import boot_image
-from acstor_common import ids
+from acstor_common.formats import boot_image
+from acstor_common.model import ids
 
 
 class Loading:

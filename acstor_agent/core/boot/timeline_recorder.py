@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
 
 SLICES = boot_timeline.MAX_SLICES
 FIRST_SLICE_S = 0.25

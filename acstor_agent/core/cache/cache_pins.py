@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from acstor_agent.core.cache import cache_slab
-from acstor_common import ids
+from acstor_common.model import ids
 
 SPARED = 10
 """One part of so many of the limit is left to what is not pinned."""

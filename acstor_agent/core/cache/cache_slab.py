@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from acstor_agent.core.cache import checksums
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 MAGIC = b"ACSTSLAB"
 VERSION = 2

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import checksums
-from acstor_common import ids
+from acstor_common.model import ids
 
 
 class KeepClass(enum.IntEnum):

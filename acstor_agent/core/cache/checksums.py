@@ -14,7 +14,7 @@ cache's files could as well write the agent's memory.
 
 import xxhash
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 BLOCK_BYTES = 4096
 GROUP_BYTES = 16 * BLOCK_BYTES

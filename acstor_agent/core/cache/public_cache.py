@@ -25,7 +25,7 @@ from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import slabs
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 KeepClass = cache_slot.KeepClass
 POLICIES = cache_slot.POLICIES

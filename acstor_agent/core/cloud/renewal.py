@@ -8,7 +8,7 @@ With a life of 24 h a host has 8 h to be heard before its certificate ends, and 
 days of ``certificates.GRACE_S`` after that.
 """
 
-from acstor_common import certificates
+from acstor_common.identity import certificates
 
 LATEST_SHARE = 2 / 3
 STRETCH = 0.1

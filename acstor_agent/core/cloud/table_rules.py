@@ -7,8 +7,8 @@ that was signed takes the place of one that was not, whatever their epochs: the 
 are numbered by different people.
 """
 
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 EPOCH_END = 1 << 53
 """Epochs are below: beyond it JSON's numbers are not exact everywhere."""
@@ -41,7 +41,7 @@ def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signe
 
 
 def why_not_speak(
-    host: ids.HostId, not_before_s: float, current: ring.Ring, former: ring.Ring | None
+    host: ids.HostId, not_before_s: float, current: hash_ring.Ring, former: hash_ring.Ring | None
 ) -> str:
     """Return why a host may not speak to this one; "" if it may.
 

@@ -12,12 +12,12 @@ import array
 from collections.abc import Iterator
 from typing import Final
 
-from acstor_common import checkpoint_manifest
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import qcow2_header
-from acstor_common import qcow2_writer
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2_header
+from acstor_common.formats import qcow2_writer
+from acstor_common.model import ids
 
 MAX_CLUSTER_BYTES: Final = 1 << qcow2_header.MAX_CLUSTER_BITS
 HEAD_BYTES: Final = 32

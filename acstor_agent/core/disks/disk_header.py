@@ -16,8 +16,8 @@ from typing import NewType
 import blake3
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 DiskId = NewType("DiskId", str)
 """A disk's id: a UUID, lower case, with dashes."""

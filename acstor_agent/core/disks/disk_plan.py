@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_agent.core.images import chunk_state
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 _E = chunk_state.ChunkEvent
 

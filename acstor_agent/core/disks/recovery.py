@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from acstor_agent.core.disks import disk_header
-from acstor_common import addresses
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import patterns
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.model import patterns
 
 VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024
@@ -97,7 +97,7 @@ def made(**told: Any) -> Recovery:
 
 
 def _holder(host: str, address: str) -> Holder:
-    addresses.parse_of_host(address)
+    addresses.parse_remote(address)
     return Holder(ids.parse_host_id(host), address)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 IN_USE_S = 3 * 3600.0
 """How long a touch shows that an image is in use: Nova touches those of all its instances, stopped

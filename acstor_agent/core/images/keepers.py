@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from acstor_agent.core.images import leases
-from acstor_common import ids
-from acstor_common import peer_keeping
+from acstor_common.model import ids
+from acstor_common.wire import replica_messages
 
 EVERY_S = 60.0
 """How often a host is told, where there are few."""
@@ -28,7 +28,7 @@ TAKEN_BACK_TIMES = 3
 AT_A_TIME = 16
 """Hosts that are told at once: connections to them have to be made."""
 
-_State = peer_keeping.ShareState
+_State = replica_messages.ShareState
 _WHY = {
     _State.NO_ROOM: "its cache lacks room for its share",
     _State.FAILING: "what its share lacks is not to be had now",
@@ -60,7 +60,7 @@ class Report(NamedTuple):
 
 class _Answer(NamedTuple):
     ring_epoch: int
-    share: peer_keeping.Share
+    share: replica_messages.Share
     at_s: float
 
 
@@ -108,19 +108,19 @@ class Keepers:
         """Note that shares are other ones now: everybody is asked how far his are."""
         self._due_s = dict.fromkeys(self._due_s, now_s)
 
-    def take_due(self, now_s: float) -> list[tuple[ids.HostId, peer_keeping.Keep]]:
+    def take_due(self, now_s: float) -> list[tuple[ids.HostId, replica_messages.ReplicaRequest]]:
         """Return whom to tell what now."""
         found = []
         for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
             told = self._told.setdefault(host, {})
             ended = [image_id for image_id in told if image_id not in self._used]
             fresh = [one for one in ended if told[one] == TAKEN_BACK_TIMES]
-            entries = [peer_keeping.Lease(image_id, 0) for image_id in fresh]
-            entries += [peer_keeping.Lease(one, int(leases.LEASE_S)) for one in self._used]
-            is_all = len(entries) <= peer_keeping.MAX_KEEPS
+            entries = [replica_messages.Lease(image_id, 0) for image_id in fresh]
+            entries += [replica_messages.Lease(one, int(leases.LEASE_S)) for one in self._used]
+            is_all = len(entries) <= replica_messages.MAX_REQUESTS
             again = [image_id for image_id in ended if told[image_id] < TAKEN_BACK_TIMES]
-            entries += [peer_keeping.Lease(image_id, 0) for image_id in again]
-            most = peer_keeping.MAX_KEEPS
+            entries += [replica_messages.Lease(image_id, 0) for image_id in again]
+            most = replica_messages.MAX_REQUESTS
             now = entries if is_all else entries[:most]
             for lease in now:
                 told[lease.image_id] = (
@@ -132,10 +132,10 @@ class Keepers:
             del self._due_s[host]  # to the end
             self._due_s[host] = again_s
             for at in range(0, len(now), most):  # more than one where much has ended
-                found.append((host, peer_keeping.Keep(tuple(now[at : at + most]))))
+                found.append((host, replica_messages.ReplicaRequest(tuple(now[at : at + most]))))
         return found
 
-    def heard(self, host: ids.HostId, kept: peer_keeping.Kept, now_s: float) -> None:
+    def heard(self, host: ids.HostId, kept: replica_messages.ReplicaReport, now_s: float) -> None:
         """Note what a host says of its shares; what it was not asked for is ignored."""
         if host not in self._due_s:
             return

@@ -10,16 +10,16 @@ Times are seconds of one clock that never goes back, given by the caller.
 import collections
 import math
 
-from acstor_common import ids
-from acstor_common import peer_keeping
+from acstor_common.model import ids
+from acstor_common.wire import replica_messages
 
-IMAGES_OF_HOST = peer_keeping.MAX_KEEPS
+IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
 IMAGES = 1024
 LEASES = 1 << 18
 """Of 1,000 hosts that ask for as much as they may."""
 STEPS = 16
 """How often it is looked whose image gives way before there is no room."""
-LEASE_S = float(peer_keeping.MAX_LEASE_S)
+LEASE_S = float(replica_messages.MAX_LEASE_S)
 """A host that died may have its instances started again on another one: so long that is waited
 for."""
 FORMER = ids.HostId("former-worker")

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
 
 VERSION = 1
 

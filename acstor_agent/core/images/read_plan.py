@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Generic
 from typing import TypeVar
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 SlotT = TypeVar("SlotT")
 

@@ -18,7 +18,7 @@ import collections
 import dataclasses
 from typing import Protocol
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 SEQUENTIAL_READS = 3
 """Reads in a row that make a reader sequential."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slab
-from acstor_common import ids
+from acstor_common.model import ids
 
 Contents = Mapping[ids.Cid, int]
 """What is to be had of an image, each content once, with its length."""

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 COPIES = 2
 _LOOKED_AT, _NAMED = 8192, 128
@@ -32,16 +32,16 @@ OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
 """Returns the name of a chunk among hosts, from its image, its offset and its CID."""
 
 
-def keepers(table: ring.Ring, here: ids.HostId) -> tuple[ids.HostId, ...]:
+def keepers(table: hash_ring.Ring, here: ids.HostId) -> tuple[ids.HostId, ...]:
     """Return the hosts that have shares of what ``here`` uses: the homes of its group."""
     return tuple(ids.HostId(host.host) for host in table.group_of(here).hosts if host.vnodes)
 
 
-def copies(table: ring.Ring, here: ids.HostId) -> int:
+def copies(table: hash_ring.Ring, here: ids.HostId) -> int:
     """Return how many copies of a chunk there are: fewer where there are too few hosts.
 
-    >>> host = ring.RingHost("h1", "10.0.0.1:7201", 100)
-    >>> copies(ring.Ring(1, (host,)), ids.HostId("h1"))
+    >>> host = hash_ring.RingHost("h1", "10.0.0.1:7201", 100)
+    >>> copies(hash_ring.Ring(1, (host,)), ids.HostId("h1"))
     1
     """
     return min(COPIES, len(keepers(table, here)))
@@ -57,7 +57,7 @@ class Part(NamedTuple):
     """
 
     map: chunk_map.ChunkMap
-    table: ring.Ring | None
+    table: hash_ring.Ring | None
     numbers: "array.array[int]"
     total_bytes: int
     image_bytes: int
@@ -70,7 +70,7 @@ class Part(NamedTuple):
 
 def _part(
     image_map: chunk_map.ChunkMap,
-    table: ring.Ring | None,
+    table: hash_ring.Ring | None,
     marks: bytearray,
     image_bytes: int | None,
     pause: layout.Pause,
@@ -111,7 +111,7 @@ class Shares:
     def __init__(
         self,
         here: ids.HostId,
-        current_ring: Callable[[], ring.Ring],
+        current_ring: Callable[[], hash_ring.Ring],
         oid_of: OidOf,
         *,
         is_by_place: bool = False,
@@ -119,7 +119,7 @@ class Shares:
         self._here, self._current_ring, self._oid_of = here, current_ring, oid_of
         self._is_by_place = is_by_place
 
-    def table(self) -> ring.Ring | None:
+    def table(self) -> hash_ring.Ring | None:
         """Return the table by which this host has shares; None: it is not on it, and keeps all."""
         table = self._current_ring()
         return table if self._here in table else None
@@ -127,7 +127,7 @@ class Shares:
     def part_of(
         self,
         image_map: chunk_map.ChunkMap,
-        table: ring.Ring | None,
+        table: hash_ring.Ring | None,
         pause: layout.Pause = layout.no_pause,
     ) -> Part:
         """Return this host's share of an image, all of it without a table.
@@ -150,7 +150,9 @@ class Shares:
         image_bytes = _bytes_of(image_map, count, has_last=has_last)
         return _part(image_map, table, marks, image_bytes, pause)
 
-    def _ranges(self, image_map: chunk_map.ChunkMap, group: ring.Ring) -> Iterator[tuple[int, int]]:
+    def _ranges(
+        self, image_map: chunk_map.ChunkMap, group: hash_ring.Ring
+    ) -> Iterator[tuple[int, int]]:
         """Yield ranges of contents, which are in the order of the ring, that are this host's."""
         first, contents = 0, image_map.tables.contents
         while first < contents:
@@ -161,7 +163,7 @@ class Shares:
             first = stop
 
     def _part_by_place(
-        self, image_map: chunk_map.ChunkMap, table: ring.Ring | None, pause: layout.Pause
+        self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None, pause: layout.Pause
     ) -> Part:
         """Return a share where each chunk has a home: it may come twice with one content."""
         marks, count, has_last = bytearray(len(image_map)), 0, False
@@ -179,7 +181,7 @@ class Shares:
         return _part(image_map, table, marks, image_bytes, pause)
 
     def _part_by_segment(
-        self, image_map: chunk_map.ChunkMap, table: ring.Ring, pause: layout.Pause
+        self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring, pause: layout.Pause
     ) -> Part:
         """Return a share where each segment has a home: a content may come twice."""
         marks, count, has_last = bytearray(len(image_map)), 0, False

@@ -38,7 +38,7 @@ from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disks import disk_header
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 LAYOUT = 1
 """Stands for all of the table above and for how ids are hashed."""
@@ -140,7 +140,7 @@ class Inodes:
     def know_image(self, image_id: ids.ImageId) -> int:
         """Know an image by its inode, which is returned, and by the handles of who opens it.
 
-        :raises errors.NumberTaken: another image has this number
+        :raises errors.NumberInUse: another image has this number
         """
         inode = self.of_image(image_id)
         self._own(inode, f"image {image_id}")
@@ -151,7 +151,7 @@ class Inodes:
     def know_disk(self, disk_id: disk_header.DiskId) -> int:
         """Know a disk by its inode, which is returned.
 
-        :raises errors.NumberTaken: another disk has this number
+        :raises errors.NumberInUse: another disk has this number
         """
         inode = self.of_disk(disk_id)
         self._own(inode, f"disk {disk_id}")
@@ -187,11 +187,11 @@ class Inodes:
     def _own(self, inode: int, what: str) -> None:
         owner = self._owners.setdefault(inode, what)
         if owner != what:
-            raise errors.NumberTaken(what, owner, inode)
+            raise errors.NumberInUse(what, owner, inode)
 
     def know_at_start(
         self, image_ids: Iterable[ids.ImageId], disk_ids: Iterable[disk_header.DiskId]
-    ) -> list[errors.NumberTaken]:
+    ) -> list[errors.NumberInUse]:
         """Know all that a host has; a number that two of them claim is nobody's.
 
         Which of the two a former worker had known by it cannot be told any more, and a guess
@@ -205,12 +205,12 @@ class Inodes:
         for know, one in knows:
             try:
                 know(one)  # type: ignore[operator]  # each has its own kind of id
-            except errors.NumberTaken as e:
+            except errors.NumberInUse as e:
                 self._disown(e)
                 refused.append(e)
         return refused
 
-    def _disown(self, taken: errors.NumberTaken) -> None:
+    def _disown(self, taken: errors.NumberInUse) -> None:
         self._owners[taken.number] = f"{taken.owner}, {taken.what}"
         self._images.pop(taken.number, None)
         self.disks.pop(taken.number, None)

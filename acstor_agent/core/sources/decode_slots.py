@@ -19,8 +19,8 @@ import collections
 import dataclasses
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 SLICE_S = 0.002
 GUEST_SLICE_S = 0.02

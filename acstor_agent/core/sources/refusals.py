@@ -4,7 +4,7 @@
 import collections
 
 from acstor_agent.core import troubles
-from acstor_common import ids
+from acstor_common.model import ids
 
 IMAGES = 64
 KEPT_S = 600.0

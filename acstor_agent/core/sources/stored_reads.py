@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common import layout
+from acstor_common.formats import layout
 
 
 class Fragment(NamedTuple):

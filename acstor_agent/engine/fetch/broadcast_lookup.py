@@ -21,8 +21,8 @@ from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import context as context_
 from acstor_agent.engine.fetch import negative_cache
 from acstor_agent.engine.fetch import refusals
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 Failure = failure_.Failure
 GUEST = priority.Priority.GUEST

@@ -22,7 +22,7 @@ from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
-from acstor_common import ids
+from acstor_common.model import ids
 
 GivenAs = Callable[[ids.ImageId, int], placement.Given]
 """Says how the source gives what lies there."""

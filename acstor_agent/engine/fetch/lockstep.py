@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import blake3
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 IN_STEP_S = 0.5
 """Who has asked for nothing of an image for so long does not read it now."""

@@ -10,7 +10,7 @@ the table within that time.
 import collections
 from collections.abc import Iterable
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 ASKED_EVERY_S = 60.0
 """The longest time between two answers of the source that are taken for one absence."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Generic
 from typing import TypeVar
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 What = TypeVar("What", bound=Hashable)
 

@@ -18,8 +18,8 @@ from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import source_reads
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 LONGEST_TIMES = 4
 """So many times as long may an attempt take where the peer shows life meanwhile."""

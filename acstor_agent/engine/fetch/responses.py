@@ -16,7 +16,7 @@ from acstor_agent.engine.fetch import context as context_
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_reads
-from acstor_common import ids
+from acstor_common.model import ids
 
 Attempt = transfer_.Attempt
 Bytes = transfer_.Bytes

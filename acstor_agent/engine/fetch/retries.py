@@ -14,7 +14,7 @@ from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
-from acstor_common import ids
+from acstor_common.model import ids
 
 PER_S = 200
 AT_ONCE = 20

@@ -19,8 +19,8 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine import transfer as transfer_
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 SPARING_FROM = 4
 """Places from which on one is reserved: of fewer it would be too much of them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Announcements: which chunks are here, which are gone, and which copies may be evicted.
 
-A message names segments, and the chunks of each by a bitmap (:mod:`acstor_common.segments`).
+A message names segments, and the chunks of each by a bitmap (:mod:`acstor_common.model.segments`).
 
 This host *hears* hosts of its own group that are not in backoff, within
 ``announcement_limits``.  It *tells* its neighbours: announcements gather for DELAY_S or until a
@@ -28,8 +28,8 @@ from acstor_agent.engine import peer_state
 from acstor_agent.engine import ring_view
 from acstor_agent.engine import timers
 from acstor_agent.engine.gossip import location_index
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 
 DELAY_S = 0.1
 BATCH_CHUNKS = 512

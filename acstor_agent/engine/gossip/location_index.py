@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
-from acstor_common import ids
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
 
 SEGMENTS = 131_072
 HOLDERS = 4

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import identity
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.wire import peer_request
 
 
 class Segments(NamedTuple):
@@ -132,7 +132,7 @@ class Authorization:
         begin = request.offset - skipped * size
         offsets = range(begin, begin + len(cids) * size, size)
         oids = self.names.oids(request.image_id, offsets, cids)
-        return segments.places(cids, oids, length)[skipped:end]
+        return segments.names_and_bits(cids, oids, length)[skipped:end]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
         """Return why a request is refused of which it could not be looked up what it is for.

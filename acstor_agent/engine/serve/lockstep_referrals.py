@@ -14,8 +14,8 @@ from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import context as context_
 from acstor_agent.engine.fetch import lockstep
 from acstor_agent.engine.serve import referrals as referrals_
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 PendingRequest = requester.PendingRequest
 LATER = priority.Priority.LATER

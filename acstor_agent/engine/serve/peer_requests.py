@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of peers: for chunks that are here, on their way, or to be read from the source.
 
-Each request is answered once, cancelled, or times out.  Its mode (``acstor_common.peer_request``)
-limits what it may wait for.  What one host can make this host hold and fetch is bounded, including
-fetches that it no longer waits for.
+Each request is answered once, cancelled, or times out.  Its mode
+(``acstor_common.wire.peer_request``) limits what it may wait for.  What one host can make this
+host hold and fetch is bounded, including fetches that it no longer waits for.
 """
 
 import collections
@@ -25,8 +25,8 @@ from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import lockstep_referrals
 from acstor_agent.engine.serve import referrals
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 
 PendingRequest = requester.PendingRequest
 Failure = failure_.Failure

@@ -24,7 +24,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority as priority_
-from acstor_common import ids
+from acstor_common.model import ids
 
 BYTES = 32 * 1024 * 1024
 """Of the table, with what Python takes for an entry."""

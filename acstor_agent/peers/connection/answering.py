@@ -22,9 +22,9 @@ from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
 
 Heard = Callable[[ids.HostId, peer_wire.News], None]
 """Takes note of what a peer tells; it decides for itself what to listen to."""
@@ -38,7 +38,7 @@ ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 """What is set aside for an answer beside its chunk: a refusal and the code behind it fit."""
 
 
-NEWS = rates.Rate(per_s=200.0, burst=400.0)
+NEWS = token_buckets.Rate(per_s=200.0, burst=400.0)
 """Messages of news that a host may send: at 10 Gbit/s there are 70 a second.  What they say is
 counted where it is listened to; this bounds the work of reading what is not."""
 
@@ -73,8 +73,8 @@ class Budgets:
     """What all peers share."""
 
     def __init__(self, limits: base.Limits) -> None:
-        self.news: rates.Buckets[tuple[ids.HostId, peer_wire.Klass]] = rates.Buckets(
-            NEWS, limits.incoming
+        self.news: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
+            token_buckets.TokenBuckets(NEWS, limits.incoming)
         )
         self.requests = budget.Budget(limits.requests, limits.host_requests)
         self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)

@@ -25,10 +25,10 @@ from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
+from acstor_common.wire import peer_wire
 
 UNTOLD_BYTES = 256 * geometry.KIB
 """While so much waits for a peer that does not read, it is told no news and its Pings are not

@@ -27,10 +27,10 @@ from acstor_agent.core import link_compression
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_compression
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_compression
+from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 MaySpeak = Callable[[ids.HostId, float], str]
 """Says why a host, whose certificate is valid from a time on, may not speak; empty if it may."""
@@ -28,7 +28,7 @@ async def greet(
     """Send Hello and check the answer; return the messages that came with it.
 
     :raises errors.RemoteProtocolError: another host than ``expected`` answers
-    :raises errors.NotAuthentic: the host may not speak
+    :raises errors.NotAuthenticated: the host may not speak
     """
     await _send(link, ours)
     theirs, early = await _receive_hello(link, receiver, may_speak)
@@ -51,12 +51,12 @@ async def welcome(
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     """Wait for Hello and answer it; return it and the messages that came with it.
 
-    :raises errors.NotAuthentic: the host may not speak, or gives this host's own name, which
+    :raises errors.NotAuthenticated: the host may not speak, or gives this host's own name, which
         anybody can where hosts prove nothing; it gets no answer
     """
     theirs, early = await _receive_hello(link, receiver, may_speak)
     if theirs.host_id == host_id:
-        raise errors.NotAuthentic(f"Hello of {host_id}", "that is this host's own name")
+        raise errors.NotAuthenticated(f"Hello of {host_id}", "that is this host's own name")
     await _send(link, peer_wire.Hello(host_id, theirs.klass, ring_epoch))
     return theirs, early
 
@@ -71,7 +71,7 @@ async def _receive_hello(
     if not isinstance(hello, peer_wire.Hello):  # the receiver lets nothing else be first
         raise errors.RemoteProtocolError(receiver.peer, f"{type(hello).__name__} before Hello")
     if why := why_silent(link, hello.host_id, may_speak):
-        raise errors.NotAuthentic(f"Hello of {hello.host_id}", why)
+        raise errors.NotAuthenticated(f"Hello of {hello.host_id}", why)
     return hello, early
 
 

@@ -14,10 +14,10 @@ import trio
 
 from acstor_agent import faults as faults_
 from acstor_agent.peers.connection import asking
-from acstor_common import addresses
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 
 EARLY_MESSAGES = 16
 """News that wait for a connection; more are dropped."""

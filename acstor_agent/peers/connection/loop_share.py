@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_common import peer_wire
-from acstor_common import rates
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
 
-SMALL_MESSAGES = rates.Rate(per_s=50.0, burst=100.0)
+SMALL_MESSAGES = token_buckets.Rate(per_s=50.0, burst=100.0)
 """Messages of a host and class that bring nobody a chunk: Ping, Pong, a Cancel or Hurry of nothing
 that is open, and four requests that are refused."""
 REFUSAL_PRICE = 0.25
@@ -45,7 +45,9 @@ class LoopShare:
 
     def __init__(self, limit: int, turn_s: Callable[[], float] = lambda: 0.0) -> None:
         self._turn_s = turn_s
-        self._small: rates.Buckets[Hashable] = rates.Buckets(SMALL_MESSAGES, limit)
+        self._small: token_buckets.TokenBuckets[Hashable] = token_buckets.TokenBuckets(
+            SMALL_MESSAGES, limit
+        )
         self._few, self._many = trio.Lock(), trio.Lock()  # queues; their holders are next
         self._many_at_s = -math.inf  # when the next one of those may go on
 

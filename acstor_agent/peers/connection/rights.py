@@ -14,8 +14,8 @@ import trio
 
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
-from acstor_common import credentials as credentials_
 from acstor_common import errors
+from acstor_common.identity import credentials as credentials_
 
 LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import requests
 import urllib3.exceptions
 
-from acstor_common import addresses
+from acstor_common.model import addresses
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 from acstor_glance.gateway.readers import web_link

@@ -25,7 +25,7 @@ import urllib3.connection
 import urllib3.connectionpool
 import urllib3.exceptions
 
-from acstor_common import addresses
+from acstor_common.model import addresses
 
 LEAST_S = 0.001
 

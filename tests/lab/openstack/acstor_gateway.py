@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from prometheus_client import parser
 
-from acstor_common import metrics_endpoint
+from acstor_common.service import metrics_endpoint
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api

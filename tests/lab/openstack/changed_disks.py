@@ -17,16 +17,16 @@ from urllib import parse
 
 import requests
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import image_stores
 
 KIB, MIB = 1 << 10, 1 << 20
 DEADLINE_S = 60.0
-DATA, ZERO = changes.Kind.DATA, changes.Kind.ZERO
+DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
 
 
 @dataclasses.dataclass
@@ -39,12 +39,12 @@ class Disk:
 
     base: bytes
     size: int
-    found: list[changes.Change] = dataclasses.field(default_factory=list)
+    found: list[disk_delta.Extent] = dataclasses.field(default_factory=list)
     seed: int = 1
 
     @property
-    def table(self) -> changes.Table:
-        return changes.Table.of(self.found, self.size)
+    def table(self) -> disk_delta.Table:
+        return disk_delta.Table.of(self.found, self.size)
 
     @property
     def data(self) -> bytes:
@@ -69,7 +69,7 @@ class Disk:
         self, base: ids.ImageId, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> bytes:
         """Return the changes as they are sent."""
-        writer, data = changes.Writer(self.size, base, os_hash, self.table), self.data
+        writer, data = disk_delta.Writer(self.size, base, os_hash, self.table), self.data
         writer.feed(data)
         return writer.front + data + writer.end()
 

@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import http_server
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway

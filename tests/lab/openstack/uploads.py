@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud

@@ -3,54 +3,54 @@
 
 import blake3
 
-from acstor_common import changes
 from acstor_common import errors
-from acstor_common import qcow2
-from acstor_common import qcow2_header
+from acstor_common.formats import disk_delta
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_files
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
-DATA, ZERO = changes.Kind.DATA, changes.Kind.ZERO
+DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
 DISK_BYTES = 16384
 FOUND = [
-    changes.Change(0, 512, DATA),
-    changes.Change(512, 1024, ZERO),
-    changes.Change(6144, 512, DATA),
+    disk_delta.Extent(0, 512, DATA),
+    disk_delta.Extent(512, 1024, ZERO),
+    disk_delta.Extent(6144, 512, DATA),
 ]
 
 
-def _stream(found: list[changes.Change]) -> bytes:
-    table = changes.Table.of(found, DISK_BYTES)
-    writer = changes.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
+def _stream(found: list[disk_delta.Extent]) -> bytes:
+    table = disk_delta.Table.of(found, DISK_BYTES)
+    writer = disk_delta.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
     data = b"x" * table.data_bytes
     writer.feed(data)
     return writer.front + data + writer.end()
 
 
-def _received(data: bytes) -> tuple[changes.Head, changes.Table]:
-    reader, at = changes.Reader("stream", stored.QCOW2_LIMIT), changes.HEADER_BYTES
+def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.Table]:
+    reader, at = disk_delta.Reader("stream", stored.QCOW2_LIMIT), disk_delta.HEADER_BYTES
     head = reader.head(data[:at])
     table = reader.table(data[at : at + head.table_bytes])
     at += head.table_bytes
-    stop = max(at, len(data) - changes.TRAILER_BYTES)
+    stop = max(at, len(data) - disk_delta.TRAILER_BYTES)
     reader.feed(data[at:stop])
     reader.end(data[stop:])
     return head, table
 
 
-def _check_stream(taken: tuple[changes.Head, changes.Table], data: bytes) -> None:
+def _check_stream(taken: tuple[disk_delta.Head, disk_delta.Table], data: bytes) -> None:
     """See that no two changes are of one byte, and that it is written as it was read."""
     head, table = taken
     assert head.stream_bytes == len(data)
-    assert [*changes.laid_over(table, [])] == [*table]
-    again = changes.Writer(head.virtual_size, head.base, head.os_hash, table)
+    assert [*disk_delta.overlay(table, [])] == [*table]
+    again = disk_delta.Writer(head.virtual_size, head.base, head.os_hash, table)
     assert again.head == head and again.front == data[: len(again.front)]
 
 
 def _mend_stream(data: bytearray) -> None:
-    body = len(data) - changes.TRAILER_BYTES
+    body = len(data) - disk_delta.TRAILER_BYTES
     if body > 0:
         data[body:] = blake3.blake3(bytes(data[:body])).digest()
 
@@ -58,18 +58,18 @@ def _mend_stream(data: bytearray) -> None:
 CHANGES = Target(
     "changes",
     _received,
-    (errors.ChangesFormatError,),
+    (errors.DiskDeltaFormatError,),
     lambda: [_stream(FOUND), _stream([]), _stream(FOUND[:1])],
     _check_stream,
     _mend_stream,
 )
 
 
-def _changes_of(data: bytes) -> changes.Table:
+def _changes_of(data: bytes) -> disk_delta.Table:
     """Return what an overlay has, which always fits into a table, and read all of it."""
     source = qcow2_files.Bytes(data)
     overlay = qcow2.Qcow2(source, stored.QCOW2_LIMIT, may_have_backing=True)
-    table = changes.Table.of(overlay.changes(), overlay.virtual_size)
+    table = disk_delta.Table.of(overlay.changes(), overlay.virtual_size)
     window = memoryview(bytearray(1 << 21))
     for change in table:
         for at in range(change.at, change.stop if change.kind is DATA else 0, len(window)):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import zstandard
 
-from acstor_common import codecs
-from acstor_common import geometry
-from acstor_common import layout
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
 from tests.fakes import qcow2_bombs
 from tests.security.fuzz.target import Target
 

@@ -8,15 +8,15 @@ from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 CHUNK = b"what a guest wrote " * 30
 NAME = SEAL.name(CHUNK)
 SUBJECT = checkpoint_manifest.Subject(
@@ -67,7 +67,7 @@ def _request_seeds() -> list[bytes]:
         (f"PUT {place}/chunks", frame),
         (f"POST {place}/missing", NAME),
         (f"POST {place}/keep/00-ff", NAME),
-        (f"PUT {place}/manifests/{checkpoint_sealing.manifest_name(sealed).hex()}", sealed),
+        (f"PUT {place}/manifests/{checkpoint_encryption.manifest_name(sealed).hex()}", sealed),
         (f"GET {place}/chunks/{NAME.hex()}", b""),
         (f"GET {place}/manifests", b""),
         ("GET /v1/h1", b""),

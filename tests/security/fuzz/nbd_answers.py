@@ -11,9 +11,9 @@ import threading
 from acstor_checkpoint import capture
 from acstor_checkpoint import nbd
 from acstor_checkpoint import pace
-from acstor_common import checkpoint_manifest
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
 from tests.fakes import checkpoint_copies
 from tests.fakes import nbd_server as fake
 from tests.security.fuzz import kept

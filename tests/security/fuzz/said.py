@@ -11,14 +11,14 @@ import msgspec
 
 from acstor_agent.sources import http_place
 from acstor_agent.sources import http_range
-from acstor_common import control_wire
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
-from acstor_common import trace_message
-from acstor_common import whole_image
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import control_wire
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
+from acstor_common.wire import peer_wire
+from acstor_common.wire import trace_message
 from tests.fakes import announced
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
@@ -86,8 +86,8 @@ PEER_FRAMES = Target(
 )
 
 
-def _check_ring(taken: ring.Ring, data: bytes) -> None:
-    again = ring.decode(ring.encode(taken), "again")
+def _check_ring(taken: hash_ring.Ring, data: bytes) -> None:
+    again = hash_ring.decode(hash_ring.encode(taken), "again")
     assert (again.epoch, again.hosts) == (taken.epoch, taken.hosts)
     assert (again.threshold, again.outer_threshold) == (taken.threshold, taken.outer_threshold)
     assert again.outward == taken.outward
@@ -117,7 +117,7 @@ def _ring_seeds() -> list[bytes]:
 
 RING = Target(
     "ring",
-    lambda data: ring.decode(data, "fuzz"),
+    lambda data: hash_ring.decode(data, "fuzz"),
     (errors.RingFormatError,),
     _ring_seeds,
     _check_ring,
@@ -158,22 +158,25 @@ def _of_the_bus(name: str, read: Callable[[Any], Any], examples: list[msgspec.St
 
 
 def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
-    return lambda payload: decision_api.decode(payload, kind)
+    return lambda payload: decision_messages.decode(payload, kind)
 
 
-TASK_EXAMPLE = decision_api.ImageTask(
-    request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=stored.IMAGE
+TASK_EXAMPLE = decision_messages.ImageTask(
+    request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=stored.IMAGE
 )
-PROGRESS = decision_api.TaskProgress(
-    request=1, kind=decision_api.TaskKind.FLATTEN, state=decision_api.TaskState.FAILED, why="no"
+PROGRESS = decision_messages.TaskProgress(
+    request=1,
+    kind=decision_messages.TaskKind.FLATTEN,
+    state=decision_messages.TaskState.FAILED,
+    why="no",
 )
-HELD = decision_api.HeldImage(
+HELD = decision_messages.HeldImage(
     size_bytes=10,
     cached_bytes=5,
     missing_bytes=1,
     boot_image="used",
-    fill=whole_image.FillStatus(
-        state=whole_image.FillState.FILLING,
+    fill=fill_progress.FillStatus(
+        state=fill_progress.FillState.FILLING,
         is_used=True,
         total_bytes=5,
         remaining_bytes=1,
@@ -181,7 +184,7 @@ HELD = decision_api.HeldImage(
     ),
     task=PROGRESS,
 )
-SAMPLE_EXAMPLE = decision_api.Sample(
+SAMPLE_EXAMPLE = decision_messages.Sample(
     host="h1",
     address="10.0.0.1:7201",
     location="pod1/rack1",
@@ -191,19 +194,19 @@ SAMPLE_EXAMPLE = decision_api.Sample(
     sent_s=10.0,
     interval_s=5.0,
     link_bytes_s=1000,
-    total=decision_api.Traffic(1, 2),
+    total=decision_messages.Traffic(1, 2),
     sketch=(1, 2),
-    peers={"h2": decision_api.Traffic(3, 4)},
+    peers={"h2": decision_messages.Traffic(3, 4)},
     images={stored.IMAGE: HELD},
 )
 TRACE_EXAMPLE = trace_message.BootTrace(
     host="h1", image_id=stored.IMAGE, size_bytes=1 << 20, chunk_bytes=65536, trace=(0, 3, 1)
 )
-WANTED = decision_api.ImageWanted(stored.IMAGE, True)
+WANTED = decision_messages.ImageWanted(stored.IMAGE, True)
 
-SAMPLE = _of_the_bus("sample", _decoder(decision_api.Sample), [SAMPLE_EXAMPLE])
-TASK = _of_the_bus("image_task", _decoder(decision_api.ImageTask), [TASK_EXAMPLE])
-IMAGE_WANTED = _of_the_bus("image_wanted", _decoder(decision_api.ImageWanted), [WANTED])
+SAMPLE = _of_the_bus("sample", _decoder(decision_messages.Sample), [SAMPLE_EXAMPLE])
+TASK = _of_the_bus("image_task", _decoder(decision_messages.ImageTask), [TASK_EXAMPLE])
+IMAGE_WANTED = _of_the_bus("image_wanted", _decoder(decision_messages.ImageWanted), [WANTED])
 BOOT_TRACE = _of_the_bus("boot_trace", _decoder(trace_message.BootTrace), [TRACE_EXAMPLE])
 
 

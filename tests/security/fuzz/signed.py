@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from acstor_agent.cloud import proofs
-from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from tests.security.fuzz import said
 from tests.security.fuzz import trusted
 from tests.security.fuzz.target import Target
 
 SIGNERS = signing.read_public_keys(signing.public_pem(trusted.CA_KEY))
-REFUSALS = (said.NotJson, errors.RemoteProtocolError, errors.NotAuthentic)
+REFUSALS = (said.NotJson, errors.RemoteProtocolError, errors.NotAuthenticated)
 
 
 def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytearray], None]:
@@ -32,7 +32,7 @@ def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytear
         try:
             message = json.loads(bytes(data))
             text = message[signed].encode()
-            message["signature"] = sealed.signature_of(purpose, text, key)
+            message["signature"] = signed_messages.signature_of(purpose, text, key)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
         data[:] = json.dumps(message).encode()
@@ -41,16 +41,16 @@ def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytear
 
 
 def _from_host(data: bytes, purpose: str, kind: type[Any]) -> tuple[Any, Any]:
-    message = decision_api.decode(said.on_the_bus(data), decision_api.Signed)
-    return sealed.open_from_host(message, purpose, trusted.CA, kind)
+    message = decision_messages.decode(said.on_the_bus(data), decision_messages.Signed)
+    return signed_messages.verify_from_host(message, purpose, trusted.CA, kind)
 
 
 def _host_target(name: str, purpose: str, example: msgspec.Struct) -> Target:
     def check(taken: tuple[certificates.HostCertificate, Any], _data: bytes) -> None:
-        again = sealed.seal(taken[1], purpose, trusted.HOST_KEY, taken[0].pem)
-        assert sealed.open_from_host(again, purpose, trusted.CA, type(example)) == taken
+        again = signed_messages.sign_payload(taken[1], purpose, trusted.HOST_KEY, taken[0].pem)
+        assert signed_messages.verify_from_host(again, purpose, trusted.CA, type(example)) == taken
 
-    signed = sealed.seal(example, purpose, trusted.HOST_KEY, trusted.CERTIFICATE)
+    signed = signed_messages.sign_payload(example, purpose, trusted.HOST_KEY, trusted.CERTIFICATE)
     return Target(
         name,
         lambda data: _from_host(data, purpose, type(example)),
@@ -61,27 +61,31 @@ def _host_target(name: str, purpose: str, example: msgspec.Struct) -> Target:
     )
 
 
-def _from_service(data: bytes) -> decision_api.TaskForHosts:
-    message = decision_api.decode(said.on_the_bus(data), decision_api.Signed)
-    return sealed.open_from_service(message, signing.TASK, SIGNERS, decision_api.TaskForHosts)
+def _from_service(data: bytes) -> decision_messages.TaskForHosts:
+    message = decision_messages.decode(said.on_the_bus(data), decision_messages.Signed)
+    return signed_messages.verify_from_service(
+        message, signing.TASK, SIGNERS, decision_messages.TaskForHosts
+    )
 
 
 def _task_seeds() -> list[bytes]:
-    task = decision_api.TaskForHosts(task=said.TASK_EXAMPLE, hosts=("h1",), given_s=1.8e9)
-    return [msgspec.json.encode(sealed.seal(task, signing.TASK, trusted.CA_KEY))]
+    task = decision_messages.TaskForHosts(task=said.TASK_EXAMPLE, hosts=("h1",), given_s=1.8e9)
+    return [msgspec.json.encode(signed_messages.sign_payload(task, signing.TASK, trusted.CA_KEY))]
 
 
-def _parse_table(data: bytes) -> ring.Ring:
-    sent = decision_api.decode(said.on_the_bus(data), decision_api.RingTable)
+def _parse_table(data: bytes) -> hash_ring.Ring:
+    sent = decision_messages.decode(said.on_the_bus(data), decision_messages.RingTable)
     return proofs.checked_table(sent, SIGNERS)
 
 
 def _table_seeds() -> list[bytes]:
     seeds = []
     for table in said.RING.seeds():
-        signature = sealed.signature_of(signing.TABLE, table, trusted.CA_KEY)
+        signature = signed_messages.signature_of(signing.TABLE, table, trusted.CA_KEY)
         epoch = json.loads(table)["epoch"]
-        seeds.append(msgspec.json.encode(decision_api.RingTable(epoch, table.decode(), signature)))
+        seeds.append(
+            msgspec.json.encode(decision_messages.RingTable(epoch, table.decode(), signature))
+        )
     return seeds
 
 

@@ -9,15 +9,15 @@ import blake3
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.disks import disk_header
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_header
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.fakes import qcow2_files
 from tests.security.fuzz.target import Target
@@ -138,7 +138,7 @@ def _check_boot(taken: boot_image.Head, data: bytes) -> None:
 
 BOOT_IMAGE = Target(
     "boot_image",
-    lambda data: boot_frames.check([data[:100], data[100:]], "fuzz", (SCOPE_KEY,)),
+    lambda data: boot_frames.check_boot_image([data[:100], data[100:]], "fuzz", (SCOPE_KEY,)),
     (errors.BootImageFormatError,),
     _boot_seeds,
     _check_boot,
@@ -245,7 +245,7 @@ def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: by
     stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))
     entries, index = b"".join(map(layout.pack, extents)), layout.Index(cut)
     index.feed(entries)
-    assert layout.fault_of_table(entries, index.slots(), cut, stored) is None
+    assert layout.why_invalid(entries, index.slots(), cut, stored) is None
 
 
 def _qcow2_seeds() -> list[bytes]:

@@ -23,15 +23,15 @@ import trio
 from oslo_config import cfg
 
 from acstor_checkpoint import registering
-from acstor_common import checkpoint_messages as messages
-from acstor_common import concealing
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import identity_files
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
 from acstor_decision import intervals
@@ -146,27 +146,29 @@ class Decision:
         key, certificate = self.hosts.identity("h1")
 
         def sign(text: str) -> dict[str, Any]:
-            signature = sealed.signature_of(purpose, text.encode(), key)
+            signature = signed_messages.signature_of(purpose, text.encode(), key)
             return {"payload": text, "signature": signature, "certificate": certificate.decode()}
 
         return sign
 
     def concealed(self, sent_s: float) -> Sign:
         """Return what signs as host h1 that only the service can read a text."""
-        public = concealing.public_of(self.service.trust().signer)
+        public = sealed_box.public_key(self.service.trust().signer)
         sign = self.signer(signing.CHECKPOINT)
 
         def conceal(text: str) -> dict[str, Any]:
-            box = concealing.conceal(public, text.encode(), b"h1")
-            told = messages.Concealed(host="h1", box=base64.b64encode(box).decode(), sent_s=sent_s)
+            box = sealed_box.encrypt(public, text.encode(), b"h1")
+            told = messages.SealedMessage(
+                host="h1", box=base64.b64encode(box).decode(), sent_s=sent_s
+            )
             return sign(msgspec.json.encode(told).decode())
 
         return conceal
 
     def opened(self, answer: Any, purpose: str, kind: type[Any]) -> Any:
         signers = signing.read_public_keys(self.hosts.keeper.signers())
-        signed = decision_api.decode(answer, decision_api.Signed)
-        return sealed.open_from_service(signed, purpose, signers, kind)
+        signed = decision_messages.decode(answer, decision_messages.Signed)
+        return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
 
 @pytest.fixture
@@ -183,23 +185,23 @@ def sample(sent_s: float) -> msgspec.Struct:
 
 def failing(sent_s: float) -> msgspec.Struct:
     told = (messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"), messages.Failing("", "full"))
-    return messages.AskedIntervals(host="h1", sent_s=sent_s, failing=told)
+    return messages.IntervalRequest(host="h1", sent_s=sent_s, failing=told)
 
 
 CALLS: dict[str, tuple[Example, str, type[Any]]] = {
     messages.KEPT_CHECKPOINTS: (
-        lambda sent_s: messages.Asked(host="h1", sent_s=sent_s),
+        lambda sent_s: messages.RetentionRequest(host="h1", sent_s=sent_s),
         signing.CHECKPOINT_ANSWER,
-        messages.Answer,
+        messages.CheckpointResponse,
     ),
-    messages.INTERVALS: (failing, signing.CHECKPOINT_INTERVALS, messages.Intervals),
+    messages.INTERVALS: (failing, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse),
     messages.OWNERS: (
-        lambda sent_s: messages.Owners(host="h1", owners=("h2", "h9"), sent_s=sent_s),
+        lambda sent_s: messages.OwnerRequest(host="h1", owners=("h2", "h9"), sent_s=sent_s),
         signing.CHECKPOINT_OWNERS,
-        messages.Gone,
+        messages.OwnerResponse,
     ),
     messages.SERVICE_KEY: (
-        lambda sent_s: messages.Asked(host="h1", sent_s=sent_s),
+        lambda sent_s: messages.RetentionRequest(host="h1", sent_s=sent_s),
         signing.CHECKPOINT_KEY,
         messages.ServiceKey,
     ),
@@ -233,7 +235,7 @@ def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision)
         outer = decision.signer(signing.CHECKPOINT) if rng.randrange(3) == 0 else conceal
         payload = changed(taken, outer, rng)
         said = decision.call(messages.REGISTER_CHECKPOINT, payload)
-        answer = decision.opened(said, signing.CHECKPOINT_ANSWER, messages.Answer)
+        answer = decision.opened(said, signing.CHECKPOINT_ANSWER, messages.CheckpointResponse)
         assert not answer.may_pass
         registered += not answer.why
         rows = store.checkpoints("", 100, "", "")
@@ -252,14 +254,15 @@ def test_samples_are_taken_or_refused(decision: Decision) -> None:
     sign, rng = decision.signer(signing.SAMPLE), random.Random(SEED)
     for number, sent_s in enumerate(moments()):
         payload = changed(sample(sent_s), sign, rng)
-        assert decision.call(decision_api.SAMPLE_COLLECTED, payload) is None
+        assert decision.call(decision_messages.SAMPLE_COLLECTED, payload) is None
         assert len(decision.service._inbox) <= service.WAITING_OF_A_HOST
         if number % 20 == 0:  # whose failure would be logged
             decision.service.round()
     assert decision.service._heard > CASES // 100
     assert_nothing_leaked(decision)
     assert (
-        decision.call(decision_api.GET_RING, deep(rng))["epoch"] == decision.service.current.epoch
+        decision.call(decision_messages.GET_RING, deep(rng))["epoch"]
+        == decision.service.current.epoch
     )
 
 
@@ -280,21 +283,23 @@ async def test_agent_takes_or_refuses_tables_and_tasks(
     await trio.sleep(linked_host.COLLECTION_S / 2)
 
     def sign(text: str) -> dict[str, Any]:
-        signature = sealed.signature_of(signing.TASK, text.encode(), keys.signing_key)
+        signature = signed_messages.signature_of(signing.TASK, text.encode(), keys.signing_key)
         return {"payload": text, "signature": signature}
 
     def sign_table(text: str) -> dict[str, Any]:
-        signature = sealed.signature_of(signing.TABLE, text.encode(), keys.signing_key)
+        signature = signed_messages.signature_of(signing.TABLE, text.encode(), keys.signing_key)
         return {"epoch": host.rings.ring.epoch + 1, "table": text, "signature": signature}
 
     def hear() -> None:
         for number in range(CASES):
             task = msgspec.structs.replace(said.TASK_EXAMPLE, request=number)
-            given = decision_api.TaskForHosts(task=task, hosts=("h1",), given_s=time.time())
-            refused(host.bus.heard[decision_api.IMAGE_TASK_GIVEN], changed(given, sign, rng))
-            table = ring.Ring(host.rings.ring.epoch + 1, (ring.RingHost("h1", "10.0.0.1:1", 3),))
-            payload = changed(msgspec.Raw(ring.encode(table)), sign_table, rng)  # type: ignore[arg-type]
-            refused(host.bus.heard[decision_api.RING_PUBLISHED], payload)
+            given = decision_messages.TaskForHosts(task=task, hosts=("h1",), given_s=time.time())
+            refused(host.bus.heard[decision_messages.IMAGE_TASK_GIVEN], changed(given, sign, rng))
+            table = hash_ring.Ring(
+                host.rings.ring.epoch + 1, (hash_ring.RingHost("h1", "10.0.0.1:1", 3),)
+            )
+            payload = changed(msgspec.Raw(hash_ring.encode(table)), sign_table, rng)  # type: ignore[arg-type]
+            refused(host.bus.heard[decision_messages.RING_PUBLISHED], payload)
 
     await trio.to_thread.run_sync(hear)
     print(f"{len(host.tasks)} tasks and {host.rings.ring.epoch} tables taken of {CASES} each")
@@ -318,7 +323,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
 
     def sign(text: str) -> dict[str, Any]:
         purpose = signing.CHECKPOINT_WANTED
-        signature = sealed.signature_of(purpose, text.encode(), keys.signing_key)
+        signature = signed_messages.signature_of(purpose, text.encode(), keys.signing_key)
         return {"payload": text, "signature": signature}
 
     def ask(instance: ids.ImageId) -> int:
@@ -329,7 +334,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
 
     heard = 0
     for number in range(CASES):
-        wanted = messages.Wanted(
+        wanted = messages.CheckpointRequest(
             request=number, instance_id=checkpoint_hosts.SERVER, host="h1", given_s=NOW_S
         )
         payload = changed(wanted, sign, rng)

@@ -14,12 +14,12 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from acstor_common import artefacts
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import notifications
 from acstor_glance import raw_format
 from tests.fakes import qcow2_files
@@ -77,7 +77,7 @@ def _check_certificate(taken: certificates.HostCertificate, _data: bytes) -> Non
 HOST_CERTIFICATE = Target(
     "host_certificate",
     lambda data: certificates.read_host_certificate(data, CA),
-    (errors.NotAuthentic,),
+    (errors.NotAuthenticated,),
     lambda: [_der(CERTIFICATE), CERTIFICATE, _der(CA)],
     _check_certificate,
     lambda data: _sign(data, CA_KEY),
@@ -87,7 +87,7 @@ CERTIFICATE_REQUEST = Target(
     lambda data: certificates.request_key(
         data if data.startswith(b"--") else _pem(data, "CERTIFICATE REQUEST")
     ),
-    (errors.NotAuthentic,),
+    (errors.NotAuthenticated,),
     lambda: [
         certificates.request(HOST, HOST_KEY),
         _der(certificates.request(HOST, HOST_KEY)),
@@ -100,13 +100,13 @@ AUTHORITIES = Target(
     lambda data: certificates.read_ca(
         data if data.startswith(b"--") else _pem(data, "CERTIFICATE")
     ),
-    (errors.NotAuthentic,),
+    (errors.NotAuthenticated,),
     lambda: [CA, CA + CA, _der(CA)],
 )
 SIGNERS = Target(
     "signers",
     signing.read_public_keys,
-    (errors.NotAuthentic,),
+    (errors.NotAuthenticated,),
     lambda: [signing.public_pem(CA_KEY), signing.public_pem(CA_KEY) + signing.public_pem(HOST_KEY)],
 )
 

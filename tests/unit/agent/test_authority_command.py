@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from acstor_agent.cmd import authority
-from acstor_common import certificates
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
 
 
 @pytest.fixture

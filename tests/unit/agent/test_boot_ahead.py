@@ -13,12 +13,12 @@ from acstor_agent.images import boot_ahead
 from acstor_agent.images import booting
 from acstor_agent.images import uses
 from acstor_agent.sources import base
-from acstor_common import boot_image
-from acstor_common import chunk_map
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
@@ -35,9 +35,9 @@ KeepClass = public_cache.KeepClass
 
 
 def task(*after, is_public=False):
-    return decision_api.ImageTask(
+    return decision_messages.ImageTask(
         request=1,
-        kind=decision_api.TaskKind.PREFETCH_BOOT_IMAGE,
+        kind=decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
         image_id=NEW,
         previous_images=after,
         is_public=is_public,
@@ -250,7 +250,9 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(pa
         await ahead.bring(task(FORMER), report)
     limit += 1
     now_s = 0.0
-    monkeypatch.setattr(core, "daily", lambda kept: core.rates.Rate(1.0, parts.frames_bytes))
+    monkeypatch.setattr(
+        core, "daily", lambda kept: core.token_buckets.Rate(1.0, parts.frames_bytes)
+    )
     ahead = parts.ahead(clock=lambda: now_s)
     now_s = 1000.0
     await ahead.bring(task(FORMER), report)

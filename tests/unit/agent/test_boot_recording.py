@@ -7,7 +7,7 @@ import trio
 
 from acstor_agent.images import boot_recording
 from acstor_agent.images import trace_spool
-from acstor_common import trace_message
+from acstor_common.wire import trace_message
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK

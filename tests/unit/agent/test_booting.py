@@ -14,9 +14,9 @@ from acstor_agent.core.boot import boot_memory
 from acstor_agent.engine_io import exchange
 from acstor_agent.images import booting
 from acstor_agent.sources import base
-from acstor_common import boot_image
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import boot_image
+from acstor_common.model import ids
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import faulty_source
@@ -399,7 +399,7 @@ async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatc
 
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
-    monkeypatch.setattr(booting.whole_file, "written", full)
+    monkeypatch.setattr(booting.atomic_file, "atomic_write", full)
     monkeypatch.setattr(type(image.boots._head.path), "read_bytes", full)
     image.boots.begin()
     await until(lambda: image.boots.state is booting.State.READY)

@@ -25,7 +25,7 @@ from acstor_agent.core.cache import cache_trouble
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 KeepClass = public_cache.KeepClass
 KIB = 1024

@@ -12,7 +12,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.cache import mending
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_trouble
-from acstor_common import ids
+from acstor_common.model import ids
 
 KIB = 1024
 SLAB_BYTES = 1 << 20  # 15 slots of 64 KiB

@@ -8,14 +8,14 @@ import pytest
 
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.disks import checkpoint
-from acstor_common import checkpoint_manifest as manifest
-from acstor_common import checkpoint_sealing as sealing
-from acstor_common import geometry
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest as manifest
+from acstor_common.model import geometry
 from tests.fakes import kept_checkpoints
 from tests.fakes import one_host
 
 MIB = geometry.MIB
-SEAL = sealing.Seal(kept_checkpoints.KEY)
+SEAL = checkpoint_encryption.Seal(kept_checkpoints.KEY)
 
 
 def made(chunk_bytes, size_bytes, chunks):

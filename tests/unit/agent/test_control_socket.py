@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from acstor_agent.control import control_socket
-from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common.wire import control_wire
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from acstor_agent.cmd import ctl
-from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common.wire import control_wire
 
 END_S = 1_800_000_000
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

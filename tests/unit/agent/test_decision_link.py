@@ -14,15 +14,15 @@ import trio.testing
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import proofs
 from acstor_agent.core.cloud import links
-from acstor_common import boot_timeline
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import sketch
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import minhash
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys
 from tests.fakes import linked_host
 
@@ -55,13 +55,13 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     [sample] = host.bus.samples
     assert (sample.host, sample.address, sample.location) == ("h1", "10.0.0.1:7201", "pod1/rack1")
     assert (sample.number, sample.interval_s, sample.link_bytes_s) == (1, COLLECTION_S, 1000)
-    assert sample.total == decision_api.Traffic(3000, 500)
-    assert sample.chunks == decision_api.Traffic(1030, 20)
+    assert sample.total == decision_messages.Traffic(3000, 500)
+    assert sample.chunks == decision_messages.Traffic(1030, 20)
     assert (sample.cache_bytes, sample.cache_limit_bytes, sample.ring_epoch) == (70, 100, 3)
-    assert sample.sketch == sketch.make(CIDS)
+    assert sample.sketch == minhash.make_sketch(CIDS)
     assert sample.peers == {
-        "h2": decision_api.PeerTraffic(600, 7, decision_api.TimedTraffic(500, 0.75)),
-        "h3": decision_api.PeerTraffic(400, 0),
+        "h2": decision_messages.PeerTraffic(600, 7, decision_messages.TimedTraffic(500, 0.75)),
+        "h3": decision_messages.PeerTraffic(400, 0),
     }
 
 
@@ -156,11 +156,11 @@ async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
 
 async def test_a_newer_table_is_taken_an_older_one_is_not(host):
     for epoch, in_force in ((3, 3), (9, 9), (9, 9)):
-        await host.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(epoch, ())))
+        await host.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
         assert host.rings.ring.epoch == in_force
     for epoch in (3, 8):
-        with pytest.raises(errors.NotAuthentic, match=f"epoch {epoch} is not higher than 9"):
-            await host.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(epoch, ())))
+        with pytest.raises(errors.NotAuthenticated, match=f"epoch {epoch} is not higher than 9"):
+            await host.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
     assert host.rings.ring.epoch == 9
 
 
@@ -171,16 +171,19 @@ LEAP = 3 + 1_000_001
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (decision_api.RingTable(9, KEYS.table(ring.Ring(9, ())).table), "none of the keys"),
-        (STRANGER.table(ring.Ring(9, ())), "none of the keys known here made it"),
-        (KEYS.table(ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
-        (KEYS.table(ring.Ring(LEAP, ())), "leaps"),
-        (KEYS.table(ring.Ring((1 << 53) - 1, ())), "leaps"),
+        (
+            decision_messages.RingTable(9, KEYS.table(hash_ring.Ring(9, ())).table),
+            "none of the keys",
+        ),
+        (STRANGER.table(hash_ring.Ring(9, ())), "none of the keys known here made it"),
+        (KEYS.table(hash_ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
+        (KEYS.table(hash_ring.Ring(LEAP, ())), "leaps"),
+        (KEYS.table(hash_ring.Ring((1 << 53) - 1, ())), "leaps"),
     ],
 )
 async def test_a_table_that_proves_nothing_leaves_the_last_one_in_force(host, sent, why):
-    with pytest.raises(errors.NotAuthentic, match=why):
-        await host.hear(decision_api.RING_PUBLISHED, sent)
+    with pytest.raises(errors.NotAuthenticated, match=why):
+        await host.hear(decision_messages.RING_PUBLISHED, sent)
     assert host.rings.ring.epoch == 3
 
 
@@ -188,19 +191,21 @@ async def test_what_a_signature_covers_is_not_looked_into_before(host, monkeypat
     def decode(*_: object) -> None:
         pytest.fail("a table that nobody signed was read")
 
-    monkeypatch.setattr(proofs.ring, "decode", decode)
-    with pytest.raises(errors.NotAuthentic):
-        await host.hear(decision_api.RING_PUBLISHED, STRANGER.table(ring.Ring(9, ())))
+    monkeypatch.setattr(proofs.hash_ring, "decode", decode)
+    with pytest.raises(errors.NotAuthenticated):
+        await host.hear(decision_messages.RING_PUBLISHED, STRANGER.table(hash_ring.Ring(9, ())))
 
 
 @pytest.mark.parametrize("table", ["", "{}", '{"version": 9}', "no table"])
 async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(host, table):
-    signature = sealed.signature_of(signing.TABLE, table.encode(), KEYS.signing_key)
+    signature = signed_messages.signature_of(signing.TABLE, table.encode(), KEYS.signing_key)
     with pytest.raises(errors.RingFormatError):
-        await host.hear(decision_api.RING_PUBLISHED, decision_api.RingTable(9, table, signature))
+        await host.hear(
+            decision_messages.RING_PUBLISHED, decision_messages.RingTable(9, table, signature)
+        )
     for payload in ({"epoch": -1}, {"epoch": 1 << 53, "table": ""}, None, 7):
         with pytest.raises(errors.RemoteProtocolError):
-            await host.hear(decision_api.RING_PUBLISHED, payload)
+            await host.hear(decision_messages.RING_PUBLISHED, payload)
     assert host.rings.ring.epoch == 3
 
 
@@ -216,10 +221,10 @@ async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
     made.files.look_again()
     nursery.start_soon(made.link.run)
     await trio.sleep(2.5 * COLLECTION_S)
-    with pytest.raises(errors.NotAuthentic, match="has no key of who signs them"):
-        await made.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(9, ())))
-    with pytest.raises(errors.NotAuthentic):
-        await made.hear(decision_api.IMAGE_TASK_GIVEN, KEYS.task(TASK))
+    with pytest.raises(errors.NotAuthenticated, match="has no key of who signs them"):
+        await made.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(9, ())))
+    with pytest.raises(errors.NotAuthenticated):
+        await made.hear(decision_messages.IMAGE_TASK_GIVEN, KEYS.task(TASK))
     assert (made.bus.samples, made.tasks, made.rings.ring.epoch) == ([], [], 3)
     assert len(watched_log.messages) == 2
 
@@ -239,22 +244,24 @@ async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host,
 
 async def test_a_sample_says_of_images_what_is_new(host):
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-    host.images = {image_id: decision_api.HeldImage(size_bytes=9, cached_bytes=4)}
+    host.images = {image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}
     await trio.sleep(COLLECTION_S)
     host.images = None
     await trio.sleep(COLLECTION_S)
     told = [sample.images for sample in host.bus.samples]
-    assert told == [{image_id: decision_api.HeldImage(size_bytes=9, cached_bytes=4)}, None]
+    assert told == [{image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}, None]
 
 
-TASK = decision_api.ImageTask(request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=IMAGE)
+TASK = decision_messages.ImageTask(
+    request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=IMAGE
+)
 
 
 async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
     given = KEYS.task(TASK, "h1")
-    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
-    with pytest.raises(errors.NotAuthentic, match=r"a task for image .*: it was taken before"):
-        await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+    await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
+    with pytest.raises(errors.NotAuthenticated, match=r"a task for image .*: it was taken before"):
+        await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
     assert host.tasks == [TASK]
 
 
@@ -267,8 +274,8 @@ async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
     ],
 )
 async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why):
-    with pytest.raises(errors.NotAuthentic, match=why):
-        await host.hear(decision_api.IMAGE_TASK_GIVEN, given())
+    with pytest.raises(errors.NotAuthenticated, match=why):
+        await host.hear(decision_messages.IMAGE_TASK_GIVEN, given())
     assert host.tasks == []
 
 
@@ -278,8 +285,8 @@ async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why)
         STRANGER.task(TASK),
         KEYS.task(TASK, purpose=signing.TABLE),
         msgspec.structs.replace(KEYS.task(TASK, "h2"), payload=KEYS.task(TASK).payload),
-        sealed.seal(  # a host's own key signs no tasks
-            decision_api.TaskForHosts(task=TASK, given_s=time.time()),
+        signed_messages.sign_payload(  # a host's own key signs no tasks
+            decision_messages.TaskForHosts(task=TASK, given_s=time.time()),
             signing.TASK,
             KEYS.host("h1").key,
             KEYS.host("h1").certificate,
@@ -287,20 +294,20 @@ async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why)
     ],
 )
 async def test_a_forged_task_is_not_taken(host, forged):
-    with pytest.raises(errors.NotAuthentic):
-        await host.hear(decision_api.IMAGE_TASK_GIVEN, forged)
+    with pytest.raises(errors.NotAuthenticated):
+        await host.hear(decision_messages.IMAGE_TASK_GIVEN, forged)
     assert host.tasks == []
 
 
 async def test_a_task_that_makes_no_sense_is_not_taken(host):
-    task = decision_api.encode(TASK)
+    task = decision_messages.encode(TASK)
     wrong = (task | {"kind": "erase"}, task | {"image_id": "../x"}, task | {"boots": 0})
     for one in ({}, task, *({"task": bad, "given_s": time.time()} for bad in wrong)):
         text = msgspec.json.encode(one)
-        signature = sealed.signature_of(signing.TASK, text, KEYS.signing_key)
-        signed = decision_api.Signed(text.decode(), signature)
+        signature = signed_messages.signature_of(signing.TASK, text, KEYS.signing_key)
+        signed = decision_messages.Signed(text.decode(), signature)
         with pytest.raises(errors.RemoteProtocolError):
-            await host.hear(decision_api.IMAGE_TASK_GIVEN, signed)
+            await host.hear(decision_messages.IMAGE_TASK_GIVEN, signed)
     with pytest.raises(errors.RemoteProtocolError):
-        await host.hear(decision_api.IMAGE_TASK_GIVEN, task)
+        await host.hear(decision_messages.IMAGE_TASK_GIVEN, task)
     assert host.tasks == []

@@ -12,7 +12,7 @@ from acstor_agent.images import detaching
 from acstor_agent.images import uses as uses_
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import faulty_source
 from tests.fakes import one_host
 

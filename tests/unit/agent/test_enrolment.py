@@ -14,12 +14,12 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.cloud import enrolment
 from acstor_agent.core.cloud import renewal
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys
 
 H1 = ids.HostId("h1")
@@ -131,7 +131,9 @@ async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
     second = files.current().certificate
     assert second.not_after_s > first.not_after_s
     body = api.asked[1]
-    sealed.check([first.public_key], signing.RENEWAL, body["csr"].encode(), body["proof"])
+    signed_messages.check_signature(
+        [first.public_key], signing.RENEWAL, body["csr"].encode(), body["proof"]
+    )
     assert certificates.request_key(body["csr"].encode()) == second.public_key
 
 

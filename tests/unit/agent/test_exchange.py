@@ -16,11 +16,11 @@ from acstor_agent.engine import identity
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine_io import exchange
 from acstor_agent.images import prefetching
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import one_host
@@ -330,8 +330,8 @@ async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_cloc
 async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojump_clock):
     """Each believes that the other one is the home, as while a new ring is on its way."""
     cloud.views = {
-        "h1": (ring.Ring(2, (ring.RingHost("h2", "10.0.0.2:7201", 1),)), None),
-        "h2": (ring.Ring(3, (ring.RingHost("h1", "10.0.0.1:7201", 1),)), None),
+        "h1": (hash_ring.Ring(2, (hash_ring.RingHost("h2", "10.0.0.2:7201", 1),)), None),
+        "h2": (hash_ring.Ring(3, (hash_ring.RingHost("h1", "10.0.0.1:7201", 1),)), None),
     }
     with trio.fail_after(4):
         async with trio.open_nursery() as nursery:
@@ -449,7 +449,7 @@ async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud
 async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, autojump_clock):
     wanted, whole = cloud.want(0), cloud.ring
     name = cloud.others(wanted)[0]
-    alone = ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
+    alone = hash_ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
     cloud.views[name] = (alone, None)
     await read(cloud, name, wanted)
     await trio.sleep(5)
@@ -617,7 +617,7 @@ async def test_former_home_that_left_is_asked_until_it_fails_once(cloud, autojum
     of_h4 = [n for n in range(40) if homes(cloud, before, n) == "h4"]
     await read_everywhere(cloud, of_h4, ("h4",))
     cloud.former = before
-    cloud.ring = ring.Ring(2, tuple(host for host in before.hosts if host.host != "h4"))
+    cloud.ring = hash_ring.Ring(2, tuple(host for host in before.hosts if host.host != "h4"))
     first, *others = of_h4
     cloud.asked.clear()
     await read_everywhere(cloud, [first], ("h1",))
@@ -860,7 +860,7 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
 
 async def test_nothing_is_lost_without_a_table_where_there_are_others(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1",), has_others=True) as made:
-        made.ring, made.source.deleted = ring.Ring(0, ()), {IMAGE}
+        made.ring, made.source.deleted = hash_ring.Ring(0, ()), {IMAGE}
         with pytest.raises(errors.DeadlineExceeded, match="no v-node table yet"):
             await read(made, "h1", made.want(0), 5)
 

@@ -15,9 +15,9 @@ import trio
 from acstor_agent.engine import priority
 from acstor_agent.peers import peer_net
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 from tests.fakes import exchange_cloud
 from tests.fakes import lying_peer
 from tests.unit.agent import test_peer_net as nets
@@ -45,10 +45,10 @@ class OneOfTwo(exchange_cloud.Cloud):
     def put_in_force(self, epoch, ports, vnodes=None):
         """Put a table in force, without one before it."""
         weights = vnodes or {}
-        self.ring = ring.Ring(
+        self.ring = hash_ring.Ring(
             epoch,
             tuple(
-                ring.RingHost(name, f"127.0.0.1:{port}", weights.get(name, 100))
+                hash_ring.RingHost(name, f"127.0.0.1:{port}", weights.get(name, 100))
                 for name, port in ports.items()
             ),
         )

@@ -16,7 +16,7 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import whole_copies
 from acstor_agent.sources import whole_copy
 from acstor_common import errors
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from tests.fakes import exchange_cloud
 from tests.fakes import fake_glance
 from tests.fakes import http_server
@@ -60,7 +60,7 @@ class Cloud(exchange_cloud.Cloud):
     def without(self, name):
         """Return the next table, on which a host is not."""
         hosts = tuple(host for host in self.ring.hosts if host.host != name)
-        return ring.Ring(self.ring.epoch + 1, hosts)
+        return hash_ring.Ring(self.ring.epoch + 1, hosts)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_copy_of_the_former_home_serves_while_the_former_table_counts(clou
             msgspec.structs.replace(host, vnodes=vnodes) if host.host != former else host
             for host in cloud.ring.hosts
         )
-        if placement.image_home(after := ring.Ring(2, hosts), IMAGE) != former:
+        if placement.image_home(after := hash_ring.Ring(2, hosts), IMAGE) != former:
             break
     cloud.former, cloud.ring = cloud.ring, after
     assert cloud.image_home != former

@@ -13,8 +13,8 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets

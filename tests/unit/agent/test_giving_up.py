@@ -8,8 +8,8 @@ import trio.testing
 from acstor_agent import disk_io
 from acstor_agent.engine import actions
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import exchange_cloud
 
 CHUNK, IMAGE, OTHER = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.OTHER

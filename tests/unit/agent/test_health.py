@@ -5,7 +5,7 @@ import pytest
 
 from acstor_agent.control import health
 from acstor_agent.core.mount import waits
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 
 
 class Host:
@@ -34,13 +34,13 @@ def test_it_is_summed_up(host):
     assert (now.waiting, now.longest_wait_s, now.waits_for) == (3, 9.0, "refused")
     assert (now.failed_reads, now.fallbacks) == (3, {"not-mapped": 3})
     assert now.on_dead_mounts == ("s1",)
-    assert now.faults == {"metrics": decision_api.HostFault("address in use", 12.0)}
+    assert now.faults == {"metrics": decision_messages.HostFault("address in use", 12.0)}
 
 
 def test_host_that_does_well_has_nothing_to_tell(host):
     host.late, host.failed, host.fallbacks, host.troubles = [], 0, {}, {}
     host.on_dead_mounts = []
-    assert host.health.now() == decision_api.HostHealth(version=host.health.now().version)
+    assert host.health.now() == decision_messages.HostHealth(version=host.health.now().version)
 
 
 def test_nothing_that_it_says_is_too_long_for_the_bus(host):
@@ -49,5 +49,5 @@ def test_nothing_that_it_says_is_too_long_for_the_bus(host):
     host.fallbacks = {f"reason {n}": 1 for n in range(100)}
     host.troubles = {"y" * 300 + str(n): {"why": "z" * 1000, "since_s": -1.0} for n in range(100)}
     now = host.health.now()
-    raw = decision_api.encode(now)
-    assert decision_api.decode(raw, decision_api.HostHealth) == now
+    raw = decision_messages.encode(now)
+    assert decision_messages.decode(raw, decision_messages.HostHealth) == now

@@ -11,9 +11,9 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.unit.agent import test_peer_batches as batches
@@ -46,8 +46,8 @@ class Joined(exchange_cloud.Cloud):
             await self.nursery.start(net.run)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             await self.nursery.start(net.serve_forever, self.hosts[name].giving, listeners)
-            table.append(ring.RingHost(name, nets.address_of(listeners[0]), 100))
-        self.ring = ring.Ring(2, tuple(table))
+            table.append(hash_ring.RingHost(name, nets.address_of(listeners[0]), 100))
+        self.ring = hash_ring.Ring(2, tuple(table))
 
 
 ANYBODY = {"may_speak": nets.everybody}

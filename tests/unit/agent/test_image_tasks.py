@@ -9,26 +9,26 @@ import trio.testing
 from acstor_agent.control import image_tasks
 from acstor_agent.core import counters
 from acstor_agent.images import boot_recording
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import whole_image
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(4 * CHUNK)
 LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=0)
-State = decision_api.TaskState
-Kind = decision_api.TaskKind
-NOT_USED = whole_image.FillStatus(
-    state=whole_image.FillState.EVICTABLE, is_used=False, why="not used"
+State = decision_messages.TaskState
+Kind = decision_messages.TaskKind
+NOT_USED = fill_progress.FillStatus(
+    state=fill_progress.FillState.EVICTABLE, is_used=False, why="not used"
 )
-FILLING = whole_image.FillStatus(
-    state=whole_image.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=5
+FILLING = fill_progress.FillStatus(
+    state=fill_progress.FillState.FILLING, is_used=True, total_bytes=9, remaining_bytes=5
 )
 
 
 def task(request, kind=Kind.PRE_SEED, image_id=one_host.IMAGE, boots=1):
-    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, boots=boots)
+    return decision_messages.ImageTask(request=request, kind=kind, image_id=image_id, boots=boots)
 
 
 class Host:
@@ -129,8 +129,8 @@ async def test_an_image_is_told_by_where_its_bytes_were(host):
     [(image_id, held)] = (await host.tasks.news()).items()
     assert (image_id, held.size_bytes, held.cached_bytes) == (one_host.IMAGE, len(DATA), CHUNK)
     assert held.missing_bytes == image.held().missing_bytes > 0
-    assert held.read == decision_api.ReadBytes(local=100, source=CHUNK)
-    assert held.fetched == decision_api.FetchedBytes(source=CHUNK)
+    assert held.read == decision_messages.ReadBytes(local=100, source=CHUNK)
+    assert held.fetched == decision_messages.FetchedBytes(source=CHUNK)
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
 
 
@@ -141,7 +141,7 @@ async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
     for told in (
         FILLING,
         msgspec.structs.replace(
-            FILLING, state=whole_image.FillState.FULLY_CACHED, remaining_bytes=0
+            FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
         ),
         NOT_USED,
     ):
@@ -164,7 +164,7 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     host.whole[one_host.IMAGE] = FILLING
     await host.tasks.news()
     further = msgspec.structs.replace(
-        FILLING, state=whole_image.FillState.QUEUED, remaining_bytes=1
+        FILLING, state=fill_progress.FillState.QUEUED, remaining_bytes=1
     )
     host.whole[one_host.IMAGE] = further
     assert await host.tasks.news() is None
@@ -190,7 +190,7 @@ async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(ho
     monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
     host.bases = {one_host.IMAGE, one_host.OTHER}
     whole = msgspec.structs.replace(
-        FILLING, state=whole_image.FillState.FULLY_CACHED, remaining_bytes=0
+        FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
     )
     for lacking in sorted(host.bases):
         host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
@@ -198,7 +198,9 @@ async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(ho
 
 
 async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
-    host.bases = {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_api.MAX_IMAGES + 76)}
+    host.bases = {
+        f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
+    }
     host.whole = dict.fromkeys(host.bases, FILLING)
     assert len(await host.tasks.news()) == image_tasks.MOST_IMAGES
     assert await host.tasks.news() is None  # those that are not told do not count as changed
@@ -214,7 +216,7 @@ def test_peers_and_homes_are_others_hosts():
     tally.add(counters.Origin.PEER, 3)
     tally.add(counters.Origin.HOME, 4)
     held = image_tasks.held_image(None, tally, NOT_USED, None)
-    assert held.fetched == decision_api.FetchedBytes(peer=7)
+    assert held.fetched == decision_messages.FetchedBytes(peer=7)
     assert (held.size_bytes, held.cached_bytes) == (None, None)
 
 
@@ -279,7 +281,7 @@ async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
     host.failure = errors.ChunkUnavailable("image x", "source", "x" * 999)
     host.tasks.take(task(1))
     told = await host.wait(lambda told: told.state is State.FAILED)
-    assert len(told.why) == decision_api.MAX_WHY
+    assert len(told.why) == decision_messages.MAX_WHY
     host.failure = None
     host.may_go_on.set()
     host.tasks.take(task(2))

@@ -7,11 +7,11 @@ import pytest
 
 from acstor_agent.images import map_page
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
@@ -69,7 +69,7 @@ async def test_page_of_a_raw_image_has_cids_alone():
 async def test_layout_of_a_page_that_made_room_is_nobodys_fault():
     raw = map_of(extents())
     found = map_page.PagedLayout(chunk_map.subject_of(raw, "m", IMAGE_ID), lambda number: None)
-    with pytest.raises(errors.SourceCrowded, match="made room"):
+    with pytest.raises(errors.SourceOverloaded, match="made room"):
         found.find(0, CHUNK)
 
 

@@ -12,7 +12,7 @@ from oslo_config import cfg
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cmd import agent
-from acstor_common import ids
+from acstor_common.model import ids
 
 HERE = ids.HostId("h1")
 BROKER = "transport_url = kombu+memory:////"

@@ -15,7 +15,7 @@ from acstor_agent.core.mount import waits
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")

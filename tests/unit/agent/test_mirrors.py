@@ -8,9 +8,9 @@ import trio
 
 from acstor_agent.images import mirrors
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
@@ -271,13 +271,13 @@ async def test_what_a_killed_worker_left_goes(tmp_path):
 
 async def test_image_that_is_refused_leaves_no_map(host):
     def refuse(image_id: object) -> None:
-        raise errors.NumberTaken(f"image {image_id}", "another image", 1)
+        raise errors.NumberInUse(f"image {image_id}", "another image", 1)
 
     async def make(image_map: object) -> None:
         pytest.fail("it was not to be attached")
 
     refusing = mirrors.Mirrors(host.maps, host.source, make, refuse)
-    with pytest.raises(errors.NumberTaken):
+    with pytest.raises(errors.NumberInUse):
         await refusing.attach(IMAGE)
     assert refusing.attached() == []
     assert list(host.maps.iterdir()) == []

@@ -16,10 +16,10 @@ from acstor_agent.images import unattached
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import scope
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import fake_glance
 from tests.fakes import http_server
 from tests.fakes import reading_source
@@ -192,7 +192,7 @@ async def test_private_image_is_not_given_where_that_is_wanted_and_its_map_not_r
     images, nursery, autojump_clock
 ):
     host, key = Host(images, nursery, gives_private=False), ids.ScopeKey(bytes(range(32)))
-    private = images.add(DATA, naming=scope.Naming(key))
+    private = images.add(DATA, naming=deduplication.Naming(key))
     for _ in range(20):
         with pytest.raises(errors.ChunkNotShared):
             await host.ask(private)

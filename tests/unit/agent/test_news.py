@@ -5,9 +5,9 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.images import news
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import one_host
 from tests.fakes import one_machine
@@ -44,7 +44,7 @@ async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(ho
 @pytest.fixture
 async def in_segments(tmp_path):
     """A host with an image of 16 chunks, the second one zeros, in segments of LENGTH chunks."""
-    table = ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
+    table = hash_ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
     async with one_host.one_host(tmp_path, table=table) as made:
         data = one_host.image_bytes(16 * one_host.CHUNK)
         made.add(data[: one_host.CHUNK] + ZEROS + data[2 * one_host.CHUNK :])

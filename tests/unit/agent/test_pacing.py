@@ -10,8 +10,8 @@ import trio
 
 from acstor_agent.peers import pacing
 from acstor_agent.peers import peer_net
-from acstor_common import geometry
-from acstor_common import peer_wire
+from acstor_common.model import geometry
+from acstor_common.wire import peer_wire
 from tests.unit.agent import test_peer_net as nets
 from tests.unit.agent import test_peer_security as security
 

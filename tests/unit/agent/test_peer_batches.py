@@ -11,7 +11,7 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common import peer_wire
+from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets
 

@@ -17,9 +17,9 @@ from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets
 
@@ -255,7 +255,7 @@ async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
 )
 async def test_small_messages_are_read_at_the_rate_of_their_host(monkeypatch, message):
     """The former code read all 20,000 of them at once."""
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rates.Rate(per_s=1e-3, burst=1000.0))
+    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", token_buckets.Rate(per_s=1e-3, burst=1000.0))
     async with nets.serving() as (server, address):
         flooding = await nets.dial(address)
         async with trio.open_nursery() as nursery:
@@ -283,7 +283,9 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
 
 
 async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give(monkeypatch):
-    rate = rates.Rate(per_s=0.01, burst=100.0)  # so slow that what was paid is seen afterwards
+    rate = token_buckets.Rate(
+        per_s=0.01, burst=100.0
+    )  # so slow that what was paid is seen afterwards
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rate)
 
     class Refusing(peer_giver.TaskGiver):

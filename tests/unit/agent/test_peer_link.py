@@ -12,9 +12,9 @@ from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_link
-from acstor_common import ids
-from acstor_common import peer_encryption
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_wire
 from tests.unit.agent import test_peer_security as security
 
 SILENCE_S = 5.0

@@ -17,9 +17,9 @@ from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import rights
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import peer_giver
 
@@ -29,7 +29,7 @@ CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
 PEER, SOON, LATER = peer_wire.Priority
-PLENTY = rates.Rate(per_s=1e9, burst=1e9)
+PLENTY = token_buckets.Rate(per_s=1e9, burst=1e9)
 QUICK = peer_net.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_net.Limits()
 DATA = os.urandom(1 << 20)

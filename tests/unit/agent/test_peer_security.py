@@ -16,12 +16,12 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import rights
-from acstor_common import certificates
-from acstor_common import credentials
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.unit.agent import test_peer_net as nets
 
 CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND

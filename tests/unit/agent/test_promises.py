@@ -12,9 +12,9 @@ from acstor_agent.core.images import shares
 from acstor_agent.engine import identity
 from acstor_agent.images import promise_file
 from acstor_agent.images import promises as promises_
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -188,8 +188,10 @@ class Place:
 
     def be(self, *names):
         self.epoch += 1
-        hosts = [ring.RingHost(name, f"10.0.0.{at}:7201", 100) for at, name in enumerate(names, 1)]
-        self.table = ring.Ring(self.epoch, tuple(hosts))
+        hosts = [
+            hash_ring.RingHost(name, f"10.0.0.{at}:7201", 100) for at, name in enumerate(names, 1)
+        ]
+        self.table = hash_ring.Ring(self.epoch, tuple(hosts))
 
     def shares(self):
         return shares.Shares(ids.HostId("h1"), lambda: self.table, identity.ByContent().oid)

@@ -21,9 +21,9 @@ from acstor_agent.disks import holders
 from acstor_agent.disks import hydration
 from acstor_agent.disks import recovering
 from acstor_agent.disks import recovery_files
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
 from tests.fakes import kept_checkpoints
 from tests.fakes import one_host
 from tests.fakes import shown_checkpoints
@@ -235,7 +235,7 @@ async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock
 
 
 async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept):
-    worker.link.faults[ONE] = errors.SourceCrowded("it", "h2")
+    worker.link.faults[ONE] = errors.SourceOverloaded("it", "h2")
     await worker.recovering.make(kept.recovery(), MIRROR)
     times = worker.link.times
     assert times.expected_s(ONE) == 0.0
@@ -414,7 +414,7 @@ async def test_chunks_of_another_size_are_refused(host, tmp_path):
 
 
 async def test_wrong_key_is_refused(worker, kept):
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         await worker.recovering.make(kept.recovery(key="ab" * 32), MIRROR)
 
 

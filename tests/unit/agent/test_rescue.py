@@ -13,7 +13,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.images import waiting
 from acstor_agent.mount import rescue
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
@@ -45,7 +45,7 @@ class Mount:
     async def _read(self, guest, why):
         try:
             await self.waiting.turn(guest, self._wait, why)
-        except errors.ReaderGone:
+        except errors.ReaderKilled:
             self.ended.append(guest)
             self.has_ended.set()
 

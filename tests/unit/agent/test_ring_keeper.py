@@ -9,9 +9,9 @@ import trio
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import signing
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.fakes import cloud_keys
 
 
@@ -177,8 +177,8 @@ SIGNERS = signing.read_public_keys(KEYS.signers)
 
 
 def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
-    hosts = tuple(ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
-    return keys.table(ring.Ring(epoch, hosts, revoked=revoked or {}), told)
+    hosts = tuple(hash_ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
+    return keys.table(hash_ring.Ring(epoch, hosts, revoked=revoked or {}), told)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_signed_table_outlives_the_worker(joined, tmp_path):
     ],
 )
 def test_table_without_the_services_signature_is_not_taken(sent, why):
-    with pytest.raises(errors.NotAuthentic, match=why):
+    with pytest.raises(errors.NotAuthenticated, match=why):
         proofs.checked_table(sent, SIGNERS)
 
 
@@ -218,13 +218,13 @@ def test_table_is_signed_for_no_other_purpose():
     sent = signed(9, "h1")
     key = KEYS.signing_key
     for purpose in (signing.TASK, signing.SAMPLE, "", "tabl"):
-        signature = proofs.sealed.signature_of(purpose, sent.table.encode(), key)
-        with pytest.raises(errors.NotAuthentic):
+        signature = proofs.signed_messages.signature_of(purpose, sent.table.encode(), key)
+        with pytest.raises(errors.NotAuthenticated):
             proofs.checked_table(msgspec.structs.replace(sent, signature=signature), SIGNERS)
 
 
 def test_without_signers_no_table_is_taken():
-    with pytest.raises(errors.NotAuthentic, match="has no key of who signs them"):
+    with pytest.raises(errors.NotAuthenticated, match="has no key of who signs them"):
         proofs.checked_table(signed(9, "h1"), ())
 
 

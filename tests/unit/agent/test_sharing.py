@@ -21,11 +21,11 @@ from acstor_agent.images import sharing
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import peer_keeping
-from acstor_common import peer_wire
-from acstor_common import ring
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -37,11 +37,12 @@ LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.2, boot_longest_s=1.0)
 SOON_S = 40.0
 
 
-def table_of(*names: str, epoch: int = 1) -> ring.Ring:
+def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
     made = [
-        ring.RingHost(name, f"10.0.0.{number}:7201", 100) for number, name in enumerate(names, 1)
+        hash_ring.RingHost(name, f"10.0.0.{number}:7201", 100)
+        for number, name in enumerate(names, 1)
     ]
-    return ring.Ring(epoch, tuple(made))
+    return hash_ring.Ring(epoch, tuple(made))
 
 
 async def until(is_true, within_s=SOON_S):
@@ -102,8 +103,8 @@ class Keeper:
         return links.Look(float(self.looks), [], 125_000_000)
 
     def asks(self, host, *images, lease_s=3600):
-        entries = tuple(peer_keeping.Lease(one, lease_s) for one in images)
-        self.sharing.heard(host, peer_wire.Keep(entries))
+        entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
+        self.sharing.heard(host, peer_wire.ReplicaRequest(entries))
 
     def answers(self, host, image_id=IMAGE):
         """Return what a host was told of this one's share of an image."""
@@ -111,7 +112,7 @@ class Keeper:
         kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
         return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
 
-    async def answer(self, host, image_id=IMAGE, state=peer_keeping.ShareState.KEPT, left=0):
+    async def answer(self, host, image_id=IMAGE, state=replica_messages.ShareState.KEPT, left=0):
         """Wait until a host is told so."""
 
         def last():
@@ -260,7 +261,7 @@ async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
         keeper.asks(H3, *unknown)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
-        refused = peer_keeping.ShareState.REFUSED
+        refused = replica_messages.ShareState.REFUSED
         await keeper.answer(H3, unknown[-1], refused)
         assert keeper.host.mirrors.attached() == [IMAGE]
 
@@ -270,7 +271,7 @@ async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
         blobs = dict(keeper.host.blobs)
         keeper.host.blobs.clear()
         keeper.asks(H2, IMAGE)
-        await keeper.answer(H2, state=peer_keeping.ShareState.REFUSED)
+        await keeper.answer(H2, state=replica_messages.ShareState.REFUSED)
         keeper.host.blobs.update(blobs)
         await keeper.answer(H2)
 
@@ -279,10 +280,10 @@ async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
         keeper.asks(H3, *unknown[:256])
-        await keeper.answer(H3, unknown[255], peer_keeping.ShareState.REFUSED)
+        await keeper.answer(H3, unknown[255], replica_messages.ShareState.REFUSED)
         keeper.asks(H3, *unknown[256:], IMAGE)
         assert keeper.sharing.refused == 45
-        await keeper.answer(H3, state=peer_keeping.ShareState.CROWDED)
+        await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)  # others are not kept from it
         assert len(keeper.sharing._leases) == leases.IMAGES_OF_HOST + 1
@@ -301,7 +302,7 @@ async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeyp
         monkeypatch.setattr(keeper.host.mirrors, "attach", noted)
         for _ in range(5):
             keeper.asks(H3, unknown)
-            await keeper.answer(H3, unknown, peer_keeping.ShareState.REFUSED)
+            await keeper.answer(H3, unknown, replica_messages.ShareState.REFUSED)
             keeper.asks(H3, unknown, lease_s=0)
             keeper.told.clear()
             await trio.sleep(0.1)
@@ -317,7 +318,7 @@ async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
         assert 80 <= keeper.sharing.refused <= 88
         await until(lambda: not keeper.sharing._owed)
         keeper.asks(H3, IMAGE)
-        await keeper.answer(H3, state=peer_keeping.ShareState.CROWDED)
+        await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
 
@@ -333,7 +334,7 @@ async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, m
             keeper.asks(H2, OTHER)
             await keeper.answer(H2, OTHER)
         keeper.asks(H2, IMAGE)
-        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert IMAGE not in keeper.host.mirrors.attached()
         if limit == "MAPS_BYTES_OF_HOST":
             keeper.asks(H3, IMAGE)  # another one may
@@ -364,7 +365,7 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
 async def test_share_without_room_is_said(tmp_path, place):
     async with running(tmp_path, place, 3 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
-        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not keeper.promised_bytes()
 
 
@@ -378,7 +379,7 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         await until(
             lambda: (keeper.whole.telling.of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
         )
-        await keeper.answer(H2, OTHER, peer_keeping.ShareState.NO_ROOM)
+        await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
         assert keeper.promised_bytes() == 200 * CHUNK
 
 
@@ -403,9 +404,11 @@ async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, plac
 async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         await keeper.use(IMAGE)
-        await until(lambda: any(isinstance(news, peer_wire.Keep) for _, news in keeper.told))
+        await until(
+            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.told)
+        )
         asked = {host: news.leases for host, news in keeper.told if hasattr(news, "leases")}
-        assert asked == {host: (peer_keeping.Lease(IMAGE, 86400),) for host in (H2, H3)}
+        assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
             return keeper.whole.telling.of(IMAGE)
@@ -415,8 +418,8 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         rest = 2 * 200 * CHUNK - keeper.promised_bytes()
         say = [(H2, rest - CHUNK), (H3, CHUNK)]
         for host, total_bytes in say:
-            share = peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, total_bytes, 0)
-            keeper.sharing.heard(host, peer_wire.Kept(1, (share,)))
+            share = replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0)
+            keeper.sharing.heard(host, peer_wire.ReplicaReport(1, (share,)))
         assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
             "fully_cached",
             0,
@@ -487,7 +490,7 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
     async with running(tmp_path, place, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.host.promises._set(promise.Promise(IMAGE, 1.0, is_for_others=True))
-        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
         told = whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE)

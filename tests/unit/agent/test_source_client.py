@@ -5,9 +5,9 @@ import trio
 from acstor_agent.engine import failover
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from tests.fakes import faulty_source
 from tests.fakes import piecewise
 
@@ -84,7 +84,7 @@ async def test_source_that_is_down_is_still_asked_for_what_nobody_else_has(autoj
 
 
 async def test_crowd_at_a_source_sends_on_and_does_not_make_it_down():
-    first, second = Place("first", fail=[1], error=errors.SourceCrowded), Place("second")
+    first, second = Place("first", fail=[1], error=errors.SourceOverloaded), Place("second")
     both = once([first, second])
     assert await both.read(BLOB, 2, 3) == await both.read(BLOB, 2, 3) == b"234"
     assert (len(first.reads), len(second.reads)) == (2, 1)
@@ -300,7 +300,7 @@ async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
     class Crowded(Place):
         async def read(self, blob, offset, length, content=None):
             if self.in_flight_now >= 2:
-                raise errors.SourceCrowded(blob.name, self.where, "two wait already")
+                raise errors.SourceOverloaded(blob.name, self.where, "two wait already")
             return await super().read(blob, offset, length)
 
     both = once([Crowded("first", delay=ALWAYS, delay_s=NEVER_S), Place("2nd")])

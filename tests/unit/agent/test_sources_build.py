@@ -11,10 +11,10 @@ from acstor_agent.sources import base
 from acstor_agent.sources import build
 from acstor_agent.sources import deadline
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import session_options
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.service import session_options
 from tests.fakes import faulty_source
 from tests.fakes import http_server
 
@@ -153,4 +153,4 @@ def test_operators_are_told_what_names_a_source_and_no_password(tmp_path, sectio
     found = cfg.ConfigOpts()
     acstor_agent.conf.register_opts(found)
     found([], default_config_files=[str(path)], default_config_dirs=[])
-    assert session_options.configured(section, found[section]) == told
+    assert session_options.describe(section, found[section]) == told

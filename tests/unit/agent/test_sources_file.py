@@ -12,7 +12,7 @@ import trio.testing
 from acstor_agent.sources import base
 from acstor_agent.sources import file
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 

@@ -11,7 +11,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server

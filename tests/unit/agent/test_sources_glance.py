@@ -11,10 +11,10 @@ from oslo_config import cfg
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server

@@ -20,9 +20,9 @@ from acstor_agent.sources import http_dial
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_agent.sources import http_stream
-from acstor_common import addresses
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import addresses
+from acstor_common.model import ids
 from tests.fakes import http_server
 from tests.fakes import turns
 
@@ -178,7 +178,7 @@ async def test_nothing_is_sent_to_an_own_address_that_another_server_names(
     own = "127.0.0.2"  # as if the server were another host, and this an address of its kind
     monkeypatch.setattr(addresses, "is_loopback", lambda ip: kind == "loopback" and ip == own)
     if kind == "link-local":
-        monkeypatch.setattr(addresses, "fault_of", lambda ip: kind if ip == own else "")
+        monkeypatch.setattr(addresses, "why_unreachable", lambda ip: kind if ip == own else "")
     with socket.create_server((own, 0)) as service:
         url = f"http://{own}:{service.getsockname()[1]}/latest?secret=1234"
         server.behaviours = [http_server.redirect(url)]

@@ -17,11 +17,11 @@ from acstor_agent.sources import base
 from acstor_agent.sources import deadline
 from acstor_agent.sources import driver
 from acstor_agent.sources import layout as layout_source
-from acstor_common import codecs
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import faulty_source
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -70,12 +70,12 @@ class Image:
         return extent._replace(stored_bytes=min(extent.stored_bytes + slack, longest))
 
     def set_layout(self, extents):
-        entries = b"".join(layout.pack(e) for e in layout.joined(extents, self.cut))
+        entries = b"".join(layout.pack(e) for e in layout.merge_adjacent(extents, self.cut))
         index = layout.Index(self.cut)
         index.feed(entries)
         count = len(entries) // layout.ENTRY_BYTES
         of = layout.Stored(layout.DiskFormat.QCOW2, len(self.stored), count)
-        assert layout.fault_of_table(entries, index.slots(), self.cut, of) is None
+        assert layout.why_invalid(entries, index.slots(), self.cut, of) is None
         self.layout = layout.Layout(entries + index.slots(), 0, self.cut, of)
 
     def piece(self, chunk_no):
@@ -161,7 +161,7 @@ async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
     place = Place(Image(), nursery)
     place.source._layout_of = lambda image_id: None
     [outcome] = await told_of(place.source, [base.Piece(0, 5)])
-    assert type(outcome) is errors.SourceCrowded
+    assert type(outcome) is errors.SourceOverloaded
     assert place.faulty.reads == []
 
 

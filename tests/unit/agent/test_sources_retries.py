@@ -11,7 +11,7 @@ from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import faulty_source
 from tests.fakes import piecewise
 

@@ -20,7 +20,7 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import whole_copies
 from acstor_agent.sources import whole_copy
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server

@@ -10,7 +10,7 @@ from acstor_agent.core.images import image_uses
 from acstor_agent.engine_io import source_client
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")

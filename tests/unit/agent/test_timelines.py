@@ -7,7 +7,7 @@ import trio
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import timelines
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK

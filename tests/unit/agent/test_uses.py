@@ -6,7 +6,7 @@ import trio
 
 from acstor_agent.core.images import image_uses
 from acstor_agent.images import uses as uses_
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER

@@ -60,7 +60,7 @@ async def test_newest_of_who_has_most_fails_when_it_is_too_much(nursery):
     for number in range(3):
         await room.enter(OTHER, f"other{number}")
     assert [name for name, _ in room.failed] == [10, 11, 9, 8, 7]
-    assert {kind for _, kind in room.failed} == {errors.Crowded}
+    assert {kind for _, kind in room.failed} == {errors.QueueFull}
     assert room.at_work == [0, 1, "other0", "other1"]
     assert room.waiting.refused == 5
     room.is_over.set()
@@ -104,7 +104,7 @@ async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
     await room.enter(OTHER, "other")
     assert waiting.end(room.waiting.table, FLOOD, math.inf) == 4
     await trio.testing.wait_all_tasks_blocked()
-    assert sorted(room.failed) == [(number, errors.ReaderGone) for number in range(4)]
+    assert sorted(room.failed) == [(number, errors.ReaderKilled) for number in range(4)]
     assert len(room.waiting) == len(room.waiting.table) == 1
     assert waiting.end(room.waiting.table, FLOOD, math.inf) == 0
     room.is_over.set()

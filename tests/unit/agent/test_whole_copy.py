@@ -12,8 +12,8 @@ from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
 from acstor_agent.sources import whole_copy
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from tests.fakes import glance_records
 
 IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)

@@ -22,11 +22,11 @@ from acstor_agent.images import promise_file
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import whole_image
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -167,7 +167,7 @@ async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fa
     known.backoff.failed("x" * 999, trio.current_time())
     told = keeper.told()
     assert (told.state, told.is_used) == (whole_telling.State.FAILING, True)
-    assert told.why == "x" * whole_image.MAX_WHY
+    assert told.why == "x" * fill_progress.MAX_WHY
 
 
 async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(
@@ -393,7 +393,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     )
 
     async def wish(kind, deadline_s=0.0, due_at_s=0.0):
-        task = decision_api.ImageTask(
+        task = decision_messages.ImageTask(
             request=1, kind=kind, image_id=IMAGE, deadline_s=deadline_s, due_at_s=due_at_s
         )
         return await wishes.wish(task)
@@ -407,21 +407,21 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
 
     filler._fetch = held_up
     image = await keeper.use()
-    await wish(decision_api.TaskKind.PAUSE)
+    await wish(decision_messages.TaskKind.PAUSE)
     assert keeper.told().mode is wholeness.FillMode.PAUSED
-    hurried = await wish(decision_api.TaskKind.HYDRATE, 3600.0)
+    hurried = await wish(decision_messages.TaskKind.HYDRATE, 3600.0)
     assert hurried["mode"] == keeper.told().mode == "urgent"
     assert 3500 < hurried["due_in_s"] <= 3600
-    late = await wish(decision_api.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
+    late = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
     assert 1700 < late["due_in_s"] <= 1800  # it was asked half an hour ago
-    over = await wish(decision_api.TaskKind.HYDRATE, 3600.0, time.time() - 5)
+    over = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() - 5)
     assert (over["mode"], over["due_in_s"]) == ("urgent", None)
-    assert (await wish(decision_api.TaskKind.RESUME))["mode"] == "normal"
+    assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
     await keeper.whole.ask(image)
     with pytest.raises(errors.Unusable, match="does not know"):
-        await wish(decision_api.TaskKind.FLATTEN)
+        await wish(decision_messages.TaskKind.FLATTEN)
     assert keeper.told().is_pinned  # whatever else is asked for does not unpin
-    assert not (await wish(decision_api.TaskKind.UNPIN))["is_pinned"]
+    assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
     may_come.set()
     await keeper.wait("fully_cached")
 

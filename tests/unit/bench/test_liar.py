@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.bench import liar
 from tests.fakes import lying_peer
 

@@ -6,10 +6,10 @@ import itertools
 import pytest
 from matplotlib import figure
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.bench import loopback
 from tests.bench import p15_one_host
 from tests.fakes import one_host
@@ -25,12 +25,12 @@ def image_map() -> chunk_map.ChunkMap:
     return chunk_map.ChunkMap.parse(one_host.map_of(data, one_host.IMAGE, CHUNK), "a map")
 
 
-def table(vnodes: dict[str, int]) -> ring.Ring:
+def table(vnodes: dict[str, int]) -> hash_ring.Ring:
     hosts = [
-        ring.RingHost(ids.HostId(name), f"10.0.0.{number}:7201", count)
+        hash_ring.RingHost(ids.HostId(name), f"10.0.0.{number}:7201", count)
         for number, (name, count) in enumerate(vnodes.items(), 1)
     ]
-    return ring.Ring(1, tuple(hosts))
+    return hash_ring.Ring(1, tuple(hosts))
 
 
 def test_each_chunk_is_the_share_of_one_giver_but_for_those_of_others(

@@ -3,8 +3,8 @@
 
 import pytest
 
-from acstor_common import boot_timeline
 from acstor_common import errors
+from acstor_common.model import boot_timeline
 from tests.bench import p12b_first_boot
 
 BOOT = boot_timeline.Timeline(

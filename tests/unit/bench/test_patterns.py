@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from matplotlib import figure
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.bench import collective
 from tests.bench import patterns
 from tests.bench import pictures

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.bench import plain_sockets
 
 SPANS = 5

@@ -4,9 +4,9 @@
 import time
 
 from acstor_checkpoint import belonging
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ring as ring_
+from acstor_common.identity import certificates
+from acstor_common.ring import hash_ring
 from tests.lab import identities
 
 
@@ -15,9 +15,9 @@ def certificate_of(name: str, age_s: float = 0.0) -> certificates.HostCertificat
     return certificates.read_host_certificate(files.certificate, files.ca)
 
 
-def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> ring_.Ring:
-    listed = (ring_.RingHost(h, f"10.0.0.{n}:7201", 100) for n, h in enumerate(hosts, 1))
-    return ring_.Ring(7, tuple(listed), revoked=revoked or {})
+def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> hash_ring.Ring:
+    listed = (hash_ring.RingHost(h, f"10.0.0.{n}:7201", 100) for n, h in enumerate(hosts, 1))
+    return hash_ring.Ring(7, tuple(listed), revoked=revoked or {})
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
         return self.now_s
 
 
-def fault(ring: ring_.Ring, certificate: certificates.HostCertificate) -> str:
+def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> str:
     return belonging.Belonging(lambda: ring).fault(certificate)
 
 
@@ -52,7 +52,7 @@ def test_a_revoked_certificate_is_refused_and_the_next_one_taken() -> None:
 def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
     tables = [ring_of("h1"), ring_of("h2")]
 
-    def ring() -> ring_.Ring:
+    def ring() -> hash_ring.Ring:
         if not tables:
             raise errors.Unusable("ring_file", "it is not there")
         return tables.pop(0)
@@ -67,16 +67,16 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
 
 
 def test_without_a_table_nobody_may() -> None:
-    def none() -> ring_.Ring:
+    def none() -> hash_ring.Ring:
         raise errors.Unusable("ring_file", "it is not there")
 
     assert "not there" in belonging.Belonging(none).fault(certificate_of("h1"))
 
 
 def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
-    tables: list[ring_.Ring] = []
+    tables: list[hash_ring.Ring] = []
 
-    def ring() -> ring_.Ring:
+    def ring() -> hash_ring.Ring:
         if not tables:
             raise errors.Unusable("ring_file", "it is not there")
         return tables[0]

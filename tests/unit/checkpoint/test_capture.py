@@ -11,17 +11,17 @@ from acstor_checkpoint import capture
 from acstor_checkpoint import copies
 from acstor_checkpoint import nbd
 from acstor_checkpoint import pace
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import checkpoint_copies
 
 CHUNK = geometry.MIN_CHUNK_BYTES
 ID = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-SEAL = checkpoint_sealing.Seal(bytes(range(1, 33)))
+SEAL = checkpoint_encryption.Seal(bytes(range(1, 33)))
 NO_PACE = pace.Pace(0, threading.Event())
 
 
@@ -232,7 +232,7 @@ def test_what_has_no_manifest_is_refused_before_anything_is_sent(monkeypatch, ha
     assert holder.chunks == kept
 
 
-class CountingSeal(checkpoint_sealing.Seal):
+class CountingSeal(checkpoint_encryption.Seal):
     """Counts what it seals, and takes its time for it."""
 
     def __init__(self):

@@ -19,8 +19,8 @@ from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_client
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import metrics_endpoint
+from acstor_common.model import ids
+from acstor_common.service import metrics_endpoint
 from tests.lab import local
 
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))

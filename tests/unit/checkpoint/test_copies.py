@@ -12,7 +12,7 @@ from acstor_checkpoint import capture
 from acstor_checkpoint import copies
 from acstor_checkpoint import names
 from acstor_checkpoint import vault_client
-from acstor_common import ids
+from acstor_common.model import ids
 
 MIB = 1 << 20
 DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))

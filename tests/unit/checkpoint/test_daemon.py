@@ -12,11 +12,11 @@ from acstor_checkpoint import intervals
 from acstor_checkpoint import patience
 from acstor_checkpoint import servers
 from acstor_checkpoint import states
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import supervised
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
 from tests.lab import runs
 
 IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
@@ -332,9 +332,9 @@ def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypa
             raise fault
 
     monkeypatch.setattr(it, "clear", fail)
-    before = supervised.failures().get(daemon.FAILURES, 0)
+    before = supervision.failures().get(daemon.FAILURES, 0)
     assert it.run(600) == [1] and it.cleared == [0, 1]
-    assert supervised.failures()[daemon.FAILURES] - before >= 3
+    assert supervision.failures()[daemon.FAILURES] - before >= 3
 
 
 @pytest.mark.expect_log("odd")
@@ -380,7 +380,7 @@ def test_server_that_is_held_or_busy_is_not_taken(host):
 def test_request_wakes_a_worker(host):
     it = host(server(0))
     it.run(5)
-    worker = supervised.start_once("a worker", it.daemon.run)
+    worker = supervision.start_once("a worker", it.daemon.run)
     time.sleep(0.2)
     it.daemon.ask(IDS[0])
     runs.wait_for(lambda: it.took == [0, 0], 5.0, "the checkpoint", str)

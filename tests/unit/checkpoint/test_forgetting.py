@@ -9,9 +9,9 @@ from acstor_checkpoint import forgetting
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import vault as vault_
-from acstor_common import checkpoint_messages as messages
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
 
 HERE, H1, H2 = map(ids.HostId, ("h0", "h1", "h2"))
 IDS = [ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in range(3)]

@@ -9,7 +9,7 @@ import pytest
 from acstor_checkpoint import domains
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 INSTANCE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = 1 << 20

@@ -13,12 +13,12 @@ from acstor_checkpoint import record
 from acstor_checkpoint import room
 from acstor_checkpoint import states
 from acstor_checkpoint import vault
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -86,7 +86,7 @@ class World:
         state = self.states.load(instance) or states.new(IMAGE, CHUNK)
         state.number, state.holders = state.number + 1, list(self.vaults)
         self.states.save(instance, state)
-        seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+        seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         plain = {number: bytes([byte]) * CHUNK for number, byte in enumerate(chunks)}
         entries = [checkpoint_manifest.Entry(n, seal.name(data)) for n, data in plain.items()]
         subject = checkpoint_manifest.Subject(

@@ -7,19 +7,19 @@ import hypothesis
 from hypothesis import strategies
 
 from acstor_checkpoint import holders
-from acstor_common import ids
-from acstor_common import ring as ring_
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.ring import vnode
 
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 H = [ids.HostId(f"h{number}") for number in range(9)]
 
 
-def ring_of(hosts: int = 9, racks: int = 3, without: tuple[int, ...] = ()) -> ring_.Ring:
-    return ring_.Ring(
+def ring_of(hosts: int = 9, racks: int = 3, without: tuple[int, ...] = ()) -> hash_ring.Ring:
+    return hash_ring.Ring(
         1,
         tuple(
-            ring_.RingHost(H[n], f"10.0.0.{n + 1}:7201", 100, f"site/rack{n % racks}")
+            hash_ring.RingHost(H[n], f"10.0.0.{n + 1}:7201", 100, f"site/rack{n % racks}")
             for n in range(hosts)
             if n not in without
         ),
@@ -42,7 +42,7 @@ def test_where_racks_are_few_hosts_of_one_share_them() -> None:
 def test_a_cloud_that_is_too_small_gives_what_it_has() -> None:
     assert set(holders.choose(ring_of(3), H[0], DISK, 5)) == {H[1], H[2]}
     assert holders.choose(ring_of(1), H[0], DISK, 2) == ()
-    assert holders.choose(ring_.Ring(0, ()), H[0], DISK, 2) == ()
+    assert holders.choose(hash_ring.Ring(0, ()), H[0], DISK, 2) == ()
 
 
 def test_holders_stay_whatever_else_changes() -> None:
@@ -61,9 +61,9 @@ def test_only_what_is_gone_is_replaced() -> None:
 
 
 def test_a_drained_host_keeps_nothing_more() -> None:
-    drained = ring_.named_host(H[1], "10.0.0.2:7201", frozenset[vnode.VNode]())
-    others = [ring_.RingHost(H[n], f"10.0.0.{n + 1}:7201", 100) for n in (0, 2)]
-    ring = ring_.Ring(1, (drained, *others))
+    drained = hash_ring.named_host(H[1], "10.0.0.2:7201", frozenset[vnode.VNode]())
+    others = [hash_ring.RingHost(H[n], f"10.0.0.{n + 1}:7201", 100) for n in (0, 2)]
+    ring = hash_ring.Ring(1, (drained, *others))
     assert holders.choose(ring, H[0], DISK, 2, [H[1]]) == (H[2],)
 
 

@@ -8,9 +8,9 @@ import pytest
 from acstor_checkpoint import cadence
 from acstor_checkpoint import intervals
 from acstor_checkpoint import servers
-from acstor_common import checkpoint_intervals
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
 
 INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
@@ -55,7 +55,8 @@ def test_service_is_asked_at_once_and_then_now_and_then():
 
 @pytest.mark.expect_log("stay as they are")
 @pytest.mark.parametrize(
-    "failure", [errors.DecisionUnreachable("bus", "gone"), errors.NotAuthentic("answer", "forged")]
+    "failure",
+    [errors.DecisionUnreachable("bus", "gone"), errors.NotAuthenticated("answer", "forged")],
 )
 def test_nothing_changes_while_the_service_does_not_answer(failure):
     service = Service()

@@ -15,8 +15,8 @@ from acstor_checkpoint import off_pull
 from acstor_checkpoint import powered_off
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import local_file
+from acstor_common.formats import local_file
+from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 FEATURES_AT = 72

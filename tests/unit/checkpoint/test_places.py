@@ -10,7 +10,7 @@ import pytest
 from acstor_agent.disks import holders
 from acstor_checkpoint import daemon
 from acstor_checkpoint import places
-from acstor_common import ids
+from acstor_common.model import ids
 
 H1 = ids.HostId("h1")
 

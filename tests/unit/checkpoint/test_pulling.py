@@ -10,8 +10,8 @@ from acstor_checkpoint import off_pull
 from acstor_checkpoint import pulling
 from acstor_checkpoint import servers
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import recovered_mark
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
 
 CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
@@ -24,9 +24,9 @@ def server(number, path="/disk"):
 @pytest.fixture(autouse=True)
 def marks(monkeypatch):
     found = []
-    monkeypatch.setattr(recovered_mark, "read", lambda _: CHECKPOINT if found else None)
-    monkeypatch.setattr(recovered_mark, "write", lambda path, _: found.append(path))
-    monkeypatch.setattr(recovered_mark, "remove", found.remove)
+    monkeypatch.setattr(recovery_marker, "read", lambda _: CHECKPOINT if found else None)
+    monkeypatch.setattr(recovery_marker, "write", lambda path, _: found.append(path))
+    monkeypatch.setattr(recovery_marker, "remove", found.remove)
     return found
 
 

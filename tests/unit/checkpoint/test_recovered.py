@@ -11,8 +11,8 @@ from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import recovery
 from acstor_checkpoint import recovered
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import recovered_mark
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.parse_disk_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
@@ -98,25 +98,25 @@ def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tm
     link = tmp_path / "link"
     link.symlink_to(f"/mirror/images/{IMAGE}.raw")
     subprocess.run([*CREATE, link, path, "1M"], check=True)
-    recovered_mark.write(path, DISK)
+    recovery_marker.write(path, DISK)
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (None, DISK)
     assert not bases.lies_on_checkpoint(path)
-    recovered_mark.remove(path)
-    recovered_mark.remove(path)
+    recovery_marker.remove(path)
+    recovery_marker.remove(path)
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_mark_that_is_no_file_is_not_read_and_waited_for_by_nobody(tmp_path, kind):
     """The folder is Nova's; who reads there is root."""
-    mark = tmp_path / f"disk{recovered_mark.ENDING}"
+    mark = tmp_path / f"disk{recovery_marker.ENDING}"
     if kind == "link":
         (tmp_path / "another").write_text(DISK)
         mark.symlink_to(tmp_path / "another")
     else:
         os.mkfifo(mark)
     with pytest.raises(OSError):
-        recovered_mark.read(str(tmp_path / "disk"))
+        recovery_marker.read(str(tmp_path / "disk"))
 
 
 @pytest.mark.expect_log("is damaged or cannot be read")
@@ -129,14 +129,14 @@ def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
     link = tmp_path / "link"
     link.symlink_to(f"/mirror/images/{IMAGE}.raw")
     subprocess.run([*CREATE, link, path, "1M"], check=True)
-    mark = tmp_path / f"disk{recovered_mark.ENDING}"
+    mark = tmp_path / f"disk{recovery_marker.ENDING}"
     mark.write_bytes(damage)
     for _ in range(3):
         assert bases.image_of(path) is None
     assert caplog.text.count("is damaged or cannot be read") == 1
-    recovered_mark.write(path, DISK)
+    recovery_marker.write(path, DISK)
     assert bases.image_of(path) is None
-    recovered_mark.remove(path)
+    recovery_marker.remove(path)
     assert bases.image_of(path) == IMAGE
     mark.mkdir()  # which nobody can read
     assert bases.image_of(path) is None

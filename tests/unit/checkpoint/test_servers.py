@@ -9,11 +9,11 @@ from acstor_checkpoint import agent_files
 from acstor_checkpoint import overlay
 from acstor_checkpoint import ring_places
 from acstor_checkpoint import servers
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 INSTANCE = "8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

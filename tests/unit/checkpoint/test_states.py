@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from acstor_checkpoint import states
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 INSTANCE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 BASE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -35,7 +35,7 @@ def sealed_of(state, number, entries=()):
         checkpoint_manifest.Consistency.CRASH,
         number,
     )
-    seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
+    seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
     return seal.close_manifest(checkpoint_manifest.build(subject, entries))
 
 

@@ -22,9 +22,9 @@ from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_files
-from acstor_common import checkpoint_sealing
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import ids
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
@@ -147,7 +147,7 @@ def test_list_of_what_stays_comes_in_parts(
     monkeypatch.setattr(names, "MAX_ASKED", most)
     put(vault, *CHUNKS)
     manifest = b"a manifest"
-    name = checkpoint_sealing.manifest_name(manifest)
+    name = checkpoint_encryption.manifest_name(manifest)
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
     stay, covered = [*NAMES[:7], name], list[int]()
     for within, some in names.split(names.Stay(names.ALL, stay)):
@@ -364,7 +364,7 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(vault: vault_.
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
     for number in range(100):
         data = b"manifest %d" % number
-        name = checkpoint_sealing.manifest_name(data)
+        name = checkpoint_encryption.manifest_name(data)
         target = f"/v1/h1/{uuid.UUID(int=1)}/manifests/{name.hex()}"
         assert asked(vault, "PUT", target, data)[0] == vault_api.NO_CONTENT
     asked_of += 100 * (vault_.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
@@ -405,12 +405,12 @@ def test_a_host_has_only_so_many_disks_and_manifests(
         put(vault, CHUNKS[0], disk=names.Disk(H1, ids.ImageId(DISK.disk[::-1])))
     for number, status in (1, 204), (2, 400), (1, 204):
         data = b"manifest %d" % number
-        name = checkpoint_sealing.manifest_name(data)
+        name = checkpoint_encryption.manifest_name(data)
         assert asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", data)[0] == status
 
 
 def test_a_manifest_is_what_its_name_says(vault: vault_.Vault) -> None:
-    name = checkpoint_sealing.manifest_name(b"a manifest")
+    name = checkpoint_encryption.manifest_name(b"a manifest")
     target = f"{PATH}/manifests/{name.hex()}"
     assert asked(vault, "PUT", target, b"another one")[0] == 400
     assert asked(vault, "PUT", target, b"a manifest") == (204, b"")
@@ -438,7 +438,7 @@ def test_scrubbing_finds_what_a_disk_forgot(
 ) -> None:
     monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
     put(vault, *CHUNKS)
-    name = checkpoint_sealing.manifest_name(b"a manifest")
+    name = checkpoint_encryption.manifest_name(b"a manifest")
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
     work = scrubbing.Scrubbing(vault, threading.Event())
     assert work.once() == 0

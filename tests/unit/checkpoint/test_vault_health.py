@@ -15,7 +15,7 @@ from acstor_checkpoint import safety
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_health
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")

@@ -20,9 +20,9 @@ from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_client
 from acstor_checkpoint import vault_files
 from acstor_checkpoint import vault_server
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab import vaults
 

@@ -3,13 +3,13 @@
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 from tests.fakes import glance_records as records
 

@@ -13,12 +13,12 @@ import pytest
 import zstandard
 from hypothesis import strategies
 
-from acstor_common import boot_frames
-from acstor_common import boot_image
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
@@ -66,7 +66,7 @@ def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
 
 def refusal(raw: bytes) -> errors.BootImageFormatError:
     with pytest.raises(errors.BootImageFormatError) as caught:
-        boot_frames.check([raw], "it")
+        boot_frames.check_boot_image([raw], "it")
     assert caught.value.what == "it"
     return caught.value
 
@@ -85,7 +85,7 @@ def unpacked(raw: bytes) -> list[tuple[int, bytes]]:
 
 def test_boot_image_gives_back_the_chunks_in_the_order_of_first_touch() -> None:
     raw = build()
-    head = boot_frames.check([raw[:100], raw[100:]], "it")
+    head = boot_frames.check_boot_image([raw[:100], raw[100:]], "it")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=5, frame_chunks=2)
     assert list(head.trace) == [5, 0, 1, 3, 6]
     assert head.size_bytes == len(raw)
@@ -111,13 +111,13 @@ def test_bytes_that_do_not_compress_are_stored_as_they_are() -> None:
 
 
 def test_empty_boot_image_is_legal() -> None:
-    head = boot_frames.check([build(())], "it")
+    head = boot_frames.check_boot_image([build(())], "it")
     assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
 
 
 def test_golden_file_of_version_2_is_read_as_it_was_written() -> None:
     raw = GOLDEN.read_bytes()
-    head = boot_frames.check([raw], "golden")
+    head = boot_frames.check_boot_image([raw], "golden")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
     first, second = head.frames
@@ -130,11 +130,11 @@ def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
     for chunk_no in (5, 0, 1):
         writer.add(chunk_no, CHUNKS[chunk_no])
     raw = b"".join(writer.parts())
-    head = boot_frames.check([raw], "it", (other, key))
+    head = boot_frames.check_boot_image([raw], "it", (other, key))
     assert all(ids.is_keyed(frame.cid) for frame in head.frames)
     for keys in ((), (other,)):
         with pytest.raises(errors.BootImageFormatError, match="frame 0"):
-            boot_frames.check([raw], "it", keys)
+            boot_frames.check_boot_image([raw], "it", keys)
 
 
 def test_any_flipped_byte_is_noticed() -> None:
@@ -190,7 +190,7 @@ def test_every_boot_image_survives_the_round_trip(
         data = (b"%d," % chunk_no * CHUNK)[: cut.chunk_length(chunk_no)]
         writer.add(chunk_no, data)
     raw = b"".join(writer.parts())
-    head = boot_frames.check([raw], "it")
+    head = boot_frames.check_boot_image([raw], "it")
     assert list(head.trace) == list(dict.fromkeys(chunk_nos))
     assert all(data.startswith(b"%d," % n) for n, data in unpacked(raw) if len(data) > 3)
 

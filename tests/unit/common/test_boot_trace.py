@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import boot_trace
-from acstor_common import geometry
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
 
 CHUNK = 16 * geometry.KIB
 CUT = geometry.Geometry(20 * CHUNK + 5, CHUNK)
@@ -47,7 +47,7 @@ def test_trace_is_always_one(reads, limit_chunks):
     for offset, length in reads:
         recorder.read(offset, length, 0.0)
     assert recorder.chunk_count == len(recorder.trace) <= limit_chunks
-    assert boot_trace.fault_of(recorder.trace, CUT.chunk_count) in ("", "it is empty")
+    assert boot_trace.why_invalid(recorder.trace, CUT.chunk_count) in ("", "it is empty")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_trace_is_always_one(reads, limit_chunks):
     ],
 )
 def test_what_is_no_trace_is_named(trace, why):
-    fault = boot_trace.fault_of(trace, CUT.chunk_count)
+    fault = boot_trace.why_invalid(trace, CUT.chunk_count)
     assert why in fault and bool(fault) == bool(why)
 
 
@@ -79,7 +79,7 @@ def test_union_has_all_and_the_whole_share_has_what_is_common(traces):
 def test_merged_trace_is_a_trace_within_its_limit(traces, share, limit_chunks):
     merged = boot_trace.merge(traces, share, limit_chunks)
     assert len(merged) <= limit_chunks
-    assert boot_trace.fault_of(merged, 10) in ("", "it is empty")
+    assert boot_trace.why_invalid(merged, 10) in ("", "it is empty")
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, unique=True), st.integers(1, 4))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from acstor_common import call_deadline
+from acstor_common.util import call_deadline
 
 
 def test_caller_gets_what_the_call_returns_and_raises() -> None:
@@ -23,7 +23,7 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
     before = threading.active_count()
     for _ in range(3):
         began_s = time.monotonic()
-        with pytest.raises(call_deadline.Late, match="a test does not answer"):
+        with pytest.raises(call_deadline.CallTimeout, match="a test does not answer"):
             deadline.call(lambda: ended.wait(30))
         assert time.monotonic() - began_s < 5
     assert threading.active_count() <= before + 1
@@ -31,7 +31,7 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
     ends_s = time.monotonic() + 10
     said = 0
     while not said and time.monotonic() < ends_s:
-        with contextlib.suppress(call_deadline.Late):
+        with contextlib.suppress(call_deadline.CallTimeout):
             said = deadline.call(lambda: 7)
     assert said == 7
 

@@ -11,10 +11,10 @@ from cryptography.x509 import oid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
 from tests.fakes import cloud_keys
 
 NOW_S = 1_800_000_000.5
@@ -123,7 +123,7 @@ def test_the_name_comes_from_the_authority_and_never_from_the_request():
     ids=lambda value: value if isinstance(value, str) else "pem",  # each process makes its own
 )
 def test_certificate_that_proves_no_host_is_refused(pem, ca, why):
-    with pytest.raises(errors.NotAuthentic, match=why):
+    with pytest.raises(errors.NotAuthenticated, match=why):
         certificates.read_host_certificate(pem, ca)
 
 
@@ -133,7 +133,7 @@ def test_every_byte_of_a_certificate_counts():
     unused_bits = len(der) - 64 - 1  # of the signature's BIT STRING
     for place in set(range(len(der))) - {unused_bits}:
         der[place] ^= 1
-        with pytest.raises(errors.NotAuthentic):
+        with pytest.raises(errors.NotAuthenticated):
             certificates.read_host_certificate(bytes(der), CA.certificate_pem)
         der[place] ^= 1
 
@@ -169,7 +169,7 @@ def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
 
 @pytest.mark.parametrize("what", ["nothing", "ec", "unsigned"])
 def test_request_that_is_not_its_own_keys_is_refused(what):
-    with pytest.raises(errors.NotAuthentic, match="certificate request"):
+    with pytest.raises(errors.NotAuthenticated, match="certificate request"):
         CA.issue(_bad_request(what), HOST, NOW_S, DAY_S)
 
 
@@ -195,7 +195,7 @@ def test_authority_is_its_certificate_and_its_key():
         (CERT, KEY),
         (CA.certificate_pem, b"key"),
     ):
-        with pytest.raises(errors.NotAuthentic):
+        with pytest.raises(errors.NotAuthenticated):
             certificates.Authority(certificate, key)
 
 
@@ -219,7 +219,7 @@ def test_an_authority_that_may_not_issue_for_both_ends_of_a_connection_is_refuse
     own = certificates.Authority(*cloud_keys.own_authority(CLIENT, SERVER))
     issued = own.issue(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, own.certificate_pem).host == HOST
-    with pytest.raises(errors.NotAuthentic, match="usage of CN=own leaves out clientAuth"):
+    with pytest.raises(errors.NotAuthenticated, match="usage of CN=own leaves out clientAuth"):
         certificates.Authority(*cloud_keys.own_authority(SERVER))
 
 
@@ -254,9 +254,9 @@ def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):
 def test_garbage_is_no_certificate_no_request_and_no_authority(garbage, is_pem):
     if is_pem:
         garbage = b"-----BEGIN CERTIFICATE-----\n" + garbage + b"\n-----END CERTIFICATE-----\n"
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         certificates.read_host_certificate(garbage, CA.certificate_pem)
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         certificates.read_host_certificate(CERT, garbage)
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         certificates.request_key(garbage)

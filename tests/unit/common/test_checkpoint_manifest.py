@@ -9,15 +9,15 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_common import checkpoint_manifest
-from acstor_common import checkpoint_sealing
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "checkpoint-v1.ackpt"
-SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 CHUNK = (b"what a guest wrote\n" * 3450)[:65536]
 ENTRIES = [
     checkpoint_manifest.Entry(0, SEAL.name(CHUNK)),
@@ -62,11 +62,11 @@ def test_golden_file_is_read_and_written() -> None:
     raw = SEAL.open_manifest(sealed[: -len(SEAL.close(ENTRIES[0].cid, CHUNK))], 1 << 20)
     found = checkpoint_manifest.Manifest.parse(raw, "golden")
     assert (found.subject, list(found)) == (SUBJECT, ENTRIES)
-    assert SEAL.close_manifest(bytes(RAW)) == sealed[: len(RAW) + checkpoint_sealing.SEAL_BYTES]
+    assert SEAL.close_manifest(bytes(RAW)) == sealed[: len(RAW) + checkpoint_encryption.SEAL_BYTES]
 
 
 def test_golden_chunk_is_opened() -> None:
-    sealed = GOLDEN.read_bytes()[len(RAW) + checkpoint_sealing.SEAL_BYTES :]
+    sealed = GOLDEN.read_bytes()[len(RAW) + checkpoint_encryption.SEAL_BYTES :]
     assert SEAL.open(ENTRIES[0].cid, sealed, len(CHUNK), "golden") == CHUNK
 
 

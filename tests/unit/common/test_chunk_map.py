@@ -12,12 +12,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import map_builder
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -371,5 +371,5 @@ def test_builder_does_not_end_a_map_with_entries_missing() -> None:
 def test_map_is_written_again_with_the_hash_of_its_image(build_one: Callable[..., bytes]) -> None:
     waiting = build_one(os_hash=chunk_map.UNKNOWN_OS_HASH)
     found = chunk_map.ChunkMap.parse(waiting, "m")
-    bound = b"".join(map_builder.with_os_hash(found, memoryview(waiting), OS_HASH))
+    bound = b"".join(chunk_map_writer.with_os_hash(found, memoryview(waiting), OS_HASH))
     assert bound == build_one(os_hash=OS_HASH)

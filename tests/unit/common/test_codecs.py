@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from acstor_common import codecs
-from acstor_common import geometry
-from acstor_common import layout
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
 from tests.fakes import qcow2_bombs
 
 KIB, MIB = geometry.KIB, geometry.MIB

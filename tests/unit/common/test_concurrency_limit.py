@@ -7,7 +7,7 @@ from concurrent import futures
 
 import pytest
 
-from acstor_common import concurrency_limit
+from acstor_common.util import concurrency_limit
 
 
 def test_place_is_free_again_after_the_call_and_after_an_error() -> None:

@@ -10,8 +10,8 @@ import pytest
 from oslo_config import cfg
 
 from acstor_agent.cmd import agent
-from acstor_common import conf as common_conf
-from acstor_common import stray_options
+from acstor_common.service import conf as common_conf
+from acstor_common.service import unknown_options
 
 
 def test_what_is_set_in_one_object_is_not_seen_in_others():
@@ -54,7 +54,7 @@ def strays_of(tmp_path, *texts, args=()):
     common_conf.read(conf, [*named, *args], "acstor-agent", register, AGENT)
     return [
         (pathlib.Path(stray.file).name, stray.section, stray.option, stray.nearest)
-        for stray in common_conf.strays(conf, AGENT)
+        for stray in common_conf.unknown(conf, AGENT)
     ]
 
 
@@ -119,9 +119,9 @@ def test_file_that_is_gone_meanwhile_names_nothing(tmp_path):
     file.write_text("[acstor_agent]\nhots = h1\n")
     conf = cfg.ConfigOpts()
     common_conf.read(conf, [f"--config-file={file}"], "acstor-agent", register, AGENT)
-    assert len(common_conf.strays(conf, AGENT)) == 1
+    assert len(common_conf.unknown(conf, AGENT)) == 1
     file.unlink()
-    assert common_conf.strays(conf, AGENT) == []
+    assert common_conf.unknown(conf, AGENT) == []
 
 
 @pytest.mark.expect_log(
@@ -169,7 +169,7 @@ def test_listener_takes_all_ways_to_sign_in_and_names_the_rest(tmp_path):
         "password = y\nworker = 2\nregion_name = z\ncafile = c\nproject_name = p\n"
     )
     code = (
-        "from acstor_glance import conf as glance_conf; from acstor_common import conf;"
+        "from acstor_glance import conf as glance_conf; from acstor_common.service import conf;"
         "from oslo_config import cfg;"
         f"glance_conf.load(cfg.CONF, ['--config-file', {str(file)!r}], 'l', conf.load)"
     )
@@ -188,7 +188,7 @@ def test_sections_of_all_services_are_known():
         for group, _options in point.load()()
     }
     ours = {name for name in groups if name.startswith("acstor")}
-    assert ours <= stray_options.OURS
+    assert ours <= unknown_options.OURS
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import typing
 
 import pytest
 
-from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common.wire import control_wire
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"

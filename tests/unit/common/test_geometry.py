@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 CHUNK_SIZES = [2**k for k in range(14, 23)]
 sizes = st.sampled_from(CHUNK_SIZES)

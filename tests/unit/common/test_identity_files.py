@@ -5,9 +5,9 @@ import stat
 import pytest
 from cryptography.x509 import oid
 
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import signing
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import ids
 from tests.fakes import cloud_keys
 
 H1 = ids.HostId("h1")

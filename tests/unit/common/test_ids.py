@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import ids
+from acstor_common.model import ids
 
 KEY, OTHER = ids.ScopeKey(b"k" * 32), ids.ScopeKey(b"o" * 32)
 

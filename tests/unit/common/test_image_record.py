@@ -3,8 +3,8 @@
 
 import pytest
 
-from acstor_common import chunk_map
-from acstor_common import image_record
+from acstor_common.formats import chunk_map
+from acstor_common.image import image_record
 from tests.fakes import glance_records as records
 
 OTHER_DISK_FORMATS = "ami ari aki vhd vhdx vmdk vdi iso ploop gpt".split()

@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_common import geometry
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import geometry
 
 CUT = geometry.Geometry(64 * geometry.MIB + 5000, 16384)
 CLUSTER_BYTES = 65536
@@ -38,7 +38,7 @@ def some_extents(seed: int, count: int = 900) -> list[layout.Extent]:
 def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
     """Return the layout of extents, its entries and its index."""
     index = layout.Index(CUT)
-    entries = b"".join(layout.pack(extent) for extent in layout.joined(extents, CUT))
+    entries = b"".join(layout.pack(extent) for extent in layout.merge_adjacent(extents, CUT))
     index.feed(entries)
     stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
     buffer = b"ahead" + entries + index.slots()
@@ -49,7 +49,7 @@ def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
 def test_table_has_the_same_bytes_in_the_same_places_as_the_extents(seed: int) -> None:
     extents = some_extents(seed)
     found, entries, slots = built(extents)
-    assert layout.fault_of_table(entries, slots, CUT, found.stored) is None
+    assert layout.why_invalid(entries, slots, CUT, found.stored) is None
     assert found.stored.entries < len(extents)  # some were joined
     rng = random.Random(seed)
     for _ in range(300):
@@ -73,11 +73,11 @@ def test_runs_are_joined_and_end_where_pages_end() -> None:
     page = layout.page_bytes(CUT)
     run = [E(n, 65536, STORED, (1 << 20) + n, 65536) for n in range(0, 2 * page, 65536)]
     apart = E(2 * page, 65536, STORED, 0, 65536)  # elsewhere in the stored file
-    joined = list(layout.joined([*run, apart], CUT))
+    joined = list(layout.merge_adjacent([*run, apart], CUT))
     assert [e.length for e in joined] == [page, page, 65536]
     assert [e.offset for e in joined] == [1 << 20, (1 << 20) + page, 0]
     compressed = [E(0, 65536, DEFLATE, 0, 100), E(65536, 65536, DEFLATE, 100, 100)]
-    assert list(layout.joined(compressed, CUT)) == compressed
+    assert list(layout.merge_adjacent(compressed, CUT)) == compressed
 
 
 def test_nothing_is_found_behind_the_image_or_where_nothing_lies() -> None:
@@ -86,7 +86,7 @@ def test_nothing_is_found_behind_the_image_or_where_nothing_lies() -> None:
     assert found.find(0, 1 << 62) == found.find((1 << 20) + 65535, (1 << 20) + 65536)
     empty, entries, slots = built([])
     assert empty.find(0, CUT.size_bytes) == []
-    assert layout.fault_of_table(entries, slots, CUT, empty.stored) is None
+    assert layout.why_invalid(entries, slots, CUT, empty.stored) is None
 
 
 def test_raw_image_is_what_is_stored() -> None:
@@ -102,8 +102,8 @@ def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
     for page, (low, high) in enumerate(itertools.pairwise(counts)):
         some = entries[low * layout.ENTRY_BYTES : high * layout.ENTRY_BYTES]
         two = slots[page * 8 : page * 8 + 16]
-        assert layout.fault_of_table(some, two, CUT, found.stored, page) is None
-        assert layout.fault_of_table(some, two, CUT, found.stored, page + 1) is not None
+        assert layout.why_invalid(some, two, CUT, found.stored, page) is None
+        assert layout.why_invalid(some, two, CUT, found.stored, page + 1) is not None
         table = layout.Table(some, 0, high - low)
         start, stop = page * layout.page_bytes(CUT), (page + 1) * layout.page_bytes(CUT)
         assert table.between(start, stop, 0, high - low) == found.find(start, stop)
@@ -131,6 +131,6 @@ def test_rubbish_is_refused_or_harmless(rubbish: bytes, slot: int) -> None:
     cut = geometry.Geometry(2 * layout.PAGE_CHUNKS * 16384, 16384)
     stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, count)
     slots = b"".join(n.to_bytes(8, "little") for n in (0, slot, count))
-    if layout.fault_of_table(whole, slots, cut, stored) is None:
+    if layout.why_invalid(whole, slots, cut, stored) is None:
         found = layout.Layout(whole + slots, 0, cut, stored)
         assert len(found.find(0, cut.size_bytes)) == count

@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_common import lineage
+from acstor_common.image import lineage
 
 OWN, DIRECT, FIRST = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in (1, 2, 3))
 

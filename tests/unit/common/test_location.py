@@ -4,7 +4,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import location
+from acstor_common.ring import location
 
 places = st.lists(st.sampled_from("ab"), min_size=3, max_size=3).map(tuple)
 

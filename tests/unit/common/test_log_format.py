@@ -7,7 +7,8 @@ import sys
 SERVICE = r"""
 import logging, sys
 from oslo_config import cfg
-from acstor_common import conf, errors
+from acstor_common.service import conf
+from acstor_common import errors
 
 made = cfg.ConfigOpts()
 conf.load(made, ["--config-file", "/dev/null"], "acstor-test", conf.register_opts, [])

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from acstor_common import log_once
+from acstor_common.util import log_once
 
 
 @pytest.mark.expect_log("^no route$")

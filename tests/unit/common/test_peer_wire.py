@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_compression
-from acstor_common import peer_encryption
-from acstor_common import peer_keeping
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_compression
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
 from tests.fakes import announced
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
@@ -42,13 +42,13 @@ GONE = peer_wire.Gone(announced.alone(1, 2**64 - 1))
 EVICTION_HINT = peer_wire.EvictionHint(announced.alone(1, 2**64 - 1))
 SEGMENTS = peer_wire.Advertise(((7, 0x8001), (2**64 - 1, 1)), 16)
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
-LEASES = (peer_keeping.Lease(IMAGE, 86400), peer_keeping.Lease(OTHER, 0))
-KEEP = peer_wire.Keep(LEASES)
+LEASES = (replica_messages.Lease(IMAGE, 86400), replica_messages.Lease(OTHER, 0))
+KEEP = peer_wire.ReplicaRequest(LEASES)
 SHARES = (
-    peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, 1 << 40, 0x01020304),
-    peer_keeping.Share(OTHER, peer_keeping.ShareState.REFUSED, 0, 0),
+    replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, 1 << 40, 0x01020304),
+    replica_messages.Share(OTHER, replica_messages.ShareState.REFUSED, 0, 0),
 )
-KEPT = peer_wire.Kept(0x0102030405, SHARES)
+KEPT = peer_wire.ReplicaReport(0x0102030405, SHARES)
 PING, PONG = peer_wire.Ping, peer_wire.Pong
 SAID = {
     "client": [
@@ -143,24 +143,24 @@ later_messages = st.one_of(
     st.builds(peer_wire.Pong, u64),
     news_of_segments(),
     st.builds(
-        peer_wire.Keep,
+        peer_wire.ReplicaRequest,
         st.lists(
-            st.builds(peer_keeping.Lease, st.uuids().map(str), st.integers(0, 86400)),
+            st.builds(replica_messages.Lease, st.uuids().map(str), st.integers(0, 86400)),
             min_size=1,
             max_size=256,
             unique_by=lambda lease: lease.image_id,
         ).map(tuple),
     ),
     st.builds(
-        peer_wire.Kept,
+        peer_wire.ReplicaReport,
         u64,
         st.lists(
             st.builds(
-                lambda image_id, state, sizes: peer_keeping.Share(
+                lambda image_id, state, sizes: replica_messages.Share(
                     image_id, state, max(sizes), min(sizes)
                 ),
                 st.uuids().map(str),
-                st.sampled_from(peer_keeping.ShareState),
+                st.sampled_from(replica_messages.ShareState),
                 st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
             ),
             min_size=1,
@@ -840,13 +840,13 @@ def get_with(**changes) -> peer_wire.Get:
         peer_wire.EvictionHint(()),
         peer_wire.EvictionHint(announced.alone(0)),
         peer_wire.EvictionHint(announced.alone(*range(1, 514))),
-        peer_wire.Keep(()),
-        peer_wire.Keep(2 * LEASES[:1]),
-        peer_wire.Keep((LEASES[0]._replace(lease_s=10**18),)),
-        peer_wire.Keep((LEASES[0]._replace(lease_s=-1),)),
-        peer_wire.Kept(0, ()),
-        peer_wire.Kept(2**64, SHARES),
-        peer_wire.Kept(0, (SHARES[0]._replace(left_bytes=2**50),)),
+        peer_wire.ReplicaRequest(()),
+        peer_wire.ReplicaRequest(2 * LEASES[:1]),
+        peer_wire.ReplicaRequest((LEASES[0]._replace(lease_s=10**18),)),
+        peer_wire.ReplicaRequest((LEASES[0]._replace(lease_s=-1),)),
+        peer_wire.ReplicaReport(0, ()),
+        peer_wire.ReplicaReport(2**64, SHARES),
+        peer_wire.ReplicaReport(0, (SHARES[0]._replace(left_bytes=2**50),)),
         peer_wire.Refer(1, ()),
         peer_wire.Refer(1, ("a", "a")),
         peer_wire.Refer(1, tuple("abcde")),

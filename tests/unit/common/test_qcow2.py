@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_header
-from acstor_common.qcow2_header import Feature
-from acstor_common.qcow2_header import Reason
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.formats.qcow2_header import Feature
+from acstor_common.formats.qcow2_header import Reason
+from acstor_common.model import geometry
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import COMPRESSED
 from tests.fakes.qcow2_files import Bytes

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from acstor_common import qcow2
-from acstor_common import qcow2_header
-from acstor_common.changes import Change
-from acstor_common.changes import Kind
-from acstor_common.qcow2_header import Feature
-from acstor_common.qcow2_header import Reason
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.formats.disk_delta import Extent
+from acstor_common.formats.disk_delta import Kind
+from acstor_common.formats.qcow2_header import Feature
+from acstor_common.formats.qcow2_header import Reason
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 from tests.fakes.qcow2_files import File
@@ -30,7 +30,7 @@ def opened(file: File) -> qcow2.Qcow2:
     return qcow2.Qcow2(Bytes(file.pack()), may_have_backing=True)
 
 
-def changes_of(file: File) -> list[Change]:
+def changes_of(file: File) -> list[Extent]:
     return list(opened(file).changes())
 
 
@@ -42,9 +42,9 @@ def test_clusters_of_all_kinds_are_changes_and_what_is_not_there_is_none() -> No
         data=b"a" * CLUSTER + packed,
     )  # fmt: skip
     assert changes_of(file) == [
-        Change(CLUSTER, 2 * CLUSTER, DATA),
-        Change(3 * CLUSTER, 2 * CLUSTER, ZERO),
-        Change(6 * CLUSTER, CLUSTER, DATA),
+        Extent(CLUSTER, 2 * CLUSTER, DATA),
+        Extent(3 * CLUSTER, 2 * CLUSTER, ZERO),
+        Extent(6 * CLUSTER, CLUSTER, DATA),
     ]
     data = bytearray(b"\xaa" * 1024)
     opened(file).read_into(memoryview(data), 2 * CLUSTER - 512)
@@ -62,16 +62,16 @@ def test_subclusters_are_changes_each() -> None:
         incompatible=Feature.EXTENDED_L2, data=bytes(1 << 14),
     )  # fmt: skip
     assert changes_of(file) == [
-        Change(0, 1024, DATA),
-        Change(1024, 1024, ZERO),
-        Change(5 * 512, 512, DATA),
-        Change((2 << 14) - 512, 512, ZERO),
+        Extent(0, 1024, DATA),
+        Extent(1024, 1024, ZERO),
+        Extent(5 * 512, 512, DATA),
+        Extent((2 << 14) - 512, 512, ZERO),
     ]
 
 
 def test_changes_end_with_the_disk_and_not_with_the_file() -> None:
     file = overlay(0, AT_DATA, AT_DATA, data=b"a" * 700, size=2 * CLUSTER + 512)
-    assert changes_of(file) == [Change(CLUSTER, CLUSTER + 512, DATA)]
+    assert changes_of(file) == [Extent(CLUSTER, CLUSTER + 512, DATA)]
     data = bytearray(b"\xaa" * CLUSTER)
     opened(file).read_into(memoryview(data), CLUSTER)
     assert data == (b"a" * 700).ljust(CLUSTER, b"\0")
@@ -80,9 +80,9 @@ def test_changes_end_with_the_disk_and_not_with_the_file() -> None:
 def test_file_without_a_backing_file_says_all_of_the_disk() -> None:
     file = File(size=8 * CLUSTER, l2_entries=[0, AT_DATA], data=b"a" * CLUSTER)
     assert changes_of(file) == [
-        Change(0, CLUSTER, ZERO),
-        Change(CLUSTER, CLUSTER, DATA),
-        Change(2 * CLUSTER, 6 * CLUSTER, ZERO),
+        Extent(0, CLUSTER, ZERO),
+        Extent(CLUSTER, CLUSTER, DATA),
+        Extent(2 * CLUSTER, 6 * CLUSTER, ZERO),
     ]
     assert changes_of(File(size=0)) == []
 

@@ -12,12 +12,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_common import changes
-from acstor_common import codecs
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_writer
-from acstor_common.qcow2_writer import Run
+from acstor_common.formats import codecs
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_writer
+from acstor_common.formats.qcow2_writer import Run
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 
@@ -225,7 +225,12 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     subprocess.run([*convert, tmp_path / "disk", tmp_path / "raw"], check=True)
     assert (tmp_path / "raw").read_bytes() == expected[:-512]
     kinds = [change.kind for change in qcow2.Qcow2(Bytes(raw), may_have_backing=True).changes()]
-    assert kinds == [changes.Kind.ZERO, changes.Kind.DATA, changes.Kind.ZERO, changes.Kind.DATA]
+    assert kinds == [
+        disk_delta.Kind.ZERO,
+        disk_delta.Kind.DATA,
+        disk_delta.Kind.ZERO,
+        disk_delta.Kind.DATA,
+    ]
 
 
 def test_backing_file_with_a_long_name_is_refused() -> None:

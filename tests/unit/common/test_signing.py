@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_common import errors
-from acstor_common import signing
+from acstor_common.identity import signing
 
 KEY = signing.new_key()
 OTHER_KEY = signing.new_key()
@@ -33,12 +33,12 @@ def test_signature_is_over_the_purpose_and_the_payload_as_documented():
     ids=["purpose", "payload", "cut", "changed", "none", "key"],  # the same in every process
 )
 def test_what_was_not_signed_so_by_a_known_key_proves_nothing(purpose, payload, signature):
-    with pytest.raises(errors.NotAuthentic, match=purpose):
+    with pytest.raises(errors.NotAuthenticated, match=purpose):
         signing.verify(PUBLIC, purpose, payload, signature)
 
 
 def test_without_a_known_key_nothing_is_proven():
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         signing.verify((), signing.TABLE, PAYLOAD, SIGNATURE)
 
 
@@ -59,14 +59,14 @@ def test_a_key_of_another_kind_is_refused():
     public = other.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    with pytest.raises(errors.NotAuthentic, match="not an Ed25519 key"):
+    with pytest.raises(errors.NotAuthenticated, match="not an Ed25519 key"):
         signing.public_pem(private)
-    with pytest.raises(errors.NotAuthentic, match="not an Ed25519 key"):
+    with pytest.raises(errors.NotAuthenticated, match="not an Ed25519 key"):
         signing.read_public_keys(public)
 
 
 def test_more_public_keys_than_anybody_needs_are_refused():
-    with pytest.raises(errors.NotAuthentic, match="65; 1 to 64"):
+    with pytest.raises(errors.NotAuthenticated, match="65; 1 to 64"):
         signing.read_public_keys(signing.public_pem(KEY) * 65)
 
 
@@ -74,9 +74,9 @@ def test_more_public_keys_than_anybody_needs_are_refused():
 def test_garbage_is_refused_as_key_public_key_and_signature(garbage, is_pem):
     if is_pem:
         garbage = b"-----BEGIN PUBLIC KEY-----\n" + garbage + b"\n-----END PUBLIC KEY-----\n"
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         signing.read_public_keys(garbage)
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         signing.sign(garbage, signing.TABLE, PAYLOAD)
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         signing.verify(PUBLIC, signing.TABLE, PAYLOAD, garbage)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import ids
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import vnode
 
 NAMES = st.frozensets(
     st.builds(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from cryptography.x509 import oid
 
-from acstor_common import certificates
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import signed_messages
 from acstor_decision import authority
 from acstor_decision import trust
 from acstor_decision.core import enrolment
@@ -40,7 +40,7 @@ class Cloud:
     ) -> authority.Issued:
         self.now_s += 2
         csr = certificates.request(host, key or self.keys[host])
-        proof = sealed.signature_of(signing.RENEWAL, csr, proof_by) if proof_by else ""
+        proof = signed_messages.signature_of(signing.RENEWAL, csr, proof_by) if proof_by else ""
         return self.keeper.enrol(host, user, "10.0.0.1", csr, proof)
 
     def read(self, issued: authority.Issued, ca: bytes = b"") -> certificates.HostCertificate:
@@ -122,14 +122,14 @@ def test_a_host_renews_with_its_key_or_with_a_new_one_that_the_old_one_signs(clo
 def test_a_proof_for_another_purpose_proves_nothing(cloud):
     cloud.enrol()
     csr = certificates.request(H1, certificates.new_key())
-    proof = sealed.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
+    proof = signed_messages.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
     cloud.now_s += 2
     with pytest.raises(enrolment.Refused, match="its key did not sign"):
         cloud.keeper.enrol(H1, "u", "", csr, proof)
 
 
 def test_a_request_that_its_key_did_not_sign_is_refused(cloud):
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         cloud.keeper.enrol(H1, "u", "", b"nonsense", "")
     assert cloud.store.enrolment("h1") is None
 
@@ -176,7 +176,7 @@ def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others
 
 
 def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud, monkeypatch):
-    monkeypatch.setattr(ring, "MAX_REVOKED", 2)
+    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
     for number in range(4):
         cloud.keeper.revoke(ids.HostId(f"h{number}"))
         cloud.now_s += 10
@@ -226,7 +226,7 @@ def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_le
     cloud.read(soon, before.ca)
     cloud.now_s += DAY_S
     later = cloud.enrol(H2)
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         cloud.read(later, before.ca)
     cloud.read(later, soon.ca)  # who renewed in time knows it
     cloud.read(soon, later.ca)
@@ -238,7 +238,7 @@ def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
     before = cloud.enrol()
     cloud.keeper.renew(authority.CA, at_once=True)
     cloud.now_s += 1
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         cloud.read(before, cloud.keeper.ca())
     cloud.read(cloud.enrol())
 
@@ -255,11 +255,17 @@ def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhil
     assert now.signer != old.signer
     table = b"{}"
     signature = now.sign(signing.TABLE, table)
-    sealed.check(signing.read_public_keys(renewed.signers), signing.TABLE, table, signature)
-    with pytest.raises(errors.NotAuthentic):
-        sealed.check(signing.read_public_keys(issued.signers), signing.TABLE, table, signature)
+    signed_messages.check_signature(
+        signing.read_public_keys(renewed.signers), signing.TABLE, table, signature
+    )
+    with pytest.raises(errors.NotAuthenticated):
+        signed_messages.check_signature(
+            signing.read_public_keys(issued.signers), signing.TABLE, table, signature
+        )
     former = old.sign(signing.TABLE, table)  # a table of before, that comes late
-    sealed.check(signing.read_public_keys(now.signers), signing.TABLE, table, former)
+    signed_messages.check_signature(
+        signing.read_public_keys(now.signers), signing.TABLE, table, former
+    )
 
 
 def test_certificates_that_ended_are_believed_for_a_while(cloud):
@@ -504,7 +510,7 @@ def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
 def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
     cloud, monkeypatch
 ):
-    monkeypatch.setattr(ring, "MAX_REVOKED", 2)
+    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
     cloud.keeper.revoke(H2)
     for host in hosts(3):
         cloud.enrol(host, key=certificates.new_key())
@@ -540,4 +546,4 @@ def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(clo
     told = signing.read_public_keys(issued.signers)
     assert len(told) == 64
     in_use = cloud.keeper.trust()
-    sealed.check(told, signing.TABLE, b"{}", in_use.sign(signing.TABLE, b"{}"))
+    signed_messages.check_signature(told, signing.TABLE, b"{}", in_use.sign(signing.TABLE, b"{}"))

@@ -8,14 +8,14 @@ import types
 import msgspec
 import pytest
 
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
-from acstor_common import concealing
-from acstor_common import decision_api
-from acstor_common import freshness
-from acstor_common import message_bus
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import checkpoint_intervals
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 from acstor_decision import checkpoints
 from acstor_decision import intervals
 from acstor_decision import nova as nova_
@@ -51,43 +51,43 @@ class Hosts:
         )
 
     def sealed(self, told, by="", purpose=signing.CHECKPOINT):
-        made = sealed.seal(told, purpose, *self._hosts.identity(by or told.host))
-        return decision_api.encode(made)
+        made = signed_messages.sign_payload(told, purpose, *self._hosts.identity(by or told.host))
+        return decision_messages.encode(made)
 
     def concealed(self, told, **changed):
         """Return what a host sends of a checkpoint."""
         key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
         raw = msgspec.json.encode(told)
-        box = concealing.conceal(bytes.fromhex(key.public), raw, told.host.encode())
+        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, told.host.encode())
         said = {"host": told.host, "sent_s": told.sent_s, **changed}
-        return messages.Concealed(box=base64.b64encode(box).decode(), **said)
+        return messages.SealedMessage(box=base64.b64encode(box).decode(), **said)
 
-    def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.Answer):
+    def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.CheckpointResponse):
         signers = signing.read_public_keys(self._hosts.keeper.signers())
-        signed = decision_api.decode(answer, decision_api.Signed)
-        return sealed.open_from_service(signed, purpose, signers, kind)
+        signed = decision_messages.decode(answer, decision_messages.Signed)
+        return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
     def register(self, told, **how):
         return self.opened(self.service.register(self.sealed(self.concealed(told), **how)))
 
     def kept(self, host="h1", sent_s=NOW_S, **how):
-        asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
+        asked = self.sealed(messages.RetentionRequest(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.kept(asked))
 
     def tells_where_it_is(self, host):
         self.store.note_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
-        told = messages.AskedIntervals(host=host, sent_s=sent_s, failing=failing)
+        told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
         asked = self.sealed(told, **how)
         said = self.service.intervals(asked)
-        return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.Intervals)
+        return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
 
     def asked_gone(self, **how):
         self.now_s += 1
-        asked = messages.Owners(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
+        asked = messages.OwnerRequest(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
         said = self.service.owners(self.sealed(asked, **how))
-        return self.opened(said, signing.CHECKPOINT_OWNERS, messages.Gone)
+        return self.opened(said, signing.CHECKPOINT_OWNERS, messages.OwnerResponse)
 
     def gone(self):
         answer = self.asked_gone()
@@ -171,7 +171,7 @@ def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_t
 def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
     other, its_holders = checkpoint_hosts.OTHER_SERVER, (messages.Holder("h3", "10.0.0.3:1"),)
     hosts.nova.servers[other] = nova_.Server("h2", checkpoint_hosts.PROJECT)
-    last = decision_api.MAX_NUMBER
+    last = decision_messages.MAX_NUMBER
     evil = taken(
         last,
         host="h2",
@@ -199,9 +199,9 @@ def test_what_was_concealed_for_others_or_by_others_is_refused(hosts):
     for changed in ({"host": "h2"}, {"sent_s": NOW_S + 3}):
         sent = hosts.sealed(hosts.concealed(taken(1), **changed))
         assert hosts.opened(hosts.service.register(sent)).why
-    box = concealing.conceal(concealing.public_of(signing.new_key()), b"{}", b"h1")
+    box = sealed_box.encrypt(sealed_box.public_key(signing.new_key()), b"{}", b"h1")
     for raw in (base64.b64encode(box).decode(), "no base64", ""):
-        sent = hosts.sealed(messages.Concealed(host="h1", box=raw, sent_s=NOW_S + len(raw)))
+        sent = hosts.sealed(messages.SealedMessage(host="h1", box=raw, sent_s=NOW_S + len(raw)))
         assert hosts.opened(hosts.service.register(sent)).why
     assert hosts.ids() == []
 
@@ -281,7 +281,9 @@ def test_sample_is_no_checkpoint(hosts):
 
 
 @pytest.mark.expect_log("proves nothing")
-@pytest.mark.parametrize("sent_s", [NOW_S - freshness.AGE_S - 1, NOW_S + freshness.FUTURE_S + 1])
+@pytest.mark.parametrize(
+    "sent_s", [NOW_S - replay_filter.AGE_S - 1, NOW_S + replay_filter.FUTURE_S + 1]
+)
 def test_old_message_means_nothing(hosts, sent_s):
     assert "host's clock" in hosts.register(taken(1, sent_s=sent_s)).why or hosts.ids() == []
     assert hosts.ids() == []
@@ -290,9 +292,9 @@ def test_old_message_means_nothing(hosts, sent_s):
 @pytest.mark.expect_log("proves nothing")
 def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
     forged = {"payload": "{}", "signature": "A" * 86 + "=="}
-    for _ in range(2 * message_bus.COMPLAINTS):
+    for _ in range(2 * message_bus.WARNINGS):
         hosts.opened(hosts.service.kept(forged))
-    assert len(watched_log.messages) == message_bus.COMPLAINTS
+    assert len(watched_log.messages) == message_bus.WARNINGS
 
 
 @pytest.mark.expect_log("it was taken before")
@@ -306,7 +308,7 @@ def test_copy_of_a_message_means_nothing(hosts):
 
 @pytest.mark.expect_log("others were given")
 def test_host_that_says_much_keeps_no_other_from_being_heard(hosts, monkeypatch):
-    monkeypatch.setattr(freshness, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
     answers = [hosts.kept("h2", NOW_S + n) for n in range(4)]
     assert not answers[2].why and answers[3].why
     assert not hosts.register(taken(1)).why
@@ -342,7 +344,7 @@ def test_nonsense_is_refused(hosts, payload):
 def test_what_makes_no_sense_cannot_be_told(changed):
     told = msgspec.to_builtins(taken(1)) | changed
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(told, messages.Taken)
+        msgspec.convert(told, messages.RegisteredCheckpoint)
 
 
 def test_host_is_told_which_of_its_own_stay(hosts):
@@ -395,10 +397,10 @@ def test_host_waits_for_one_answer_at_a_time(hosts):
     def slowly(host):
         told.append(hosts.intervals(host, sent_s=NOW_S + 1))
         told.append(hosts.intervals("h2"))
-        return messages.Intervals()
+        return messages.IntervalResponse()
 
     hosts.service._intervals = types.SimpleNamespace(of=lambda host: next(asks)(host))
-    asks = iter([slowly, lambda _host: messages.Intervals()])
+    asks = iter([slowly, lambda _host: messages.IntervalResponse()])
     assert not hosts.intervals().why
     again, of_another = told
     assert again.may_pass and "h1 waits for another answer" in again.why

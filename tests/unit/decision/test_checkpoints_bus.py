@@ -8,13 +8,13 @@ import pytest
 from oslo_config import cfg
 
 from acstor_checkpoint import registering
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
-from acstor_common import message_bus
+from acstor_common.identity import identity_files
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
 from acstor_decision import checkpoints
 from acstor_decision import intervals
 from acstor_decision import nova as nova_
@@ -78,7 +78,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
         messages.OWNERS: kept.owners,
         messages.SERVICE_KEY: kept.service_key,
     }
-    table = decision_api.RingTable(0, "{}")
+    table = decision_messages.RingTable(0, "{}")
     service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()
     assert listens.wait(WAIT_S)

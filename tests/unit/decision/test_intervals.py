@@ -6,8 +6,8 @@ from concurrent import futures
 
 import pytest
 
-from acstor_common import checkpoint_intervals
-from acstor_common import checkpoint_messages as messages
+from acstor_common.model import checkpoint_intervals
+from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import intervals
 from acstor_decision import nova
 from tests.fakes import checkpoint_hosts
@@ -49,7 +49,7 @@ def test_aggregates_say_how_often(cloud, said, wanted_s):
 
 def test_metadata_says_nothing_where_the_operator_offers_nothing(cloud):
     cloud.metadata = {"h1": {SERVER: {NAME: "60"}}}
-    assert of(cloud) == messages.Intervals()
+    assert of(cloud) == messages.IntervalResponse()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_failure_is_remembered_for_a_minute(cloud):
         made.of("h1")
     cloud.failure = None
     now_s += intervals.KNOWN_S
-    assert made.of("h1") == messages.Intervals()
+    assert made.of("h1") == messages.IntervalResponse()
 
 
 def test_nobody_waits_while_another_one_asks(cloud):
@@ -128,7 +128,7 @@ def test_nobody_waits_while_another_one_asks(cloud):
             assert isinstance(second.exception(timeout=5), nova.NotAskedNow)
         finally:
             answered.set()
-        assert first.result(30) == messages.Intervals()
+        assert first.result(30) == messages.IntervalResponse()
 
 
 def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
@@ -139,4 +139,4 @@ def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
     with pytest.raises(nova.NotAskedNow, match="h1 has asked"):
         made.of("h1")
     now_s += intervals.LEAST_S
-    assert made.of("h1") == messages.Intervals()
+    assert made.of("h1") == messages.IntervalResponse()

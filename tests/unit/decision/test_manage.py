@@ -9,8 +9,8 @@ import sqlite3
 
 import pytest
 
-from acstor_common import certificates
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
 from acstor_decision.cmd import manage as command
 from tests.fakes import forked_command
 

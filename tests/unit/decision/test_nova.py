@@ -7,7 +7,7 @@ from concurrent import futures
 
 import pytest
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision import nova
 from tests.fakes import http_server
 

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 from oslo_config import cfg
 
-from acstor_common import boot_timeline
-from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import message_bus
-from acstor_common import ring
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
 from acstor_decision import address_prover
 from acstor_decision import authority
 from acstor_decision import rpc
@@ -76,7 +76,7 @@ class Instance:
         prover: service.Prover | None = None,
     ) -> None:
         self.lead, self.loads, self.store = Lead(leads), Loads(), store
-        self.published: list[decision_api.RingTable] = []
+        self.published: list[decision_messages.RingTable] = []
         self.sent: list[tuple[str, int]] = []
         self.given: list[tuple[str, int]] = []
         self.has_broker = True
@@ -100,16 +100,18 @@ class Instance:
     def wall(self) -> float:
         return WALL_S + self.now_s
 
-    def hear(self, sample: decision_api.Sample) -> None:
+    def hear(self, sample: decision_messages.Sample) -> None:
         self.service.hear(self.enrolled.sealed(sample))
 
-    def publish(self, table: decision_api.RingTable) -> bool:
+    def publish(self, table: decision_messages.RingTable) -> bool:
         self.published.append(table)
         return True
 
-    def give_to(self, host: str, message: decision_api.Signed) -> bool:
+    def give_to(self, host: str, message: decision_messages.Signed) -> bool:
         signers = signing.read_public_keys(self.enrolled.keeper.trust().signers)
-        given = sealed.open_from_service(message, signing.TASK, signers, decision_api.TaskForHosts)
+        given = signed_messages.verify_from_service(
+            message, signing.TASK, signers, decision_messages.TaskForHosts
+        )
         assert given.hosts == (host,) and given.given_s == self.wall()
         self.given.append((host, given.task.request))
         return self.has_broker
@@ -125,8 +127,8 @@ def sample(
     epoch: int,
     place: str = "",
     sent_s: float | None = None,
-) -> decision_api.Sample:
-    return decision_api.Sample(
+) -> decision_messages.Sample:
+    return decision_messages.Sample(
         host=host,
         address=f"10.0.0.{host[1:]}:7201",
         session=1,
@@ -136,7 +138,7 @@ def sample(
         interval_s=COLLECTION_S,
         link_bytes_s=1000,
         ring_epoch=epoch,
-        total=decision_api.Traffic(0, int(share * 1000 * COLLECTION_S)),
+        total=decision_messages.Traffic(0, int(share * 1000 * COLLECTION_S)),
         location=place,
     )
 
@@ -170,7 +172,7 @@ def lone(configure: Callable[..., cfg.ConfigOpts], store: database.Database) -> 
 def test_hosts_that_come_are_published_once_and_remembered(lone, store):
     Cloud(lone).collect(5)
     assert lone.epochs() == [1]
-    known = ring.decode(lone.published[0].table.encode(), "table")
+    known = hash_ring.decode(lone.published[0].table.encode(), "table")
     assert [(host.host, host.vnodes) for host in known.hosts] == [(f"h{n}", 100) for n in (1, 2, 3)]
     [noted] = store.rings(limit=9)
     assert (noted.epoch, noted.reason, noted.hosts, noted.moved) == (1, "members", 3, 300)
@@ -213,7 +215,7 @@ def test_a_drained_host_is_home_of_nothing(lone, store):
     cloud.collect(2)
     store.set_drained("h2", True)
     cloud.collect()
-    table = ring.decode(lone.published[-1].table.encode(), "table")
+    table = hash_ring.decode(lone.published[-1].table.encode(), "table")
     assert [host.vnodes for host in table.hosts] == [100, 0, 100]
 
 
@@ -370,7 +372,9 @@ def _killed_in_a_remap(conf, store, dies_at, is_done) -> bool:
         cloud.collect(3, busy="h1", epoch=one.epochs()[-1])
     assert [found.epoch for found in store.rings(limit=9)] == [2, 1]
     [newest] = store.rings(limit=1, with_tables=True)
-    counts = {host.host: host.vnodes for host in ring.decode(newest.table.encode(), "table").hosts}
+    counts = {
+        host.host: host.vnodes for host in hash_ring.decode(newest.table.encode(), "table").hosts
+    }
     assert counts["h1"] < 100 and sum(counts.values()) == 300
     assert 2 in [*one.epochs(), *two.epochs(), *(epoch for _, epoch in two.sent)]
     return one not in cloud.instances
@@ -423,16 +427,16 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
 @pytest.mark.expect_log("samples in the name of 'h1' are refused.*upgrade the agent")
 def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
-    heard: list[decision_api.Signed] = []
+    heard: list[decision_messages.Signed] = []
     refused: list[str] = []
     endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused.append, {})
     for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
         endpoint.sample_collected({}, payload)
     assert (heard, refused) == ([], ["malformed", "malformed", "unsigned", "unsigned"])
     signed = lone.enrolled.sealed(sample("h1", 1, 0, 0))
-    endpoint.sample_collected({}, decision_api.encode(signed))
+    endpoint.sample_collected({}, decision_messages.encode(signed))
     assert heard == [signed]
-    assert decision_api.decode(endpoint.get_ring({}), decision_api.RingTable).epoch == 0
+    assert decision_messages.decode(endpoint.get_ring({}), decision_messages.RingTable).epoch == 0
 
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
@@ -440,14 +444,14 @@ def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
     endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, lambda why: None, {})
     for _ in range(1000):
         endpoint.sample_collected({}, None)
-    assert len(watched_log.messages) == message_bus.COMPLAINTS
+    assert len(watched_log.messages) == message_bus.WARNINGS
 
 
-def open_table(one: Instance, told: decision_api.RingTable) -> ring.Ring:
+def open_table(one: Instance, told: decision_messages.RingTable) -> hash_ring.Ring:
     """Return a table as an agent takes it that enrolled now."""
     signers = signing.read_public_keys(one.enrolled.keeper.trust().signers)
-    sealed.check(signers, signing.TABLE, told.table.encode(), told.signature)
-    return ring.decode(told.table.encode(), "table")
+    signed_messages.check_signature(signers, signing.TABLE, told.table.encode(), told.signature)
+    return hash_ring.decode(told.table.encode(), "table")
 
 
 def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lone):
@@ -480,10 +484,10 @@ def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
         own = certificates.Authority.create("forger", lone.wall(), 3600)
         key, h1 = certificates.new_key(), ids.HostId("h1")
         certificate = own.issue(certificates.request(h1, key), h1, lone.wall(), 600)
-    forged = sealed.seal(sample("h1", 9, 1.0, 1), signing.SAMPLE, key, certificate)
+    forged = signed_messages.sign_payload(sample("h1", 9, 1.0, 1), signing.SAMPLE, key, certificate)
     if lie == "changed":
         forged = msgspec.structs.replace(good, payload=good.payload.replace(":7201", ":7202"))
-    with pytest.raises(errors.NotAuthentic):
+    with pytest.raises(errors.NotAuthenticated):
         lone.service.hear(forged)
     lone.service.round()
     assert lone.service.members[ids.HostId("h1")].last.number == 3
@@ -519,7 +523,9 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
     lone = Instance(configure(instance="one", ca_dir=str(tmp_path)), store)
     key, h9 = certificates.new_key(), ids.HostId("h9")
     certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
-    lone.service.hear(sealed.seal(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate))
+    lone.service.hear(
+        signed_messages.sign_payload(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate)
+    )
     lone.service.round()
     assert lone.service.members.hosts() == []
 
@@ -595,7 +601,7 @@ def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
 def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatch, watched_log):
     cloud = Cloud(lone)
     with monkeypatch.context() as patched:
-        patched.setattr(ring, "MAX_FILE_BYTES", 100)
+        patched.setattr(hash_ring, "MAX_FILE_BYTES", 100)
         for _ in range(4):
             lone.lead.leads = True
             cloud.collect(1)
@@ -611,7 +617,7 @@ def test_forged_samples_fill_no_log(lone, watched_log):
     endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None, {})
     for _ in range(1000):
         endpoint.sample_collected({}, {"payload": 5})
-    assert len(watched_log.messages) == message_bus.COMPLAINTS
+    assert len(watched_log.messages) == message_bus.WARNINGS
 
 
 @pytest.mark.expect_log("h1: a sample of it is dropped")
@@ -672,7 +678,7 @@ def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
     lone.enrolled.enrol("h1")
     for number in range(2**40, 2**40 + service.WAITING_OF_A_HOST):
         newer = sample("h1", number, 0.0, 1, sent_s=lone.wall() + 25)
-        lone.service.hear(sealed.seal(newer, signing.SAMPLE, stolen, certificate))
+        lone.service.hear(signed_messages.sign_payload(newer, signing.SAMPLE, stolen, certificate))
     lone.hear(sample("h1", 4, 0.0, 1))
     lone.service.round()
     assert lone.service.members[ids.HostId("h1")].last.number == 4
@@ -716,7 +722,7 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
     lone.now_s += 2 * COLLECTION_S
     told = sample("h1", 3, 0.0, 1)
-    held = {image_id: decision_api.HeldImage(size_bytes=5)}
+    held = {image_id: decision_messages.HeldImage(size_bytes=5)}
     lone.hear(msgspec.structs.replace(told, images=held))
     lone.hear(sample("h1", 4, 0.0, 1))
     lone.service.round()
@@ -741,7 +747,7 @@ def test_boots_that_are_told_in_several_samples_of_a_round_are_all_noted(lone, s
 def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
-    held = {IMAGE: decision_api.HeldImage(size_bytes=5)}
+    held = {IMAGE: decision_messages.HeldImage(size_bytes=5)}
     gone = sample("h9", 1, 0.0, 0)
     store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
     cloud.collect(2)
@@ -751,22 +757,22 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     assert store.image_hosts(IMAGE, 0) == []
 
 
-def ask(store: database.Database, given_s: float, *hosts: str) -> decision_api.ImageTask:
+def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messages.ImageTask:
     """Let hosts be given a task, of which nothing arrives."""
-    task = decision_api.ImageTask(
-        request=int(given_s), kind=decision_api.TaskKind.PRE_SEED, image_id=IMAGE
+    task = decision_messages.ImageTask(
+        request=int(given_s), kind=decision_messages.TaskKind.PRE_SEED, image_id=IMAGE
     )
     store.note_given(hosts, task, WALL_S + given_s)
     return task
 
 
-def speak(cloud: Cloud, one: Instance, host: str, task: decision_api.ImageTask) -> None:
+def speak(cloud: Cloud, one: Instance, host: str, task: decision_messages.ImageTask) -> None:
     """Let a host tell of a task in the next collection."""
-    told = decision_api.TaskProgress(
-        request=task.request, kind=task.kind, state=decision_api.TaskState.WAITING
+    told = decision_messages.TaskProgress(
+        request=task.request, kind=task.kind, state=decision_messages.TaskState.WAITING
     )
     said = sample(host, cloud.number + 1, 0.0, one.service.current.epoch)
-    images = {IMAGE: decision_api.HeldImage(task=told)}
+    images = {IMAGE: decision_messages.HeldImage(task=told)}
     one.hear(msgspec.structs.replace(said, images=images))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 from tests.fakes import prometheus_server

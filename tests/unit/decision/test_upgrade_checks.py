@@ -9,8 +9,8 @@ import sys
 import pytest
 from oslo_upgradecheck import upgradecheck
 
-from acstor_common import decision_api
-from acstor_common import version
+from acstor_common.service import version
+from acstor_common.wire import decision_messages
 from acstor_decision import authority
 from acstor_decision import upgrade_checks
 from acstor_decision.api import conf as api_conf
@@ -117,7 +117,7 @@ def test_policies_in_json_are_a_failure(checks, conf, tmp_path):
 
 def test_agents_of_other_versions_and_hosts_without_certificates_are_named(checks, store, conf):
     def health(told):
-        return decision_api.HostHealth(version=told)
+        return decision_messages.HostHealth(version=told)
 
     samples.note(
         store,

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from acstor_glance import artefact_quota
 from acstor_glance import budget
 from acstor_glance import preparer

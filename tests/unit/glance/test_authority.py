@@ -8,7 +8,7 @@ import pytest
 from keystoneauth1 import exceptions
 
 from acstor_common import errors
-from acstor_common import ring
+from acstor_common.ring import hash_ring
 from acstor_glance import authority
 from acstor_glance import images as glance_images
 from tests.fakes import cloud_keys
@@ -139,7 +139,7 @@ def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_
 
 
 def test_as_many_revoked_hosts_are_heard_of_as_there_may_be(conf, session):
-    named = {f"h{number:0254}": 1 << 40 for number in range(ring.MAX_REVOKED)}
+    named = {f"h{number:0254}": 1 << 40 for number in range(hash_ring.MAX_REVOKED)}
     session.answer["revoked"] = named
     knows = authority.Authority(conf)
     knows.look()

@@ -7,7 +7,7 @@ from http import server
 
 import pytest
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import boot_ahead
 from tests.fakes import glance_options
 from tests.fakes import memory_images

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
-from acstor_common import trace_message
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
 from acstor_glance import budget
@@ -72,7 +72,7 @@ class MemoryGlance:
 
     def publish(self, kind, image, file, revision, also, said):
         raw = file.read()
-        head = boot_frames.check([raw], "what was published")
+        head = boot_frames.check_boot_image([raw], "what was published")
         assert head.header.revision == revision
         assert head.header.binding.os_hash == OS_HASH
         self.published.append((revision, list(head.trace)))

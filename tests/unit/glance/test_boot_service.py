@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import boot_service
 from acstor_glance import boot_ways
 from acstor_glance import counters as glance_counters

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from acstor_glance import boot_guest
 from acstor_glance import boot_ways
 from acstor_glance import counters as glance_counters

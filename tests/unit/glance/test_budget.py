@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
 from acstor_glance import budget as glance_budget
 
 MIB, CHUNK_MAP = geometry.MIB, artefacts.Kind.CHUNK_MAP

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import image_record
-from acstor_common import qcow2_header
+from acstor_common.formats import qcow2_header
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import census
 from acstor_glance import ranges
 from acstor_glance import raw_format
@@ -98,7 +98,7 @@ def test_every_refusal_of_qcow2_has_its_name() -> None:
     for reason in qcow2_header.Reason:
         message = f"{qcow2_header.Refused('image', reason, 'because').why}. Convert it"
         expected = reason.name.lower().replace("_", "-")
-        assert census.refusal_of(artefacts.fitting(message)) == expected
+        assert census.refusal_of(artefacts.fit_message(message)) == expected
 
 
 def test_what_oslo_utils_refuses_is_called_as_we_call_it() -> None:

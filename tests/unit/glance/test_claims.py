@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Event
 import pytest
 
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import claims
 from tests.fakes import silent_server
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import common_ranges
 from tests.fakes import chunk_maps
 
@@ -30,7 +30,7 @@ def made(
     """Return the map of an image that is raw, or lies as ``extents`` say."""
     data = chunks(numbers, last_bytes)
     cut = geometry.Geometry(sum(map(len, data)), CHUNK)
-    entries = list(map(layout.pack, layout.joined(extents or [], cut)))
+    entries = list(map(layout.pack, layout.merge_adjacent(extents or [], cut)))
     stored = layout.raw(cut.size_bytes)
     if extents is not None:
         stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 40, len(entries))

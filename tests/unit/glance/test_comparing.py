@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import lineage
+from acstor_common.image import artefacts
+from acstor_common.image import lineage
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import bases
 from acstor_glance import comparing
 from acstor_glance import counters as glance_counters

@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance import exporter
 from acstor_glance import prehash
 from tests.fakes import glance_records as records

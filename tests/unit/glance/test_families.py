@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import boot_frames
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import trace_message
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
 from acstor_glance import families
@@ -73,7 +73,9 @@ def trace_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> list[
     """Return what an image's boot image holds; that is checked against its chunk map."""
     boot_image, its_map = (images.data[image[kind.pointer]] for kind in (BOOT_IMAGE, CHUNK_MAP))
     found = chunk_map.ChunkMap.parse(its_map, "the map")
-    return list(boot_frames.check([boot_image], "the boot image", found.scope_keys).trace)
+    return list(
+        boot_frames.check_boot_image([boot_image], "the boot image", found.scope_keys).trace
+    )
 
 
 CHUNK_MAP = artefacts.Kind.CHUNK_MAP

@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_common import qcow2
+from acstor_common.formats import qcow2
 from acstor_glance import budget
 from acstor_glance.gateway import composition_bounds
 from acstor_glance.gateway import merging

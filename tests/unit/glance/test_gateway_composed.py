@@ -5,20 +5,20 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_common import changes
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import layout
-from acstor_common import qcow2
-from acstor_common import qcow2_writer
-from acstor_common.changes import Change
-from acstor_common.changes import Kind
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_writer
+from acstor_common.formats.disk_delta import Extent
+from acstor_common.formats.disk_delta import Kind
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
-from tests.unit.common import test_changes
+from tests.unit.common import test_disk_delta
 
-SECTORS = test_changes.SECTORS
+SECTORS = test_disk_delta.SECTORS
 CLUSTER = 2048
 
 
@@ -50,17 +50,17 @@ def bases(draw: strategies.DrawFn) -> changed_disks.Base:
     return qcow2.Qcow2(Bytes(base_file(size, kinds, codec)))
 
 
-def stream(found: list[Change], size: int) -> tuple[bytes, bytes]:
+def stream(found: list[Extent], size: int) -> tuple[bytes, bytes]:
     """Return a stream of changes, and all bytes of the disk as if each had been written."""
-    table = changes.Table.of(found, size)
-    writer = changes.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
+    table = disk_delta.Table.of(found, size)
+    writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     disk = b"".join(bytes([n % 251 + 1]) * 512 for n in range(size // 512))
     data = b"".join(disk[c.at : c.stop] for c in table if c.kind is Kind.DATA)
     writer.feed(data)
     return writer.front + data + writer.end(), disk
 
 
-def expected(base: changed_disks.Base, found: list[Change], written: bytes) -> bytes:
+def expected(base: changed_disks.Base, found: list[Extent], written: bytes) -> bytes:
     size = len(written)
     disk = bytearray(base.virtual_size)
     base.read_into(memoryview(disk), 0)
@@ -70,9 +70,11 @@ def expected(base: changed_disks.Base, found: list[Change], written: bytes) -> b
     return bytes(disk)
 
 
-@hypothesis.given(bases(), test_changes.disk_changes(), strategies.sampled_from(["raw", "qcow2"]))
+@hypothesis.given(
+    bases(), test_disk_delta.disk_changes(), strategies.sampled_from(["raw", "qcow2"])
+)
 def test_every_disk_is_composed_as_it_is(
-    base: changed_disks.Base, found: list[Change], disk_format: str
+    base: changed_disks.Base, found: list[Extent], disk_format: str
 ) -> None:
     sent, written = stream(found, SECTORS * 512)
     got = b"".join(changed_disks.compose(sent, base, disk_format))
@@ -92,7 +94,7 @@ def codecs_of(file: bytes) -> list[tuple[int, layout.Codec]]:
 def test_compressed_clusters_are_carried_but_where_something_changed() -> None:
     deflate, stored = layout.Codec.DEFLATE, layout.Codec.STORED
     base = qcow2.Qcow2(Bytes(base_file(6 * CLUSTER, "pppp.s", deflate)))
-    found = [Change(CLUSTER + 512, 512, Kind.DATA), Change(2 * CLUSTER, CLUSTER, Kind.ZERO)]
+    found = [Extent(CLUSTER + 512, 512, Kind.DATA), Extent(2 * CLUSTER, CLUSTER, Kind.ZERO)]
     got = b"".join(changed_disks.compose(stream(found, 6 * CLUSTER)[0], base, "qcow2"))
     assert codecs_of(got) == [(0, deflate), (1, stored), (3, deflate), (5, stored)]
 
@@ -107,9 +109,9 @@ def test_cluster_that_its_base_ends_within_is_not_carried(size: int) -> None:
 
 def test_stream_that_was_altered_ends_the_composition() -> None:
     base = changed_disks.RawBase(Bytes(b"base" * 1000))
-    sent, _ = stream([Change(0, 4096, Kind.DATA)], 8192)
+    sent, _ = stream([Extent(0, 4096, Kind.DATA)], 8192)
     altered = sent[:200] + b"?" + sent[201:]
-    with pytest.raises(errors.ChangesFormatError, match="the trailer does not match"):
+    with pytest.raises(errors.DiskDeltaFormatError, match="the trailer does not match"):
         list(changed_disks.compose(altered, base, "qcow2"))
 
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from acstor_common import changes
-from acstor_common import layout
-from acstor_common import qcow2_writer
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2_writer
 from acstor_glance.gateway import merging
 from acstor_glance.gateway.merging import Origin
 
 SECTOR, CLUSTER, DISK = 512, 4096, 16 * 4096
 STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
-DATA, ZERO = changes.Kind.DATA, changes.Kind.ZERO
+DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
 
 sectors = st.integers(0, DISK // SECTOR)
 
@@ -26,11 +26,13 @@ def tables(draw):
     """Return changes of a disk."""
     ends = sorted(draw(st.sets(sectors, max_size=12)))
     runs = [
-        changes.Change(start * SECTOR, (stop - start) * SECTOR, draw(st.sampled_from([DATA, ZERO])))
+        disk_delta.Extent(
+            start * SECTOR, (stop - start) * SECTOR, draw(st.sampled_from([DATA, ZERO]))
+        )
         for start, stop in itertools.pairwise(ends)
         if draw(st.booleans())
     ]
-    return changes.Table.of(runs, DISK)
+    return disk_delta.Table.of(runs, DISK)
 
 
 @st.composite
@@ -117,7 +119,7 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
 
 def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
     base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
-    table = changes.Table.of([changes.Change(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
+    table = disk_delta.Table.of([disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
     first, second = merging.stretches(merging.pieces(table, base, DISK), CLUSTER)
     assert first == (
         qcow2_writer.Run(0, CLUSTER, 700),
@@ -129,7 +131,7 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
 
 
 def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
-    table = changes.Table.of([changes.Change(0, CLUSTER, ZERO)], DISK)
+    table = disk_delta.Table.of([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
     base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
     whole, last = merging.stretches(merging.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER)
     assert whole.run == qcow2_writer.Run(CLUSTER, CLUSTER)
@@ -166,7 +168,7 @@ def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
 
 
 def test_batch_holds_no_more_pieces_than_it_may():
-    table = [changes.Change(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
+    table = [disk_delta.Extent(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
     batches = list(merging.batches(merging.pieces(table, [], DISK * 64), CLUSTER))
     assert max(len(batch.pieces) for batch in batches) == merging.MOST_PIECES
 

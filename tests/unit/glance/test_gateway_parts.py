@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from acstor_common import changes
-from acstor_common import chunk_map
-from acstor_common import ids
-from acstor_common import image_record
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance.gateway import base_file
 from acstor_glance.gateway import changes_body
 from acstor_glance.gateway import places
@@ -83,14 +83,14 @@ def body_of(raw, length_bytes=None):
 
 
 def stream_of(*found, data=b""):
-    table = changes.Table.of(found, DISK)
-    writer = changes.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
+    table = disk_delta.Table.of(found, DISK)
+    writer = disk_delta.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     writer.feed(data)
     return writer.front + data + writer.end()
 
 
 DATA = bytes(range(256)) * 4
-WHOLE = stream_of(changes.Change(512, 1024, changes.Kind.DATA), data=DATA)
+WHOLE = stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.DATA), data=DATA)
 
 
 def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
@@ -103,7 +103,7 @@ def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
 
 
 def test_body_without_bytes_is_whole_with_its_table():
-    body = body_of(stream_of(changes.Change(512, 1024, changes.Kind.ZERO)))
+    body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.ZERO)))
     body.front()
     assert body.is_whole.is_set()
 
@@ -139,8 +139,8 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
 
 def test_larger_disk_than_is_served_is_refused_by_its_header():
     size = image_record.SERVED_VIRTUAL_BYTES + 512
-    table = changes.Table.of([changes.Change(0, 512, changes.Kind.ZERO)], size)
-    writer = changes.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
+    table = disk_delta.Table.of([disk_delta.Extent(0, 512, disk_delta.Kind.ZERO)], size)
+    writer = disk_delta.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     with pytest.raises(refusal.Broken, match="are allowed"):
         body_of(writer.front + writer.end()).front()
 
@@ -160,7 +160,7 @@ def read_all(body, got):
     got.extend(body.read(len(DATA)))
 
 
-@pytest.mark.parametrize("at", [0, 9, 17, 60, changes.HEADER_BYTES + 3, len(WHOLE) - 200, -1])
+@pytest.mark.parametrize("at", [0, 9, 17, 60, disk_delta.HEADER_BYTES + 3, len(WHOLE) - 200, -1])
 def test_body_that_was_altered_gives_not_its_last_bytes(at):
     raw = bytearray(WHOLE)
     raw[at] ^= 1
@@ -175,7 +175,7 @@ def test_length_that_is_not_that_of_the_changes_is_refused_at_the_header(more):
     body = body_of(WHOLE, len(WHOLE) + more)
     with pytest.raises(refusal.Broken, match="not what its header says"):
         body.front()
-    assert body.read_bytes == changes.HEADER_BYTES
+    assert body.read_bytes == disk_delta.HEADER_BYTES
 
 
 class Link:

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import ids
 from acstor_glance import guest_disk
 from acstor_glance import prehash
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_glance import host_cache
 
 PAGE = host_cache.PAGE_BYTES

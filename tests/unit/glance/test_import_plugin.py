@@ -9,8 +9,8 @@ import taskflow.engines
 from oslo_config import cfg
 from taskflow.patterns import linear_flow
 
-from acstor_common import chunk_map
-from acstor_common import geometry
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
 from acstor_glance import import_plugin
 from acstor_glance import prehash
 from tests.fakes import glance_options

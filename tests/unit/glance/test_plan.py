@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from acstor_glance import plan
 from tests.fakes import glance_records as records
 

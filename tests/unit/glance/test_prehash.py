@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import pytest
 
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import scope
-from acstor_common import whole_file
+from acstor_common.formats import chunk_map
+from acstor_common.image import deduplication
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
 from acstor_glance import prehash
 from acstor_glance import progress_log
 from acstor_glance import raw_format
@@ -177,7 +177,7 @@ def test_image_that_glance_has_another_hash_of_leaves_no_map(image: pathlib.Path
     raw = bytearray(image.read_bytes())
     raw[at] ^= 1
     os_hash = chunk_map.OsHash("sha512", hashlib.sha512(raw).digest())
-    with pytest.raises(errors.WrongBytes, match="does not have the sha512 that Glance says"):
+    with pytest.raises(errors.ContentMismatch, match="does not have the sha512 that Glance says"):
         make(image, os_hash=os_hash)
     assert not map_of(image).exists() and not part_of(image).exists()
 
@@ -201,8 +201,8 @@ def test_stopped_run_hashes_the_image_from_its_start_and_keeps_the_chunks(
         make(image, os_hash=os_hash, progress=stop_at(5 * RECORD))
     named: list[int] = []
 
-    class Counting(scope.Naming):
-        def name(self, chunk_no: int, data: scope.Data) -> ids.Cid:
+    class Counting(deduplication.Naming):
+        def name(self, chunk_no: int, data: deduplication.Data) -> ids.Cid:
             named.append(chunk_no)
             return super().name(chunk_no, data)
 
@@ -216,7 +216,7 @@ def test_stopped_run_hashes_the_image_from_its_start_and_keeps_the_chunks(
 def test_log_of_other_names_is_started_over(image: pathlib.Path) -> None:
     stop_run(image)
     key = ids.ScopeKey(b"k" * 32)
-    assert make(image, naming=scope.Naming(key)).resumed_chunks == 0
+    assert make(image, naming=deduplication.Naming(key)).resumed_chunks == 0
     found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
     plain = expected_cids(image)
     assert found.scope_keys == (key,)
@@ -365,7 +365,7 @@ def test_failed_write_leaves_the_old_map_and_the_progress(
         with pytest.raises(errors.Unusable, match=r"image\.acmap: No space left on device"):
             make(image)
     assert map_of(image).read_bytes() == old_map
-    assert not list(image.parent.glob(f"{whole_file.INCOMING}*"))
+    assert not list(image.parent.glob(f"{atomic_file.INCOMING}*"))
     assert make(image).resumed_chunks == 44
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from acstor_glance import converting
 from acstor_glance import preparer
 from acstor_glance import verifier

@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import progress_log
 
 CUT = geometry.Geometry(5 * geometry.MIB - 100, 16 * geometry.KIB)

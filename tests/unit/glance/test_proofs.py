@@ -4,11 +4,11 @@
 import msgspec
 import pytest
 
-from acstor_common import decision_api
 from acstor_common import errors
-from acstor_common import sealed
-from acstor_common import signing
-from acstor_common import trace_message
+from acstor_common.identity import signing
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
+from acstor_common.wire import trace_message
 from acstor_glance import authority
 from acstor_glance import proofs
 from tests.fakes import cloud_keys
@@ -19,7 +19,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 KEYS = cloud_keys.CloudKeys(NOW_S)
 STRANGER = cloud_keys.CloudKeys(NOW_S)
 H1 = KEYS.host("h1")
-WANTED = decision_api.ImageWanted(IMAGE, is_forced=True)
+WANTED = decision_messages.ImageWanted(IMAGE, is_forced=True)
 
 
 class Listener:
@@ -46,7 +46,9 @@ def trace(host="h1", recorded_s=NOW_S):
 
 
 def sent(message, by=H1, purpose=signing.TRACE):
-    return decision_api.encode(sealed.seal(message, purpose, by.key, by.certificate))
+    return decision_messages.encode(
+        signed_messages.sign_payload(message, purpose, by.key, by.certificate)
+    )
 
 
 def test_a_host_is_believed_about_its_own_boots(listener):
@@ -67,7 +69,7 @@ def test_a_host_is_believed_about_its_own_boots(listener):
     ],
 )
 def test_a_trace_that_proves_nothing_is_refused(listener, payload, why):
-    with pytest.raises(errors.NotAuthentic, match=why):
+    with pytest.raises(errors.NotAuthenticated, match=why):
         listener.proofs.trace(payload)
 
 
@@ -82,10 +84,10 @@ def test_a_signed_trace_that_makes_no_sense_is_refused(listener):
     good = msgspec.to_builtins(trace())
     for wrong in ({"trace": ()}, {"trace": (99,)}, {"host": ""}, {"image_id": "../x"}):
         data = msgspec.json.encode(good | wrong)
-        signature = sealed.signature_of(signing.TRACE, data, H1.key)
-        signed = decision_api.Signed(data.decode(), signature, H1.certificate.decode())
+        signature = signed_messages.signature_of(signing.TRACE, data, H1.key)
+        signed = decision_messages.Signed(data.decode(), signature, H1.certificate.decode())
         with pytest.raises(errors.RemoteProtocolError, match="h1 broke the protocol"):
-            listener.proofs.trace(decision_api.encode(signed))
+            listener.proofs.trace(decision_messages.encode(signed))
 
 
 def test_a_certificate_that_has_ended_counts_while_nobody_could_renew_it(listener):
@@ -96,7 +98,7 @@ def test_a_certificate_that_has_ended_counts_while_nobody_could_renew_it(listene
 
 def test_a_host_that_was_revoked_is_believed_no_more(listener):
     listener.trust = listener.trust._replace(revoked={"h1": int(NOW_S)})
-    with pytest.raises(errors.NotAuthentic, match="revoked"):
+    with pytest.raises(errors.NotAuthenticated, match="revoked"):
         listener.proofs.trace(sent(trace()))
     again = KEYS.host("h1", NOW_S + 600)
     listener.now_s = NOW_S + 600
@@ -127,18 +129,18 @@ def test_paces_of_hosts_take_bounded_memory(listener, monkeypatch):
 
 def test_before_anybody_is_known_nobody_is_believed(listener):
     listener.trust = proofs.NOBODY
-    with pytest.raises(errors.NotAuthentic, match="no authority is known here yet"):
+    with pytest.raises(errors.NotAuthenticated, match="no authority is known here yet"):
         listener.proofs.trace(sent(trace()))
-    with pytest.raises(errors.NotAuthentic):
-        listener.proofs.wanted(decision_api.encode(KEYS.wanted(WANTED, given_s=NOW_S)))
+    with pytest.raises(errors.NotAuthenticated):
+        listener.proofs.wanted(decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S)))
 
 
 def test_the_decision_service_is_believed_once_for_each_request(listener):
-    payload = decision_api.encode(KEYS.wanted(WANTED, given_s=NOW_S))
+    payload = decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S))
     assert listener.proofs.wanted(payload) == WANTED
-    with pytest.raises(errors.NotAuthentic, match="it was taken before"):
+    with pytest.raises(errors.NotAuthenticated, match="it was taken before"):
         listener.proofs.wanted(payload)
-    again = decision_api.encode(KEYS.wanted(WANTED, request=2, given_s=NOW_S))
+    again = decision_messages.encode(KEYS.wanted(WANTED, request=2, given_s=NOW_S))
     assert listener.proofs.wanted(again) == WANTED
 
 
@@ -148,19 +150,19 @@ def test_the_decision_service_is_believed_once_for_each_request(listener):
         STRANGER.wanted(WANTED, given_s=NOW_S),
         KEYS.wanted(WANTED, given_s=NOW_S - DAY_S),
         KEYS.wanted(WANTED, given_s=NOW_S + DAY_S),
-        sealed.seal(
-            decision_api.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
+        signed_messages.sign_payload(
+            decision_messages.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
             signing.IMAGE_WANTED,
             H1.key,
             H1.certificate,
         ),
-        sealed.seal(
-            decision_api.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
+        signed_messages.sign_payload(
+            decision_messages.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
             signing.TASK,
             KEYS.signing_key,
         ),
     ],
 )
 def test_a_request_that_proves_nothing_is_refused(listener, signed):
-    with pytest.raises(errors.NotAuthentic):
-        listener.proofs.wanted(decision_api.encode(signed))
+    with pytest.raises(errors.NotAuthenticated):
+        listener.proofs.wanted(decision_messages.encode(signed))

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from acstor_common import artefacts
+from acstor_common.image import artefacts
 from acstor_glance import protection
 from tests.fakes import glance_records
 

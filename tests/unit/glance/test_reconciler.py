@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
-from acstor_common import image_record
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import images as glance_images
 from acstor_glance import plan
 from acstor_glance import reconciler

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from acstor_common import artefacts
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance import plan
 from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer

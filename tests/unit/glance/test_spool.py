@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import image_record
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import prehash
 from acstor_glance import spool
 from tests.fakes import glance_records as records

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common import artefacts
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.image import artefacts
+from acstor_common.model import ids
 from acstor_glance import stream_prehash
 from tests.fakes import glance_records as records
 from tests.fakes import qcow2_files
@@ -109,7 +109,7 @@ def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
     for came in (data[:-1], data + b"x"):
         with pytest.raises(errors.ImageServiceUnreachable, match="bytes came"):
             make_qcow2(tmp_path, data, came)
-    with pytest.raises(errors.WrongBytes):
+    with pytest.raises(errors.ContentMismatch):
         make_qcow2(tmp_path, data, data[:-1] + b"x")
     backed = qcow2_files.File(backing_offset=200).pack()
     with pytest.raises(errors.NotRaw, match="backing file"):

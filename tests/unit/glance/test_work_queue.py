@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_glance import work_queue
 
 Rank = work_queue.Rank

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from acstor_common import geometry
+from acstor_common.model import geometry
 from tests.lab import common_images
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from acstor_common import ids
-from acstor_common import layout
+from acstor_common.formats import layout
+from acstor_common.model import ids
 from acstor_glance import prehash
 from tests.fakes import qcow2_images
 from tests.lab import demo_images

@@ -3,10 +3,10 @@
 
 import pytest
 
-from acstor_common import chunk_map
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import geometry
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from tests.fakes import scripted_agent
 

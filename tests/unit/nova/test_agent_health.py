@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from acstor_common import version
+from acstor_common.service import version
 from acstor_nova import agent_health
 
 NOW_S = 1_800_000_000.0

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from acstor_common import control_wire
-from acstor_common import geometry
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
 from acstor_nova import check
 from acstor_nova import compute_user
 from acstor_nova.cmd import manage

@@ -11,9 +11,9 @@ import types
 import pytest
 from oslo_config import cfg
 
-from acstor_common import changes
-from acstor_common import control_wire
-from acstor_common import geometry
+from acstor_common.formats import disk_delta
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
 from acstor_nova import composed_snapshot
 from acstor_nova import conf as nova_conf
 from acstor_nova import imagebackend
@@ -181,7 +181,7 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
     ((path, raw),) = gateway.composed
     assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
-    head = changes.Reader("test").head(raw[: changes.HEADER_BYTES])
+    head = disk_delta.Reader("test").head(raw[: disk_delta.HEADER_BYTES])
     assert (head.base, head.data_bytes, head.virtual_size) == (IMAGE, 2 * CHUNK, SIZE)
     assert head.os_hash == ("sha512", b"\xab" * 64)
     assert not nova.host.fallbacks.total
@@ -311,7 +311,7 @@ def test_what_nova_s_driver_cannot_do_is_for_nova_to_say(nova, agent, gateway):
 
 @pytest.mark.expect_log(r"at most 0 changes \[changes-unreadable")
 def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, gateway, monkeypatch):
-    monkeypatch.setattr(changes, "MAX_CHANGES", 0)
+    monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 0)
     assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
 
 

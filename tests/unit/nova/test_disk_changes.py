@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from acstor_common import changes
-from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_nova import agent_client
 from acstor_nova import disk_changes
 
@@ -64,14 +64,14 @@ def run(*command):
 
 def composed(base, raw):
     """Do what the gateway does; return the table and the disk."""
-    reader, at = changes.Reader("test"), changes.HEADER_BYTES
+    reader, at = disk_delta.Reader("test"), disk_delta.HEADER_BYTES
     head = reader.head(raw[:at])
     assert (head.base, head.os_hash) == (BASE, OS_HASH)
     table = reader.table(raw[at : at + head.table_bytes])
     at += head.table_bytes
     made = bytearray(base.ljust(head.virtual_size, b"\0"))
     for change in table:
-        if change.kind is changes.Kind.DATA:
+        if change.kind is disk_delta.Kind.DATA:
             made[change.at : change.stop] = raw[at : at + change.length]
             reader.feed(raw[at : at + change.length])
             at += change.length
@@ -99,14 +99,14 @@ def test_changes_and_base_are_the_disk(disk):
     )
     table, made = composed(disk.base.read_bytes(), disk.sent())
     assert made == disk.flat()
-    data_bytes = sum(change.length for change in table if change.kind is changes.Kind.DATA)
+    data_bytes = sum(change.length for change in table if change.kind is disk_delta.Kind.DATA)
     assert data_bytes == 5 * CHUNK, "what was written, in clusters; no zeros"
 
 
 def test_zeros_of_the_image_are_told_and_nobody_has_to_read_them(disk):
     raw = disk.sent()
     table, made = composed(disk.base.read_bytes(), raw)
-    assert table == [changes.Change(MIB, 2 * MIB, changes.Kind.ZERO)]
+    assert table == [disk_delta.Extent(MIB, 2 * MIB, disk_delta.Kind.ZERO)]
     assert made == disk.flat() and len(raw) < 1000
 
 
@@ -118,7 +118,7 @@ def test_random_writes_are_the_disk(disk):
         disk.write(f"write {rng.choice(['-z', '-P 0', '-P 7', '-P 9'])} {at} {length}")
     table, made = composed(disk.base.read_bytes(), disk.sent())
     assert made == disk.flat()
-    assert list(changes.joined(table)) == table
+    assert list(disk_delta.merge_adjacent(table)) == table
 
 
 def test_disk_that_becomes_shorter_meanwhile_is_an_error(disk):

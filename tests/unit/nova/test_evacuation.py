@@ -10,9 +10,9 @@ import types
 
 import pytest
 
-from acstor_common import control_wire
 from acstor_common import errors
-from acstor_common import recovered_mark
+from acstor_common.formats import recovery_marker
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
@@ -356,7 +356,7 @@ def test_start_makes_the_link_beneath_again(nova, agent):
 def marked(nova, agent):
     """Return a disk on the mirror that may lack some of its checkpoint."""
     made = nova.spawn()
-    recovered_mark.write(made.path, NEW)
+    recovery_marker.write(made.path, NEW)
     return made
 
 
@@ -435,16 +435,16 @@ def test_disk_that_is_not_as_we_made_it_is_given_to_nobody(nova, agent, altered)
 def test_server_whose_disk_may_lack_something_is_not_moved(nova, agent):
     made = nova.spawn()
     assert recovered_disk.why_unmovable(nova.host, INSTANCE) == ""
-    recovered_mark.write(made.path, NEW)
+    recovery_marker.write(made.path, NEW)
     assert f"checkpoint {NEW}" in recovered_disk.why_unmovable(nova.host, INSTANCE)
-    with open(made.path + recovered_mark.ENDING, "w") as file:
+    with open(made.path + recovery_marker.ENDING, "w") as file:
         file.write("?")
     assert "nobody can tell" in recovered_disk.why_unmovable(nova.host, INSTANCE)
 
 
 def test_damaged_mark_is_no_licence_to_start(nova, agent):
     made = nova.spawn()
-    with open(made.path + recovered_mark.ENDING, "w") as file:
+    with open(made.path + recovery_marker.ENDING, "w") as file:
         file.write("?")
     with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
         made.libvirt_info("none")
@@ -456,7 +456,7 @@ def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova,
     made = marked(nova, agent)
     evacuation.drop_unused(nova.host, {INSTANCE})
     assert not asked(agent, control_wire.DropDisk)
-    recovered_mark.remove(made.path)
+    recovery_marker.remove(made.path)
     evacuation.drop_unused(nova.host, {INSTANCE})
     assert asked(agent, control_wire.DropDisk)
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from acstor_common import geometry
+from acstor_common.model import geometry
 from acstor_nova import hole_map
 
 KIB, MIB = geometry.KIB, geometry.MIB

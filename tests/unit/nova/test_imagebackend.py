@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from acstor_common import control_wire
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import fallbacks
 from acstor_nova import imagebackend

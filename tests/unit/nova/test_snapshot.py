@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from acstor_common import control_wire
+from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import snapshot
 from tests.fakes import scripted_agent

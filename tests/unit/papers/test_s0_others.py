@@ -2,7 +2,7 @@
 import pytest
 from matplotlib import figure
 
-from acstor_common import peer_wire
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.papers import experiment
 from tests.papers import s0

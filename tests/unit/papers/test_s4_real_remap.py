@@ -2,9 +2,9 @@
 """What the tables alone say that a remap moves, and who gave what between two looks."""
 
 from acstor_agent.engine import identity
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ring
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.ring import hash_ring
 from tests.fakes import one_host
 from tests.papers import s4_real_remap
 
@@ -14,9 +14,10 @@ IDS = [f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a{n:02d}" for n in range(s4_real_remap
 
 def table(epoch, first):
     hosts = [
-        ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", first if n <= 2 else 100) for n in range(1, 9)
+        hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", first if n <= 2 else 100)
+        for n in range(1, 9)
     ]
-    return ring.Ring(epoch, tuple(hosts))
+    return hash_ring.Ring(epoch, tuple(hosts))
 
 
 def maps():

@@ -5,9 +5,9 @@ import collections
 from typing import NamedTuple
 
 from acstor_agent.engine import placement
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
 from acstor_decision.core import decider
 from acstor_decision.core import weights
 from acstor_simulator import rings
@@ -30,13 +30,13 @@ def make_table() -> rings.TrafficTable:
     return rings.TrafficTable(TREE, collections.defaultdict(Empty), decider.Policy())
 
 
-def home_of(table: ring.Ring, cid: ids.Cid, reader: int) -> int:
+def home_of(table: hash_ring.Ring, cid: ids.Cid, reader: int) -> int:
     home = placement.home(table, ids.HostId(f"h{reader}"), ids.oid_of(cid))
     assert home is not None
     return int(home.removeprefix("h"))
 
 
-def upstreams(table: ring.Ring, cid: ids.Cid, home: int) -> list[int]:
+def upstreams(table: hash_ring.Ring, cid: ids.Cid, home: int) -> list[int]:
     found = placement.upstreams(table, None, ids.HostId(f"h{home}"), ids.oid_of(cid))
     return [int(upstream.host.removeprefix("h")) for upstream in found]
 
@@ -47,15 +47,15 @@ def collect(of: rings.TrafficTable, times: int, first: int = 1) -> None:
     for collection in range(first, first + times):
         figures = [
             rings.Figures(
-                decision_api.Traffic(),
+                decision_messages.Traffic(),
                 {
-                    of.hosts[peer]: decision_api.TimedTraffic(
+                    of.hosts[peer]: decision_messages.TimedTraffic(
                         100, 10.0 if TREE.rack_of(peer) == SLOW_RACK else 1.0
                     )
                     for peer in hosts
                     if peer != host
                 },
-                decision_api.TimedTraffic(),
+                decision_messages.TimedTraffic(),
             )
             for host in hosts
         ]
@@ -65,7 +65,7 @@ def collect(of: rings.TrafficTable, times: int, first: int = 1) -> None:
 def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself() -> None:
     of = make_table()
     collect(of, 3)
-    assert (of.ring.threshold, of.ring.outer_threshold) == (1, ring.MAX_THRESHOLD)
+    assert (of.ring.threshold, of.ring.outer_threshold) == (1, hash_ring.MAX_THRESHOLD)
     before = sum(TREE.rack_of(up) == SLOW_RACK for cid in CIDS for up in upstreams(of.ring, cid, 0))
     collect(of, 3, first=4)
     assert {place: rule.share for place, rule in of.ring.outward.items()} == {"pod1/rack5": 10}
@@ -85,16 +85,16 @@ def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:
         assert home_of(of.ring, cid, upstream) == upstream
 
 
-def tell(of: rings.TrafficTable, busy: int, times: int, first: int = 1) -> list[ring.Ring]:
+def tell(of: rings.TrafficTable, busy: int, times: int, first: int = 1) -> list[hash_ring.Ring]:
     """Let one host tell that its link is full; return what was published."""
     full = int(TREE.shape.host_rate * COLLECTION_S)
     made = []
     for collection in range(first, first + times):
         figures = [
             rings.Figures(
-                decision_api.Traffic(full if host == busy else 0, 0),
+                decision_messages.Traffic(full if host == busy else 0, 0),
                 {},
-                decision_api.TimedTraffic(),
+                decision_messages.TimedTraffic(),
             )
             for host in range(TREE.shape.hosts)
         ]

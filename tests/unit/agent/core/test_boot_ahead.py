@@ -5,8 +5,8 @@ import pytest
 
 from acstor_agent import conf
 from acstor_agent.core.boot import boot_ahead
-from acstor_common import ids
-from acstor_common import rates
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
 
 Mode = boot_ahead.Mode
 OURS, THEIRS = (ids.ScopeKey(bytes([n]) * 32) for n in (1, 2))
@@ -58,7 +58,7 @@ def test_no_more_than_a_few_hosts_begin_in_a_second_and_none_waits_for_ever(host
 
 
 def test_in_a_day_comes_what_is_kept_and_a_host_that_took_nothing_may_have_it_at_once():
-    buckets = rates.Buckets[None](boot_ahead.daily(1000), 1)
+    buckets = token_buckets.TokenBuckets[None](boot_ahead.daily(1000), 1)
     assert buckets.takes(None, 1000, 0.0)
     assert not buckets.takes(None, 500, boot_ahead.DAY_S / 2 - 1)
     assert buckets.takes(None, 500, boot_ahead.DAY_S / 2)

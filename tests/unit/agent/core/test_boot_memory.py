@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.boot import boot_memory
-from acstor_common import ids
+from acstor_common.model import ids
 
 ONE, TWO, THREE = (ids.ImageId(name) for name in ("one", "two", "three"))
 

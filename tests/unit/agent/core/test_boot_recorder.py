@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.boot import boot_recorder
-from acstor_common import boot_trace
-from acstor_common import geometry
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
 
 CHUNK = 16 * geometry.KIB
 CUT = geometry.Geometry(100 * CHUNK, CHUNK)
@@ -99,7 +99,7 @@ def test_whatever_happens_traces_are_boot_traces(events):
         elif what == "read":
             made.read(opener, offset, length, now_s)
         for trace in made.take_over(now_s) if what == "take" else []:
-            assert boot_trace.fault_of(trace, CUT.chunk_count) == ""
+            assert boot_trace.why_invalid(trace, CUT.chunk_count) == ""
             assert 2 <= len(trace) < WINDOW.limit_chunks
     assert made.take_over(now_s + 61.0) is not None
     assert made.is_idle

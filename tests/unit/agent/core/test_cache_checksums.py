@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import checksums
-from acstor_common import ids
+from acstor_common.model import ids
 
 KIB = 1024
 DATA = random.Random(3).randbytes(200_000)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import checksums
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "cache_slab-v2.acslab"
 LAYOUT = cache_slab.SlabLayout(4096, 3)

@@ -5,7 +5,7 @@ import pytest
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.sources import decode_slots
-from acstor_common import ids
+from acstor_common.model import ids
 
 A, B, C = (ids.ImageId(name) for name in "abc")
 SLICE_S = decode_slots.SLICE_S

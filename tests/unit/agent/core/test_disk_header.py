@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.disks import disk_header
 from acstor_common import errors
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "disk-v1.acdisk"
 DISK = disk_header.parse_disk_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.disks import disk_plan
 from acstor_agent.core.images import chunk_state
-from acstor_common import geometry
+from acstor_common.model import geometry
 
 CHUNK = geometry.MIN_CHUNK_BYTES
 Origin, Stretch = disk_plan.Origin, disk_plan.Stretch

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 
 from acstor_agent.core.images import image_uses
-from acstor_common import ids
+from acstor_common.model import ids
 
 ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 TWO = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")

@@ -8,7 +8,7 @@ from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.mount import inodes
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
@@ -76,7 +76,7 @@ def test_number_says_nothing_without_the_key():
 def test_second_image_of_a_number_is_refused_by_name():
     known = inodes.Inodes(one_number_for_all)
     handle = known.open(known.know_image(IMAGE), 1)
-    with pytest.raises(errors.NumberTaken) as refused:
+    with pytest.raises(errors.NumberInUse) as refused:
         known.know_image(OTHER)
     assert IMAGE in str(refused.value) and OTHER in str(refused.value)
     assert known.opening(handle)[:2] == (IMAGE, 1)
@@ -87,7 +87,7 @@ def test_second_disk_of_a_number_is_refused_and_no_image_is_one():
     known = inodes.Inodes(one_number_for_all)
     known.know_image(IMAGE)
     assert known.know_disk(DISK)
-    with pytest.raises(errors.NumberTaken, match=f"disk {OTHER} .* disk {DISK}"):
+    with pytest.raises(errors.NumberInUse, match=f"disk {OTHER} .* disk {DISK}"):
         known.know_disk(disk_header.DiskId(OTHER))
 
 
@@ -98,7 +98,7 @@ def test_number_that_two_have_at_the_start_is_nobodys(order):
     assert IMAGE in str(refused) and OTHER in str(refused)
     assert known.opening(known.of_image(IMAGE)) is None
     for image_id in order:
-        with pytest.raises(errors.NumberTaken):
+        with pytest.raises(errors.NumberInUse):
             known.know_image(image_id)
     assert known.disks == {known.of_disk(DISK): DISK}
 

@@ -6,12 +6,12 @@ import uuid
 import pytest
 
 from acstor_agent.core.images import keepers as keepers_
-from acstor_common import ids
-from acstor_common import peer_keeping
+from acstor_common.model import ids
+from acstor_common.wire import replica_messages
 
 H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 OTHERS = [H2, H3]
-KEPT, NO_ROOM = peer_keeping.ShareState.KEPT, peer_keeping.ShareState.NO_ROOM
+KEPT, NO_ROOM = replica_messages.ShareState.KEPT, replica_messages.ShareState.NO_ROOM
 
 
 def image(number: int) -> ids.ImageId:
@@ -25,8 +25,10 @@ def leases_in(told) -> dict[str, dict[str, int]]:
     return {host: {one.image_id: one.lease_s for one in keep.leases} for host, keep in told}
 
 
-def kept(share_of=X, left=0, total=100, state=KEPT, epoch=7) -> peer_keeping.Kept:
-    return peer_keeping.Kept(epoch, (peer_keeping.Share(share_of, state, total, left),))
+def kept(share_of=X, left=0, total=100, state=KEPT, epoch=7) -> replica_messages.ReplicaReport:
+    return replica_messages.ReplicaReport(
+        epoch, (replica_messages.Share(share_of, state, total, left),)
+    )
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_what_has_ended_is_told_again_though_as_many_are_used_as_a_host_may_ask_
         keepers.follow([H2], used, now_s=100.0 * number)
         while due := keepers.take_due(100.0 * number):
             told += [one.image_id for _, keep in due for one in keep.leases if not one.lease_s]
-            assert all(len(keep.leases) <= peer_keeping.MAX_KEEPS for _, keep in due)
+            assert all(len(keep.leases) <= replica_messages.MAX_REQUESTS for _, keep in due)
     assert told.count(image(0)) == told.count(image(10)) == keepers_.TAKEN_BACK_TIMES
     assert len(keepers._told[H2]) <= 256 + keepers_.TAKEN_BACK_TIMES
 
@@ -110,7 +112,7 @@ def test_image_that_others_are_not_asked_for_is_said():
     keepers = keepers_.Keepers()
     keepers.follow([H2], [image(number) for number in range(257)], now_s=0.0)
     report = keepers.report(image(256), [H2], 7, 1.0)
-    assert report.state is peer_keeping.ShareState.CROWDED
+    assert report.state is replica_messages.ShareState.CROWDED
     assert report.why.startswith("more than 256 images are used here")
     assert keepers.report(image(255), [H2], 7, 1.0).why == "h2 has not answered"
 

@@ -4,7 +4,7 @@
 import uuid
 
 from acstor_agent.core.images import leases as leases_
-from acstor_common import ids
+from acstor_common.model import ids
 
 H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 

@@ -10,7 +10,7 @@ from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 KeepClass = public_cache.KeepClass
 KIB = 1024

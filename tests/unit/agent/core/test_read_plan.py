@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.images import read_plan
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.model import geometry
+from acstor_common.model import ids
 
 CHUNK = 16 * 1024
 SIZE = 20 * CHUNK + 777

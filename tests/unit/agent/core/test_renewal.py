@@ -2,7 +2,7 @@
 import pytest
 
 from acstor_agent.core.cloud import renewal
-from acstor_common import certificates
+from acstor_common.identity import certificates
 from tests.fakes import cloud_keys
 
 NOW_S = 1_800_000_000.0

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import send_queue
-from acstor_common import ids
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
 from tests.fakes import announced
 
 SOON, LATER = peer_wire.Priority.SOON, peer_wire.Priority.LATER

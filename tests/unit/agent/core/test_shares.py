@@ -8,11 +8,11 @@ import pytest
 
 from acstor_agent.core.images import shares
 from acstor_agent.engine import identity
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
@@ -26,13 +26,13 @@ CONTENTS = {MAP.cid(number) for number in range(len(MAP))} - {ids.ZERO_CID}
 def table_of(*names: str, epoch: int = 1, locations: dict[str, str] | None = None, **options):
     places = locations or {}
     made = [
-        ring.RingHost(name, f"10.0.0.{number}:7201", 100, places.get(name, ""))
+        hash_ring.RingHost(name, f"10.0.0.{number}:7201", 100, places.get(name, ""))
         for number, name in enumerate(names, 1)
     ]
-    return ring.Ring(epoch, tuple(made), **options)
+    return hash_ring.Ring(epoch, tuple(made), **options)
 
 
-def kept(table: ring.Ring, naming: identity.Identity | None = None) -> dict[str, set[ids.Cid]]:
+def kept(table: hash_ring.Ring, naming: identity.Identity | None = None) -> dict[str, set[ids.Cid]]:
     """Return the contents that each host keeps."""
     named = naming or identity.ByContent()
     found = {}
@@ -65,8 +65,8 @@ def test_one_host_keeps_one_copy_of_all_of_it():
 
 
 def test_host_without_v_nodes_has_no_share_and_counts_as_no_copy():
-    idle = ring.named_host(ids.HostId("h2"), "10.0.0.2:7201", frozenset())
-    table = ring.Ring(1, (*table_of("h1").hosts, idle))
+    idle = hash_ring.named_host(ids.HostId("h2"), "10.0.0.2:7201", frozenset())
+    table = hash_ring.Ring(1, (*table_of("h1").hosts, idle))
     assert kept(table) == {"h1": CONTENTS, "h2": set()}
     assert shares.copies(table, ids.HostId("h2")) == 1
 
@@ -75,7 +75,9 @@ def test_host_that_is_not_on_the_table_keeps_all():
     mine = shares.Shares(ids.HostId("h9"), lambda: table_of("h1", "h2"), identity.ByContent().oid)
     assert mine.table() is None
     assert set(mine.part_of(MAP, None).contents()) == CONTENTS
-    nobody = shares.Shares(ids.HostId("h9"), lambda: ring.Ring(0, ()), identity.ByContent().oid)
+    nobody = shares.Shares(
+        ids.HostId("h9"), lambda: hash_ring.Ring(0, ()), identity.ByContent().oid
+    )
     assert nobody.table() is None
 
 

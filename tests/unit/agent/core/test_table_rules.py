@@ -2,16 +2,16 @@
 import pytest
 
 from acstor_agent.core.cloud import table_rules
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 
 H1, H2, H3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
 LEAP = table_rules.MAX_LEAP
 
 
 def table(epoch, *names, revoked=None):
-    hosts = tuple(ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
-    return ring.Ring(epoch, hosts, revoked=revoked or {})
+    hosts = tuple(hash_ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
+    return hash_ring.Ring(epoch, hosts, revoked=revoked or {})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies
 
 from acstor_agent.core.boot import timeline_recorder
 from acstor_agent.images import timelines
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
 
 OPENED_S = 1000.0
 Recorder = timeline_recorder.TimelineRecorder

@@ -2,9 +2,9 @@
 import pytest
 
 from acstor_agent.engine import announcement_limits
-from acstor_common import rates
+from acstor_common.util import token_buckets
 
-FAST = rates.Rate(20_000.0, 20_000.0)
+FAST = token_buckets.Rate(20_000.0, 20_000.0)
 
 
 @pytest.mark.parametrize("peers", [1, 100])
@@ -36,12 +36,12 @@ def test_of_so_many_peers_something_is_remembered():
 
 
 def test_clock_that_jumps_back_gives_no_allowance():
-    listens = announcement_limits.AnnouncementLimits(rates.Rate(10.0, 20.0), peers=10)
+    listens = announcement_limits.AnnouncementLimits(token_buckets.Rate(10.0, 20.0), peers=10)
     heard = [listens.take("h1", 20, now) for now in (1000.0, 0.0, 1000.0, 1001.0)]
     assert heard == [20, 0, 0, 10]
 
 
 def test_who_was_fined_is_not_listened_to_for_a_while():
-    listens = announcement_limits.AnnouncementLimits(rates.Rate(10.0, 20.0), peers=10)
+    listens = announcement_limits.AnnouncementLimits(token_buckets.Rate(10.0, 20.0), peers=10)
     listens.fine("h1", 1000, 0.0)
     assert [listens.take("h1", 5, now) for now in (0.0, 2.0, 2.5)] == [0, 0, 5]

@@ -15,7 +15,7 @@ from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.engine import content_index
-from acstor_common import chunk_map
-from acstor_common import geometry
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
 from tests.fakes import chunk_maps
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")

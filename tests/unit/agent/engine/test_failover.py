@@ -7,12 +7,12 @@ import pytest
 
 from acstor_agent.engine import failover
 from acstor_common import errors
-from acstor_common import ids
+from acstor_common.model import ids
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 KINDS = (
     errors.SourceUnreachable,
-    errors.SourceCrowded,
+    errors.SourceOverloaded,
     errors.ChunkInvalid,
     errors.SourceRefused,
     errors.ChunkRefused,

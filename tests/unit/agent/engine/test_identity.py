@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import identity
-from acstor_common import chunk_map
-from acstor_common import ids
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
 from tests.fakes import one_host
 
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99")

@@ -11,9 +11,9 @@ from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import lockstep
 from acstor_agent.engine.serve import lockstep_referrals
 from acstor_agent.engine.serve import peer_requests
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import peer_wire
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
+from acstor_common.wire import peer_wire
 from tests.fakes import one_machine
 from tests.fakes.one_machine import IMAGE
 from tests.fakes.one_machine import chunk

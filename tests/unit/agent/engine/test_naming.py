@@ -9,9 +9,9 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -94,9 +94,10 @@ def test_what_is_told_alone_makes_nobody_known_to_others():
 
 def test_home_of_another_group_is_no_copy_and_is_named_to_nobody():
     hosts = tuple(
-        ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, f"site/p{n % 2}/h{n}") for n in range(1, 9)
+        hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, f"site/p{n % 2}/h{n}")
+        for n in range(1, 9)
     )
-    table = ring.Ring(1, hosts, threshold=2, outer_threshold=3)
+    table = hash_ring.Ring(1, hosts, threshold=2, outer_threshold=3)
     machine = one_machine.Machine(table=table, copies_limit=1)
     assert machine.core.context.ring.is_near(H3) and not machine.core.context.ring.is_near(H2)
     number = machine.chunk_of("h1")

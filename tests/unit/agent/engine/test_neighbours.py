@@ -2,7 +2,7 @@
 import pytest
 
 from acstor_agent.engine import neighbours
-from acstor_common import ids
+from acstor_common.model import ids
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 

@@ -8,9 +8,9 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import identity
 from acstor_agent.engine import priority
 from acstor_agent.engine.serve import peer_requests
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
@@ -351,10 +351,10 @@ def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source(
 
     def table(epoch, vnodes):
         hosts = tuple(
-            ring.RingHost(name, f"10.0.0.{name[1:]}:7201", vnodes.get(name, 40), pod)
+            hash_ring.RingHost(name, f"10.0.0.{name[1:]}:7201", vnodes.get(name, 40), pod)
             for name, pod in pods.items()
         )
-        return ring.Ring(epoch, hosts, threshold=1, outer_threshold=2)
+        return hash_ring.Ring(epoch, hosts, threshold=1, outer_threshold=2)
 
     before, after = table(1, {"h1": 20}), table(2, {})
     machine = one_machine.Machine(table=before)

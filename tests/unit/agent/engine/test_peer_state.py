@@ -11,7 +11,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
-from acstor_common import ids
+from acstor_common.model import ids
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk

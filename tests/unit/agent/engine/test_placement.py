@@ -6,9 +6,9 @@ import uuid
 import pytest
 
 from acstor_agent.engine import placement
-from acstor_common import ids
-from acstor_common import outward as outward_
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.ring import location_policies
 
 OIDS = [ids.oid_of(ids.cid_of(b"%d" % n)) for n in range(400)]
 PODS = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
@@ -20,14 +20,14 @@ def table(
     vnodes: dict[str, int] | None = None,
     threshold: int | None = None,
     outer: int | None = None,
-    outward: dict[str, outward_.LocationPolicy] | None = None,
-) -> ring.Ring:
+    outward: dict[str, location_policies.LocationPolicy] | None = None,
+) -> hash_ring.Ring:
     weights = vnodes or {}
     hosts = tuple(
-        ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
+        hash_ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
         for host, place in pods.items()
     )
-    return ring.Ring(epoch, hosts, threshold, outer, {}, outward or {})
+    return hash_ring.Ring(epoch, hosts, threshold, outer, {}, outward or {})
 
 
 def test_near_owners_come_first_and_far_ones_are_the_last_resort():
@@ -40,9 +40,9 @@ def test_near_owners_come_first_and_far_ones_are_the_last_resort():
 
 
 def test_empty_table_has_no_home_and_no_upstream():
-    assert placement.home(ring.Ring(0, ()), "h1", OIDS[0]) is None
-    assert placement.upstreams(ring.Ring(0, ()), table(), "h1", OIDS[0]) == []
-    assert placement.owners(ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
+    assert placement.home(hash_ring.Ring(0, ()), "h1", OIDS[0]) is None
+    assert placement.upstreams(hash_ring.Ring(0, ()), table(), "h1", OIDS[0]) == []
+    assert placement.owners(hash_ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
 
 
 def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
@@ -50,7 +50,7 @@ def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
     found = [placement.image_home(table(threshold=1), image_id) for image_id in names]
     assert set(found) == set(PODS)
     assert found == [placement.image_home(table(epoch=9), image_id) for image_id in names]
-    assert placement.image_home(ring.Ring(0, ()), names[0]) is None
+    assert placement.image_home(hash_ring.Ring(0, ()), names[0]) is None
 
 
 def test_without_a_former_table_and_an_outer_group_a_home_asks_nobody():
@@ -72,7 +72,7 @@ def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
 
 
 def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
-    of = table(threshold=1, outer=2, outward={"s/p1": outward_.LocationPolicy(10)})
+    of = table(threshold=1, outer=2, outward={"s/p1": location_policies.LocationPolicy(10)})
     givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
     for oid, giver in zip(OIDS, givers, strict=True):
         assert placement.home(of, giver, oid) == giver
@@ -84,8 +84,8 @@ def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
 def test_golden_table_with_places_gives_the_homes_that_are_committed():
     data = pathlib.Path(__file__).parents[3] / "data" / "ring-v1-places.json"
     golden = json.loads(data.read_bytes())
-    of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
-    assert json.loads(ring.encode(of)) == golden["table"]
+    of = hash_ring.decode(json.dumps(golden["table"]).encode(), "golden")
+    assert json.loads(hash_ring.encode(of)) == golden["table"]
     for case in golden["homes"]:
         cid, src = ids.Cid(bytes.fromhex(case["cid"])), ids.HostId(case["src"])
         assert list(of.group_of(src).owners_of(cid)) == case["near"]
@@ -93,7 +93,9 @@ def test_golden_table_with_places_gives_the_homes_that_are_committed():
 
 
 def test_group_that_is_to_read_the_source_asks_no_wider_home():
-    of = table(threshold=1, outer=2, outward={"s/p1": outward_.LocationPolicy(outer_threshold=0)})
+    of = table(
+        threshold=1, outer=2, outward={"s/p1": location_policies.LocationPolicy(outer_threshold=0)}
+    )
     for oid in OIDS:
         assert placement.outer_home(of, "h1", oid) is None
         assert placement.upstreams(of, None, placement.home(of, "h1", oid), oid) == []
@@ -125,12 +127,12 @@ def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_ha
 def test_former_home_that_was_drained_is_asked_as_ever():
     before = table(1)
     hosts = tuple(
-        ring.named_host(
+        hash_ring.named_host(
             ids.HostId(h.host), h.address, frozenset() if h.host == "h1" else frozenset(h.owned())
         )
         for h in before.hosts
     )
-    after = ring.Ring(2, hosts)
+    after = hash_ring.Ring(2, hosts)
     oid = next(oid for oid in OIDS if placement.home(before, "h2", oid) == "h1")
     new = placement.home(after, "h2", oid)
     assert placement.upstreams(after, before, new, oid) == [placement.Upstream("h1", True)]

@@ -11,9 +11,9 @@ from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_preference
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -54,10 +54,10 @@ def test_host_that_is_spared_is_asked_as_no_holder():
 def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(machine):
     """Chunks cross the border of groups by their homes alone."""
     hosts = tuple(
-        ring.RingHost(h.host, h.address, h.vnodes, "p2" if h.host == "h3" else "p1")
+        hash_ring.RingHost(h.host, h.address, h.vnodes, "p2" if h.host == "h3" else "p1")
         for h in machine.table.hosts
     )
-    apart = ring.Ring(2, hosts, 1)
+    apart = hash_ring.Ring(2, hosts, 1)
     number = next(
         n for n in range(999) if apart.group_of(machine.here).home_at(chunk(n).oid) == "h2"
     )
@@ -81,7 +81,7 @@ def test_host_that_has_left_the_table_leaves_hope_for_a_while():
 
     assert not machine.play(10.0, no, no)
     hosts = tuple(host for host in machine.table.hosts if host.host != "h3")
-    machine.table_changed(ring.Ring(2, hosts), None)
+    machine.table_changed(hash_ring.Ring(2, hosts), None)
     assert not machine.play(25.0, no, no)
     done = machine.play(25.0, no, no)
     assert done["a guest"].failure is F.LOST
@@ -244,7 +244,7 @@ def test_host_that_has_taken_an_image_asks_nobody_for_it():
 def test_former_home_of_an_image_is_asked_first_and_the_new_one_last():
     machine, home = whole_machine()
     hosts = tuple(host for host in machine.table.hosts if host.host != home)
-    after = ring.Ring(2, hosts)
+    after = hash_ring.Ring(2, hosts)
     new = placement.image_home(after, one_machine.IMAGE)
     machine.table_changed(after, machine.table)
     found = machine.core.context.ring.with_image_homes([H3], one_machine.IMAGE)

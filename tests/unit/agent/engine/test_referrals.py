@@ -10,8 +10,8 @@ from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
 from acstor_agent.engine.serve import referrals
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from tests.fakes import one_machine
 
 PEER, SOON, LATER = priority.Priority.PEER, priority.Priority.SOON, priority.Priority.LATER
@@ -223,12 +223,12 @@ def test_copies_of_a_chunk_over_the_limit_are_told_once_whatever_else_hosts_have
 
 def test_new_length_forgets_who_was_given_what():
     hosts = one_machine.table(8).hosts
-    machine = one_machine.Machine(table=ring.Ring(1, hosts, segment_chunks=LENGTH))
+    machine = one_machine.Machine(table=hash_ring.Ring(1, hosts, segment_chunks=LENGTH))
     known = machine.core.requests.referrals
     known.gave(segment(), host(2), PEER)
-    machine.table_changed(ring.Ring(2, hosts, segment_chunks=LENGTH), machine.table)
+    machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=LENGTH), machine.table)
     assert len(known) == 1
-    machine.table_changed(ring.Ring(3, hosts), machine.table)
+    machine.table_changed(hash_ring.Ring(3, hosts), machine.table)
     assert not len(known)
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies
 
 from acstor_agent.engine.fetch import refusals
-from acstor_common import ids
+from acstor_common.model import ids
 
 CIDS = [ids.cid_of(bytes([n])) for n in range(6)]
 HOSTS = [ids.HostId(f"h{n}") for n in range(4)]

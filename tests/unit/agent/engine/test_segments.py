@@ -15,10 +15,10 @@ from acstor_agent.engine import ring_view
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.serve import authorization
-from acstor_common import ids
-from acstor_common import peer_request
-from acstor_common import ring
-from acstor_common import segments
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -41,14 +41,14 @@ def in_segments(numbers):
 def around(request):
     """Return what a host knows that has the image."""
     asked = request.offset // one_machine.CHUNK
-    first, stop = segments.around(asked, asked + request.chunks, LENGTH, 10_000)
+    first, stop = segments.covering(asked, asked + request.chunks, LENGTH, 10_000)
     cids = [chunk(number).cid for number in range(first, stop)]
     return authorization.Segments(cids, asked - first, one_machine.CHUNK, LENGTH)
 
 
 @pytest.fixture
 def machine():
-    table = ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
+    table = hash_ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
     full = neighbours.Topology.FULL
     made = one_machine.Machine(table=table, run_chunks=16, topology=full, copies_limit=1)
     made.maps.find_segments = around
@@ -87,9 +87,9 @@ def test_host_that_is_asked_finds_the_names_of_segments_itself(machine, number, 
 def test_names_by_a_former_length_are_not_compared():
     """A former home would be another segment's: none is asked for what it may have had."""
     hosts = one_machine.table(8).hosts
-    former = ring.Ring(1, hosts[1:], segment_chunks=1)
-    other = ring_view.RingView(HERE, ring.Ring(2, hosts, segment_chunks=LENGTH), former)
-    same = ring_view.RingView(HERE, ring.Ring(2, hosts), former)
+    former = hash_ring.Ring(1, hosts[1:], segment_chunks=1)
+    other = ring_view.RingView(HERE, hash_ring.Ring(2, hosts, segment_chunks=LENGTH), former)
+    same = ring_view.RingView(HERE, hash_ring.Ring(2, hosts), former)
     homes = {number: former.home_at(chunk(number).oid) for number in range(100)}
     asked = {n for n in homes if homes[n] in same.upstreams(chunk(n).oid, H2, is_moved=False)}
     assert asked
@@ -101,8 +101,8 @@ def test_names_by_a_former_length_are_not_compared():
 def test_host_of_the_former_table_is_known_whatever_its_segments(length):
     """It may hold chunks, and be asked for them, until it fails once."""
     hosts = one_machine.table(8).hosts
-    former = ring.Ring(1, hosts, segment_chunks=1)
-    view = ring_view.RingView(HERE, ring.Ring(2, hosts[:4], segment_chunks=length), former)
+    former = hash_ring.Ring(1, hosts, segment_chunks=1)
+    view = ring_view.RingView(HERE, hash_ring.Ring(2, hosts[:4], segment_chunks=length), former)
     left = ids.HostId(hosts[7].host)
     assert view.has(left) and view.knows(left)
     view.give_up(left)
@@ -112,8 +112,8 @@ def test_host_of_the_former_table_is_known_whatever_its_segments(length):
 def test_former_home_of_an_image_that_is_taken_whole_is_asked_whatever_the_segments():
     """It has begun to take the image; segments have no part in who does."""
     hosts = one_machine.table(8).hosts
-    former = ring.Ring(1, hosts[1:], segment_chunks=1)
-    view = ring_view.RingView(HERE, ring.Ring(2, hosts[:4], segment_chunks=LENGTH), former)
+    former = hash_ring.Ring(1, hosts[1:], segment_chunks=1)
+    view = ring_view.RingView(HERE, hash_ring.Ring(2, hosts[:4], segment_chunks=LENGTH), former)
     for number in range(100):
         image_id = ids.parse_image_id(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}")
         assert view.with_image_homes([], image_id)[0] == placement.image_home(former, image_id)
@@ -122,7 +122,7 @@ def test_former_home_of_an_image_that_is_taken_whole_is_asked_whatever_the_segme
 def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
     """A table that it leaves may have segments of another length."""
     hosts = tuple(host for host in machine.table.hosts if host.host != H8)
-    table = ring.Ring(2, hosts, segment_chunks=1)
+    table = hash_ring.Ring(2, hosts, segment_chunks=1)
     machine.table_changed(table, machine.table)
     number = next(n for n in range(100) if table.home_at(chunk(n).oid) == H2)
     machine.wanted([chunk(number)], GUEST, "read")
@@ -203,7 +203,7 @@ def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_forme
     machine.stored([arrived(some[:1])])
     machine.core.context.announcements.hint(H2, some[0])
     hosts = machine.table.hosts
-    machine.table_changed(ring.Ring(2, hosts, segment_chunks=2), machine.table)
+    machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=2), machine.table)
     assert not len(machine.core.context.locations)
     machine.stored([arrived(some)])  # they were asked for before
     told = tells(machine)

@@ -16,8 +16,8 @@ from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_overlap
 from acstor_common import errors
-from acstor_common import ids
-from acstor_common import peer_request
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk

@@ -12,11 +12,11 @@ import pytest
 from flask import testing
 from oslo_config import cfg
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import outward
-from acstor_common import ring
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.ring import location_policies
+from acstor_common.ring import vnode
+from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.api import image_service
@@ -79,16 +79,16 @@ class Bus:
 
     def __init__(self, daemons: checkpoint_hosts.Daemons) -> None:
         self.want_checkpoint = daemons.want_checkpoint
-        self.tasks: list[tuple[decision_api.ImageTask, list[str] | None]] = []
-        self.wanted: list[decision_api.ImageWanted] = []
+        self.tasks: list[tuple[decision_messages.ImageTask, list[str] | None]] = []
+        self.wanted: list[decision_messages.ImageWanted] = []
         self.failure: Exception | None = None
 
-    def give(self, task: decision_api.ImageTask, hosts: list[str] | None) -> None:
+    def give(self, task: decision_messages.ImageTask, hosts: list[str] | None) -> None:
         if self.failure:
             raise self.failure
         self.tasks.append((task, hosts))
 
-    def want(self, wanted: decision_api.ImageWanted, request: int) -> None:
+    def want(self, wanted: decision_messages.ImageWanted, request: int) -> None:
         if self.failure:
             raise self.failure
         self.wanted.append(wanted)
@@ -116,7 +116,7 @@ def client(
     return made
 
 
-def sample(number: int, **fields: Any) -> decision_api.Sample:
+def sample(number: int, **fields: Any) -> decision_messages.Sample:
     """Return what host ``h<number>`` told last."""
     given = {
         "host": f"h{number:04}",
@@ -128,17 +128,17 @@ def sample(number: int, **fields: Any) -> decision_api.Sample:
         "sent_s": NOW_S,
         "interval_s": 5.0,
         "link_bytes_s": 125_000_000,
-        "total": decision_api.Traffic(5000, 10_000),
-        "chunks": decision_api.Traffic(500, 1000),
+        "total": decision_messages.Traffic(5000, 10_000),
+        "chunks": decision_messages.Traffic(500, 1000),
         "cache_bytes": 1 << 20,
         "cache_limit_bytes": 1 << 30,
         "ring_epoch": 1,
         **fields,
     }
-    return decision_api.Sample(**given)
+    return decision_messages.Sample(**given)
 
 
-def note(store: database.Database, *samples: decision_api.Sample, overloaded: int = 0) -> None:
+def note(store: database.Database, *samples: decision_messages.Sample, overloaded: int = 0) -> None:
     store.note_samples({one.host: (one, overloaded) for one in samples})
 
 
@@ -148,14 +148,14 @@ def publish(
     hosts: int,
     vnodes: int = 3,
     thresholds: tuple[int | None, int | None] = (None, None),
-    places: Mapping[str, outward.LocationPolicy] = MappingProxyType({}),
+    places: Mapping[str, location_policies.LocationPolicy] = MappingProxyType({}),
 ) -> None:
     """Publish a table of hosts h0000, h0001 and so on."""
     given = [sample(number) for number in range(hosts)]
-    table = ring.Ring(
+    table = hash_ring.Ring(
         epoch,
         tuple(
-            ring.named_host(
+            hash_ring.named_host(
                 ids.HostId(one.host),
                 one.address,
                 frozenset(vnode.VNode(ids.HostId(one.host), k) for k in range(vnodes)),
@@ -176,7 +176,7 @@ def publish(
             vnodes=hosts * vnodes,
             hosts=hosts,
             instance="one",
-            table=ring.encode(table).decode(),
+            table=hash_ring.encode(table).decode(),
         ),
         kept=10,
     )

@@ -5,8 +5,8 @@ import pytest
 
 from acstor_agent.cloud import enrolment
 from acstor_common import errors
-from acstor_common import identity_files
-from acstor_common import ids
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
 from acstor_decision.api import app
 from tests.unit.decision.api import conftest
 

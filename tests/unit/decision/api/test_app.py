@@ -8,8 +8,8 @@ import re
 import msgspec
 import pytest
 
-from acstor_common import certificates
-from acstor_common import ids
+from acstor_common.identity import certificates
+from acstor_common.model import ids
 from acstor_decision.api import openapi
 from acstor_decision.api import operations
 from acstor_decision.api import policies

@@ -5,7 +5,7 @@ import datetime
 
 import pytest
 
-from acstor_common import boot_timeline
+from acstor_common.model import boot_timeline
 from tests.unit.decision.api import conftest
 
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"

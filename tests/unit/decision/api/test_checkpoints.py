@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from acstor_common import signing
+from acstor_common.identity import signing
 from acstor_decision import nova as nova_
 from acstor_decision import rpc
 from acstor_decision.api import app

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from acstor_common import certificates
-from acstor_common import ids
-from acstor_common import sealed
-from acstor_common import signing
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import signed_messages
 from acstor_decision.api import app
 from tests.unit.decision.api import conftest
 
@@ -63,7 +63,7 @@ def test_a_host_renews_with_a_proof(client, monkeypatch):
     monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 0.0)
     ask(client)
     csr = certificates.request(ids.HostId("h1"), certificates.new_key())
-    proof = sealed.signature_of(signing.RENEWAL, csr, KEY)
+    proof = signed_messages.signature_of(signing.RENEWAL, csr, KEY)
     assert ask(client, csr=csr, proof=proof).status_code == 200
 
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from acstor_common import decision_api
-from acstor_common import outward
+from acstor_common.ring import location_policies
+from acstor_common.wire import decision_messages
 from acstor_decision.api import hosts
 from acstor_decision.api import rings
 from acstor_decision.api import traffic
@@ -13,7 +13,7 @@ from tests.unit.decision.api import conftest
 
 
 def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
-    peers = {"h0001": decision_api.PeerTraffic(7, 9, decision_api.TimedTraffic(5, 0.5))}
+    peers = {"h0001": decision_messages.PeerTraffic(7, 9, decision_messages.TimedTraffic(5, 0.5))}
     conftest.note(store, conftest.sample(0, sent_s=time.time(), peers=peers))
     conftest.publish(store, 1, hosts=2, vnodes=5)
     shown = client.get("/v1/hosts/h0000").json
@@ -61,7 +61,7 @@ def various(client, store):
     """Hosts that differ in all that they are sorted by, and one that was never heard."""
     now_s = time.time()
     for number, location in enumerate(("pod1/rack1", "pod1/rack2", "pod10/rack1", "pod1")):
-        total = decision_api.Traffic(5000 * (4 - number), 0)
+        total = decision_messages.Traffic(5000 * (4 - number), 0)
         told = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
         conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **told))
     client.post("/v1/hosts/h0009/allow")
@@ -115,8 +115,8 @@ def test_table_shows_how_far_homes_may_be(thresholds, client, store):
 
 def test_table_shows_what_places_give_and_whom_they_ask(client, store):
     places = {
-        "pod1/rack0": outward.LocationPolicy(20),
-        "pod2": outward.LocationPolicy(outer_threshold=0),
+        "pod1/rack0": location_policies.LocationPolicy(20),
+        "pod2": location_policies.LocationPolicy(outer_threshold=0),
     }
     conftest.publish(store, 1, hosts=2, thresholds=(1, 9), places=places)
     shown = client.get("/v1/ring").json

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from acstor_common import artefacts
-from acstor_common import decision_api
-from acstor_common import image_record
-from acstor_common import whole_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision import rpc
 from acstor_decision.api import app
 from acstor_decision.api import image_service
@@ -18,29 +18,31 @@ from tests.unit.decision.api import conftest
 
 IMAGES = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(10, 15)]
 SIZE = 1 << 20
-WARM = decision_api.HeldImage(
+WARM = decision_messages.HeldImage(
     size_bytes=SIZE,
     cached_bytes=SIZE,
     missing_bytes=0,
     boot_image="ready",
     boot_revision=3,
-    read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
+    read=decision_messages.ReadBytes(local=70, boot=20, peer=6, source=4),
 )
-COLD = decision_api.HeldImage()
-OWNED = whole_image.FillStatus(
-    state=whole_image.FillState.FULLY_CACHED, is_used=True, total_bytes=SIZE, remaining_bytes=0
+COLD = decision_messages.HeldImage()
+OWNED = fill_progress.FillStatus(
+    state=fill_progress.FillState.FULLY_CACHED, is_used=True, total_bytes=SIZE, remaining_bytes=0
 )
-FILLING = whole_image.FillStatus(
-    state=whole_image.FillState.FILLING,
+FILLING = fill_progress.FillStatus(
+    state=fill_progress.FillState.FILLING,
     is_used=True,
     total_bytes=SIZE,
     remaining_bytes=SIZE // 4,
     rate_bytes_s=1000,
     remaining_s=262.1,
 )
-LACKING = decision_api.HeldImage(fill=FILLING)
-PINNED = whole_image.FillStatus(state=whole_image.FillState.QUEUED, is_used=False, is_pinned=True)
-NOT_USED = whole_image.FillStatus(state=whole_image.FillState.EVICTABLE, is_used=False)
+LACKING = decision_messages.HeldImage(fill=FILLING)
+PINNED = fill_progress.FillStatus(
+    state=fill_progress.FillState.QUEUED, is_used=False, is_pinned=True
+)
+NOT_USED = fill_progress.FillStatus(state=fill_progress.FillState.EVICTABLE, is_used=False)
 ABOUT_IMAGES = ("prepare", "pre-seed", "flatten", "record-boots")
 
 
@@ -167,14 +169,14 @@ def test_without_glance_tenants_are_told_so(open_to_tenants, store, glance):
 
 def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, glance):
     glance.add(IMAGES[0])
-    told = decision_api.TaskProgress(
+    told = decision_messages.TaskProgress(
         request=7,
-        kind=decision_api.TaskKind.PRE_SEED,
-        state=decision_api.TaskState.RUNNING,
+        kind=decision_messages.TaskKind.PRE_SEED,
+        state=decision_messages.TaskState.RUNNING,
         done=1,
         total=9,
     )
-    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: decision_api.HeldImage(task=told)}, {})
+    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: decision_messages.HeldImage(task=told)}, {})
     first, second = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
     assert (first["host"], first["cached_bytes"], first["task"]) == ("h0000", SIZE, None)
     assert (second["host"], second["cached_bytes"]) == ("h0001", None)
@@ -183,7 +185,7 @@ def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, gl
 
 def keep(store, *wholes):
     """Let host n tell how far the first image is there."""
-    hold(store, *({IMAGES[0]: decision_api.HeldImage(fill=whole)} for whole in wholes))
+    hold(store, *({IMAGES[0]: decision_messages.HeldImage(fill=whole)} for whole in wholes))
 
 
 def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store):
@@ -289,7 +291,7 @@ def test_an_image_that_a_listener_may_convert_is_prepared_unless_it_said_that_it
     glance.add(IMAGES[0], disk_format="vmdk")
     assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
     why = image_record.why_not_served({"status": "active", "disk_format": "vmdk"})
-    glance.add(IMAGES[1], disk_format="vmdk", acstor_message=artefacts.fitting(why))
+    glance.add(IMAGES[1], disk_format="vmdk", acstor_message=artefacts.fit_message(why))
     answer = client.post(f"/v1/images/{IMAGES[1]}/prepare")
     assert answer.status_code == 409 and "convert_formats" in answer.json["error"]["message"]
     assert [wanted.image_id for wanted in bus.wanted] == [IMAGES[0]]
@@ -319,12 +321,12 @@ def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
 
 def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, glance, bus):
     glance.add(IMAGES[0])
-    read_by_nobody = decision_api.HeldImage(size_bytes=SIZE)
+    read_by_nobody = decision_messages.HeldImage(size_bytes=SIZE)
     told = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
     hold(store, *told)
-    busy = decision_api.Traffic(10**9, 0)
+    busy = decision_messages.Traffic(10**9, 0)
     conftest.note(store, conftest.sample(0, sent_s=time.time(), total=busy))
-    conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_api.Traffic()))
+    conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_messages.Traffic()))
     asked = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 3}).json
     assert asked["hosts"] == ["h0001", "h0003", "h0004"]
     all_cold = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 99}).json
@@ -379,7 +381,7 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
     ],
 )
 def test_services_are_told_which_images_hosts_need(roles, status, client, store):
-    hold(store, {IMAGES[1]: decision_api.HeldImage(fill=OWNED), IMAGES[0]: LACKING})
+    hold(store, {IMAGES[1]: decision_messages.HeldImage(fill=OWNED), IMAGES[0]: LACKING})
     answer = client.get("/v1/needed-images", headers={"X-Roles": roles})
     assert answer.status_code == status
     if status == 200:

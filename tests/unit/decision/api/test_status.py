@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from acstor_common import checkpoint_messages as messages
-from acstor_common import decision_api
-from acstor_common import whole_image
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from acstor_decision.api import image_service
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
@@ -39,10 +39,10 @@ def codes(found):
 def held(state, **fields):
     total = {
         "total_bytes": 100,
-        "remaining_bytes": 0 if state is whole_image.FillState.FULLY_CACHED else 40,
+        "remaining_bytes": 0 if state is fill_progress.FillState.FULLY_CACHED else 40,
     }
-    whole = whole_image.FillStatus(state=state, is_used=True, **total, **fields)
-    return decision_api.HeldImage(size_bytes=100, fill=whole)
+    whole = fill_progress.FillStatus(state=state, is_used=True, **total, **fields)
+    return decision_messages.HeldImage(size_bytes=100, fill=whole)
 
 
 def enrol(store, host, ago_s):
@@ -57,11 +57,11 @@ def test_cloud_without_hosts_is_not_ready(status):
 
 
 def test_all_is_told_together(status, store, glance):
-    told = decision_api.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
+    told = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     images = {
-        IMAGE.format(1): held(whole_image.FillState.FULLY_CACHED),
-        IMAGE.format(2): held(whole_image.FillState.NO_SPACE, why="it lacks 40 bytes"),
-        IMAGE.format(3): held(whole_image.FillState.QUEUED),
+        IMAGE.format(1): held(fill_progress.FillState.FULLY_CACHED),
+        IMAGE.format(2): held(fill_progress.FillState.NO_SPACE, why="it lacks 40 bytes"),
+        IMAGE.format(3): held(fill_progress.FillState.QUEUED),
     }
     api.note(store, sample(0, health=told, images=images), sample(1, health=told))
     store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.ring import vnode
+from acstor_common.wire import decision_messages
 from acstor_decision.core import decider
 from acstor_decision.core import handover
 from acstor_decision.core import members
@@ -59,7 +59,7 @@ class Cloud:
         return made
 
     def hear(self, host: str, share: float) -> None:
-        sample = decision_api.Sample(
+        sample = decision_messages.Sample(
             host=host,
             address=f"10.0.{int(host[1:]) >> 8}.{int(host[1:]) & 255}:7201",
             location=self.places.get(host, ""),
@@ -69,11 +69,11 @@ class Cloud:
             sent_s=self.round * COLLECTION_S,
             interval_s=COLLECTION_S,
             link_bytes_s=self.links.get(host, LINK_BYTES_S),
-            total=decision_api.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
+            total=decision_messages.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
             sketch=self.sketches.get(host, ()),
             peers={
-                other: decision_api.PeerTraffic(
-                    1000, 0, decision_api.TimedTraffic(1000, self.wait(host, other))
+                other: decision_messages.PeerTraffic(
+                    1000, 0, decision_messages.TimedTraffic(1000, self.wait(host, other))
                 )
                 for other in self.hosts
                 if self.wait and other != host
@@ -88,7 +88,7 @@ class Cloud:
 
 def test_hosts_that_come_get_even_shares_of_their_own_v_nodes():
     cloud = Cloud(3)
-    assert cloud.decider.table.owners() == {h: vnode.first(h, 100) for h in (H1, H2, H3)}
+    assert cloud.decider.table.owners() == {h: vnode.first_vnodes(h, 100) for h in (H1, H2, H3)}
     assert cloud.collect({}, times=5) == []
 
 
@@ -218,7 +218,7 @@ def test_a_host_that_goes_and_comes_back_moves_its_own_v_nodes_only():
     cloud.hosts.remove("h3")
     [gone] = cloud.collect({}, times=5)
     assert gone.moved == 100
-    assert gone.table.owners() == {h: vnode.first(h, 100) for h in (H1, H2)}
+    assert gone.table.owners() == {h: vnode.first_vnodes(h, 100) for h in (H1, H2)}
     cloud.hosts.append("h3")
     [back] = cloud.collect({}, times=5)
     assert back.moved == 100
@@ -381,7 +381,7 @@ def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_withi
         "pod/rack1": 20
     }
     published = table.to_ring(decision.table, 4)
-    assert table.from_ring(ring.decode(ring.encode(published), "table")) == decision.table
+    assert table.from_ring(hash_ring.decode(hash_ring.encode(published), "table")) == decision.table
     owners = [published.owners_at(ids.Oid(n << 50), 1)[0] for n in range(1 << 14)]
     slow = sum(cloud.places[owner] == "pod/rack1" for owner in owners) / len(owners)
     assert 0.05 < slow < 0.14, "a ninth, where it was a third"
@@ -483,14 +483,17 @@ def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
     [decision] = cloud.collect({})
     assert decision.reason is Reason.REVOKED and not decision.table.places
     as_ring = table.to_ring(decision.table, 6)
-    assert table.from_ring(ring.decode(ring.encode(as_ring), "table")) == decision.table
+    assert table.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table")) == decision.table
 
 
 def test_a_table_that_somebody_else_published_is_gone_on_from():
     cloud = Cloud(3)
     cloud.collect({"h1": 1.0})
     other = decider.Table(
-        {h: p._replace(names=vnode.first(h, 50)) for h, p in cloud.decider.table.places.items()}
+        {
+            h: p._replace(names=vnode.first_vnodes(h, 50))
+            for h, p in cloud.decider.table.places.items()
+        }
     )
     cloud.decider.replace(other)
     assert cloud.collect({"h1": 1.0}) == [], "its overload was answered by the other one's table"
@@ -517,7 +520,7 @@ def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(host
         for host, count in cloud.counts().items():
             assert (count == 0) == (host in drained)
         as_ring = table.to_ring(new, 5)
-        assert table.from_ring(ring.decode(ring.encode(as_ring), "table")) == new
+        assert table.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table")) == new
 
 
 @pytest.mark.parametrize("hosts", [400])
@@ -525,13 +528,13 @@ def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
     cloud = Cloud(hosts)
     [decision] = cloud.collect(dict.fromkeys(cloud.hosts[::3], 0.95), times=2)
     assert decision.reason is Reason.OVERLOAD
-    encoded = ring.encode(table.to_ring(decision.table, 2))
-    assert len(encoded) < ring.MAX_FILE_BYTES
+    encoded = hash_ring.encode(table.to_ring(decision.table, 2))
+    assert len(encoded) < hash_ring.MAX_FILE_BYTES
 
 
 def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large(monkeypatch):
     cloud = Cloud(2)
-    monkeypatch.setattr(ring, "MAX_POINTS", 250)
+    monkeypatch.setattr(hash_ring, "MAX_POINTS", 250)
     cloud.hosts.append("h3")
     cloud.collect({}, times=3)
     published = table.to_ring(cloud.decider.table, 1)

@@ -4,8 +4,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import ids
-from acstor_common import vnode
+from acstor_common.model import ids
+from acstor_common.ring import vnode
 from acstor_decision.core import handover
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(6)]
@@ -18,7 +18,7 @@ def alike(one: ids.HostId, other: ids.HostId) -> float:
 
 
 def own(**counts: int) -> handover.Owners:
-    return {ids.HostId(host): vnode.first(ids.HostId(host), n) for host, n in counts.items()}
+    return {ids.HostId(host): vnode.first_vnodes(ids.HostId(host), n) for host, n in counts.items()}
 
 
 def run(start: handover.Owners, *steps: dict[ids.HostId, int]) -> handover.Owners:
@@ -60,7 +60,7 @@ def test_a_host_that_comes_back_gets_none_that_another_owns_now():
 
 @given(COUNTS, st.lists(COUNTS, min_size=1, max_size=4))
 def test_only_v_nodes_that_must_move_do(start, steps):
-    before = {host: vnode.first(host, count) for host, count in start.items()}
+    before = {host: vnode.first_vnodes(host, count) for host, count in start.items()}
     for wanted in steps:
         after = run(before, wanted)
         assert numbers(after) == wanted
@@ -75,7 +75,7 @@ def test_only_v_nodes_that_must_move_do(start, steps):
 
 @given(COUNTS, COUNTS)
 def test_the_answer_does_not_depend_on_the_order_of_hosts(start, wanted):
-    before = {host: vnode.first(host, count) for host, count in start.items()}
+    before = {host: vnode.first_vnodes(host, count) for host, count in start.items()}
     backwards = dict(reversed(before.items()))
     assert run(before, wanted) == run(backwards, dict(reversed(wanted.items())))
 

@@ -4,13 +4,13 @@
 import msgspec
 import pytest
 
-from acstor_common import checkpoint_messages as messages
-from acstor_common import decision_api
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
 from acstor_decision.core import health
 
 NOW_S = 1_800_000_000.0
 SERVER = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-WELL = decision_api.HostHealth(version="1.0")
+WELL = decision_messages.HostHealth(version="1.0")
 
 
 def host(name="h1", **fields):
@@ -44,7 +44,7 @@ def checkpoint(age_s, interval_s):
     return health.Checkpoint(server="s1", age_s=age_s, interval_s=interval_s)
 
 
-TROUBLE = decision_api.HostFault("address in use", NOW_S - 301)
+TROUBLE = decision_messages.HostFault("address in use", NOW_S - 301)
 FOUND = {
     "no-samples": seen(host(is_heard=False)),
     "host-silent": seen(host(), host("h2", is_heard=False)),
@@ -96,7 +96,7 @@ def test_every_check_is_tried_here():
         seen(host(), host("h2", is_drained=True, is_overloaded=True)),
         seen(host(health=None)),  # it does not tell
         seen(told(waiting=1, longest_wait_s=10.0)),
-        seen(told(faults={"metrics": decision_api.HostFault("x", NOW_S - 10)})),
+        seen(told(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
         seen(images=[image(health.ImageState.NOT_SERVED, "iso"), image(health.ImageState.READY)]),
         seen(images=[image(health.ImageState.PREPARING)]),
         seen(listeners=[health.Listener(name="c1", reported_ago_s=60.0)]),

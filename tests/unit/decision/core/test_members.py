@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import ring
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
 from acstor_decision.core import members
 
 R = members.Refusal
@@ -18,7 +18,7 @@ COLLECTION_S = 5.0
 H1, H2, H3 = (ids.HostId(f"h{n}") for n in (1, 2, 3))
 
 
-def sample(host: str = "h1", number: int = 1, **fields: Any) -> decision_api.Sample:
+def sample(host: str = "h1", number: int = 1, **fields: Any) -> decision_messages.Sample:
     own = {
         "host": host,
         "address": f"10.0.0.{host[1:]}:7201",
@@ -28,16 +28,16 @@ def sample(host: str = "h1", number: int = 1, **fields: Any) -> decision_api.Sam
         "sent_s": WALL_S + number * COLLECTION_S,
         "interval_s": COLLECTION_S,
         "link_bytes_s": LINK_BYTES_S,
-        "total": decision_api.Traffic(0, 0),
+        "total": decision_messages.Traffic(0, 0),
     }
-    return decision_api.Sample(**own | fields)
+    return decision_messages.Sample(**own | fields)
 
 
-def busy(share: float, own: float = 0.0) -> dict[str, decision_api.Traffic]:
+def busy(share: float, own: float = 0.0) -> dict[str, decision_messages.Traffic]:
     whole = LINK_BYTES_S * COLLECTION_S
     return {
-        "total": decision_api.Traffic(0, int(share * whole)),
-        "chunks": decision_api.Traffic(0, int(own * whole)),
+        "total": decision_messages.Traffic(0, int(share * whole)),
+        "chunks": decision_messages.Traffic(0, int(own * whole)),
     }
 
 
@@ -52,7 +52,7 @@ class Cloud:
     def now_s(self) -> float:
         return self.round * COLLECTION_S
 
-    def hear(self, made: decision_api.Sample) -> members.Refusal | None:
+    def hear(self, made: decision_messages.Sample) -> members.Refusal | None:
         return self.members.hear(made, self.now_s, WALL_S + self.now_s)
 
     def collect(self, *hosts: str, times: int = 1, **fields: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
 
 def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
     cloud = Cloud()
-    lies = {"h2": decision_api.Traffic(2**62, 2**62)}
+    lies = {"h2": decision_messages.Traffic(2**62, 2**62)}
     cloud.collect("h2", times=4)
     before = cloud.members[H2].traffic_share(), cloud.members[H2].last
     cloud.round -= 4
@@ -333,7 +333,7 @@ def test_in_a_lab_all_hosts_may_be_at_one_address_of_the_loopback():
 
 
 def test_there_is_no_room_for_more_hosts_than_a_table_has(monkeypatch):
-    monkeypatch.setattr(ring, "MAX_HOSTS", 2)
+    monkeypatch.setattr(hash_ring, "MAX_HOSTS", 2)
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h3", 3)) is R.FULL
@@ -344,13 +344,13 @@ def test_there_is_no_room_for_more_hosts_than_a_table_has(monkeypatch):
 def test_no_collection_is_so_short_that_its_rates_are_no_numbers(interval_s):
     raw = msgspec.json.encode(sample(interval_s=interval_s))
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(raw, type=decision_api.Sample)
+        msgspec.json.decode(raw, type=decision_messages.Sample)
 
 
 def test_the_most_that_a_sample_can_say_is_a_number():
     cloud = Cloud()
-    most = decision_api.Traffic(decision_api.MAX_NUMBER, decision_api.MAX_NUMBER)
-    least = {"interval_s": decision_api.LEAST_INTERVAL_S, "link_bytes_s": 1}
+    most = decision_messages.Traffic(decision_messages.MAX_NUMBER, decision_messages.MAX_NUMBER)
+    least = {"interval_s": decision_messages.LEAST_INTERVAL_S, "link_bytes_s": 1}
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h1", 3, total=most, **least)) is None
     assert 0 < cloud.members.traffic_cv(cloud.now_s) < 2

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from acstor_common import decision_api
-from acstor_common import ids
-from acstor_common import location
+from acstor_common.model import ids
+from acstor_common.ring import location
+from acstor_common.wire import decision_messages
 from acstor_decision.core import outlets
 
 PODS, RACKS, HOSTS = 3, 3, 4
@@ -103,7 +103,7 @@ def test_one_host_that_lies_and_gives_late_moves_no_place_out_of_what_honest_one
 
 
 def test_sample_says_what_a_byte_took():
-    sample = decision_api.Sample(
+    sample = decision_messages.Sample(
         host="h1",
         address="10.0.0.1:7201",
         session=1,
@@ -112,17 +112,17 @@ def test_sample_says_what_a_byte_took():
         sent_s=0,
         interval_s=5,
         link_bytes_s=1000,
-        total=decision_api.Traffic(),
+        total=decision_messages.Traffic(),
         peers={
-            "fast": decision_api.PeerTraffic(900, 5, decision_api.TimedTraffic(800, 0.4)),
-            "given-up": decision_api.PeerTraffic(0, 0, decision_api.TimedTraffic(0, 0.4)),
-            "prefetched": decision_api.PeerTraffic(100, 0),
-            "tiny": decision_api.PeerTraffic(
-                1 << 62, 0, decision_api.TimedTraffic(1 << 62, 5e-324)
+            "fast": decision_messages.PeerTraffic(900, 5, decision_messages.TimedTraffic(800, 0.4)),
+            "given-up": decision_messages.PeerTraffic(0, 0, decision_messages.TimedTraffic(0, 0.4)),
+            "prefetched": decision_messages.PeerTraffic(100, 0),
+            "tiny": decision_messages.PeerTraffic(
+                1 << 62, 0, decision_messages.TimedTraffic(1 << 62, 5e-324)
             ),
-            "huge": decision_api.PeerTraffic(1, 0, decision_api.TimedTraffic(1, 1e12)),
+            "huge": decision_messages.PeerTraffic(1, 0, decision_messages.TimedTraffic(1, 1e12)),
         },
-        source=decision_api.TimedTraffic(1000, 2.0),
+        source=decision_messages.TimedTraffic(1000, 2.0),
     )
     read = outlets.reader((), sample)
     assert read.wait == {
@@ -136,10 +136,10 @@ def test_sample_says_what_a_byte_took():
 
 def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
     many = {
-        f"h{n}": decision_api.PeerTraffic(1, 0, decision_api.TimedTraffic(1, 1.0))
+        f"h{n}": decision_messages.PeerTraffic(1, 0, decision_messages.TimedTraffic(1, 1.0))
         for n in range(999)
     }
-    sample = decision_api.Sample(
+    sample = decision_messages.Sample(
         host="h1",
         address="10.0.0.1:7201",
         session=1,
@@ -148,7 +148,7 @@ def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
         sent_s=0,
         interval_s=5,
         link_bytes_s=1000,
-        total=decision_api.Traffic(),
+        total=decision_messages.Traffic(),
         peers=many,
     )
     assert len(outlets.reader((), sample).wait) == outlets.PEERS

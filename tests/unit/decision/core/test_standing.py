@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import outward
+from acstor_common.ring import location_policies
 from acstor_decision.core import standing
 
 NEEDED = 2
@@ -48,7 +48,7 @@ def test_place_gives_more_again_by_and_by(of):
     seen = []
     for _ in range(3 * standing.RAISE_AFTER):
         of.note_slowness({RACK: 1.0})
-        seen.append(shares(of).get(RACK, outward.WHOLE))
+        seen.append(shares(of).get(RACK, location_policies.FULL_SHARE))
     assert sorted(seen) == seen
     assert [seen.index(share) + 1 for share in (40, 80, 100)] == [
         standing.RAISE_AFTER * n for n in (1, 2, 3)
@@ -84,7 +84,9 @@ def test_whatever_is_measured_shares_are_shares_and_change_at_most_every_other_t
         now = shares(of)
         for place in NAMES[:4]:
             changes[place] += now.get(place) != before.get(place)
-        assert all(standing.LEAST_SHARE <= share < outward.WHOLE for share in now.values())
+        assert all(
+            standing.LEAST_SHARE <= share < location_policies.FULL_SHARE for share in now.values()
+        )
         before = now
     assert all(count <= len(rounds) / NEEDED for count in changes.values())
 
@@ -94,7 +96,7 @@ def test_whatever_is_measured_shares_are_shares_and_change_at_most_every_other_t
     [
         ({USUAL: 4.0, 2: 3.0, 0: 3.0}, None),
         ({USUAL: 4.0, 2: 1.0, 0: 3.0}, 2),
-        ({USUAL: 4.0, 2: 3.0, 0: 1.0}, outward.FROM_SOURCE),
+        ({USUAL: 4.0, 2: 3.0, 0: 1.0}, location_policies.FROM_SOURCE),
         ({USUAL: 4.0, 2: 1.0, 0: 1.0}, 2),
         ({2: 1.0, 0: 1.0}, None),  # nobody knows what the usual way costs
     ],
@@ -156,18 +158,18 @@ def test_places_that_are_no_more_are_not_spoken_of(of):
     for _ in range(NEEDED):
         of.note_slowness({RACK: 8.0, "gone": 8.0})
         of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}, "gone": {USUAL: 4.0, 2: 1.0}})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.LocationPolicy(12, 2)}
-    assert of.places({RACK}, (), 1) == {RACK: outward.LocationPolicy(12)}
+    assert of.places({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(12, 2)}
+    assert of.places({RACK}, (), 1) == {RACK: location_policies.LocationPolicy(12)}
     assert of.places((), (), 1) == {}
     assert of.places((), {RACK}, 2) == {}, "a way that is not above the threshold any more"
 
 
 def test_what_another_instance_published_is_gone_on_from():
-    said = {RACK: outward.LocationPolicy(12, 2)}
+    said = {RACK: location_policies.LocationPolicy(12, 2)}
     of = standing.Standing(NEEDED, said)
     assert of.places({RACK}, {RACK}, 1) == said
-    of.replace({RACK: outward.LocationPolicy(50)})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: outward.LocationPolicy(50)}
+    of.replace({RACK: location_policies.LocationPolicy(50)})
+    assert of.places({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(50)}
     for _ in range(standing.RAISE_AFTER):
         of.note_slowness({RACK: 1.0})
     assert of.places({RACK}, {RACK}, 1) == {}

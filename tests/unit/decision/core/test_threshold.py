@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_common import location
+from acstor_common.ring import location
 from acstor_decision.core import threshold
 
 CALM = threshold.SwitchLoad(80, 100)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_common import ids
+from acstor_common.model import ids
 from acstor_decision.core import weights
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(12)]

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot image: the chunks that an image reads while it boots, contiguous in that order.
+
+It is a header, a table, and frames (S2: Nguyen 2019, "YOLO", section IV); the bytes
+are described in ``doc/source/format/boot_image.rst``.  Nothing of it is believed.
+The table proves itself by its checksum, a frame by its CID in the table before it
+is decompressed, and its chunks, by the caller, by their CIDs in the chunk map.
+
+A reader needs the head (header and table, some KiB) first and then any frame in
+any order, so the bytes may come from a file, a source or the exchange.  Needs the
+library zstandard, which the roles that use boot images bring.
+"""
+
+import struct
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import blake3
+import zstandard
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+MAGIC = b"\x89aboot\r\n"
+VERSION = 2
+COMPRESSION_ZSTD = 1
+MAX_CHUNKS = 1 << 18
+"""Chunks that a boot image may hold: 16 GiB of 64 KiB chunks, far beyond any boot."""
+MAX_FRAME_BYTES = geometry.MAX_CHUNK_BYTES
+"""Bytes that a frame may decompress to; also what a peer may send and a cache slot may hold."""
+FRAME_BYTES = 256 * geometry.KIB
+"""What a new boot image's frames decompress to, unless a chunk is longer."""
+LEVEL = 12
+MAX_REVISION = (1 << 32) - 1
+
+# Magic, version, compression, chunk bytes, image bytes, chunks in the trace, chunks a frame, image
+# id, name and value of the image's hash, length of that value, revision; the rest is reserved.
+_HEADER = struct.Struct("<8sHHIQIH2x16s16s64sH2xI24x")
+_FRAME = struct.Struct("<I32s")
+_CHUNK_NO = struct.Struct("<I")
+_DIGEST_BYTES = 32
+HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
+
+# Where the header's fields begin, for messages.
+_AT_VERSION, _AT_COMPRESSION, _AT_CHUNK_BYTES, _AT_SIZE_BYTES = 8, 10, 12, 16
+_AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH, _AT_REVISION = 24, 28, 32, 48, 132
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Binding(NamedTuple):
+    """The image that a boot image is of."""
+
+    image_id: ids.ImageId
+    cut: geometry.Geometry
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+
+    @classmethod
+    def of(cls, image_map: chunk_map.ChunkMap) -> "Binding":
+        """Return the image that a chunk map is of."""
+        os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
+        return cls(image_map.image_id, image_map.geometry, os_hash)
+
+
+class Header(NamedTuple):
+    """What the first bytes of a boot image say.
+
+    :param revision: grows when a better boot image of the same image takes its place
+    :param chunk_count: chunks in the boot trace
+    :param frame_chunks: chunks in each frame; the last one may have fewer
+    """
+
+    binding: Binding
+    revision: int
+    chunk_count: int
+    frame_chunks: int
+
+    @property
+    def frame_count(self) -> int:
+        """Number of frames."""
+        return -(-self.chunk_count // self.frame_chunks)
+
+    @property
+    def head_bytes(self) -> int:
+        """Length of header and table: what must be read before any frame."""
+        table = self.chunk_count * _CHUNK_NO.size + self.frame_count * _FRAME.size
+        return HEADER_BYTES + table + _DIGEST_BYTES
+
+
+class Frame(NamedTuple):
+    """One frame: where it lies in the boot image and what it holds.
+
+    :param cid: CID of the stored bytes
+    :param raw_bytes: what they decompress to; equal to ``stored_bytes`` if they are not compressed
+    """
+
+    number: int
+    chunk_nos: tuple[int, ...]
+    offset: int
+    stored_bytes: int
+    raw_bytes: int
+    cid: ids.Cid
+
+
+class Head(NamedTuple):
+    """Header and table of a boot image, checked."""
+
+    header: Header
+    frames: tuple[Frame, ...]
+
+    @property
+    def trace(self) -> Iterator[int]:
+        """The boot trace: numbers of the chunks, in the order of first touch."""
+        return (chunk_no for frame in self.frames for chunk_no in frame.chunk_nos)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the whole boot image."""
+        return self.header.head_bytes + sum(frame.stored_bytes for frame in self.frames)
+
+    @property
+    def raw_bytes(self) -> int:
+        """What all frames decompress to."""
+        return sum(frame.raw_bytes for frame in self.frames)
+
+
+# Writing
+
+
+class Writer:
+    """Makes a boot image out of chunks in the order of first touch.
+
+    Zero chunks, and chunks with a content that came before, are left out: they cost nothing.
+
+    :param key: of the image's own scope, if its chunk map has one: frames are named in it
+
+    >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
+    >>> of = Binding(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), cut)
+    >>> writer = Writer(of, revision=1)
+    >>> writer.add(0, bytes(range(256)) * 256)
+    >>> raw = b"".join(writer.parts())
+    >>> list(parse_head(raw, "example").trace)
+    [0]
+    """
+
+    def __init__(
+        self,
+        of: Binding,
+        revision: int,
+        frame_bytes: int = FRAME_BYTES,
+        level: int = LEVEL,
+        key: ids.ScopeKey | None = None,
+    ) -> None:
+        self._of = of
+        self._key = key
+        self._revision = revision
+        self._frame_chunks = max(1, frame_bytes // of.cut.chunk_bytes)
+        self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=False)
+        self._seen: set[ids.Cid] = set()
+        self._chunk_nos: list[int] = []
+        self._waiting: list[Buffer] = []
+        self._frames: list[bytes] = []
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks that are in the boot image so far."""
+        return len(self._chunk_nos)
+
+    def add(self, chunk_no: int, data: Buffer) -> None:
+        """Add the next chunk.
+
+        :raises ValueError: it is no chunk of the image, has another length, or there are too many
+        """
+        cut = self._of.cut
+        if not 0 <= chunk_no < cut.chunk_count or len(data) != cut.chunk_length(chunk_no):
+            raise ValueError(f"chunk {chunk_no} with {len(data)} bytes is not of this image")
+        cid = ids.cid_of(data)
+        if cid in self._seen or not any(data):
+            return
+        if len(self._chunk_nos) == MAX_CHUNKS:
+            raise ValueError(f"a boot image holds at most {MAX_CHUNKS} chunks")
+        self._seen.add(cid)
+        self._chunk_nos.append(chunk_no)
+        self._waiting.append(data)
+        if len(self._waiting) == self._frame_chunks:
+            self._end_frame()
+
+    def _end_frame(self) -> None:
+        raw = b"".join(self._waiting)
+        self._waiting.clear()
+        stored = self._compressor.compress(raw)
+        self._frames.append(stored if len(stored) < len(raw) else raw)
+
+    def parts(self) -> Iterator[bytes]:
+        """End the boot image and yield its bytes, in pieces."""
+        if self._waiting:
+            self._end_frame()
+        yield self._head()
+        yield from self._frames
+
+    def _head(self) -> bytes:
+        of = self._of
+        fields = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            COMPRESSION_ZSTD,
+            of.cut.chunk_bytes,
+            of.cut.size_bytes,
+            self.chunk_count,
+            self._frame_chunks,
+            ids.image_id_bytes(of.image_id),
+            of.os_hash.algo.encode("ascii"),
+            of.os_hash.value,
+            len(of.os_hash.value),
+            self._revision,
+        )
+        head = fields + blake3.blake3(fields).digest()
+        head += b"".join(map(_CHUNK_NO.pack, self._chunk_nos))
+        named = ((len(stored), ids.cid_of(stored, self._key)) for stored in self._frames)
+        head += b"".join(_FRAME.pack(*frame) for frame in named)
+        return head + blake3.blake3(head).digest()
+
+
+# Reading
+
+
+def parse_header(buffer: Buffer, what: str) -> Header:
+    """Check the header in the first bytes of ``buffer`` and return it.
+
+    :param what: the boot image as its owner knows it (a path, an image id), for errors
+    :raises errors.BootImageFormatError: it is no boot image, or a damaged one
+    """
+    with memoryview(buffer) as view:
+        return _parse_header(view, what)
+
+
+def _parse_header(view: memoryview, what: str) -> Header:
+    fields = _unpack_header(view, what)
+    compression, chunk_bytes, size_bytes, chunk_count, frame_chunks, image_id = fields[2:8]
+    if compression != COMPRESSION_ZSTD:
+        raise _fault(what, _AT_COMPRESSION, f"compression {compression} is not known")
+    if not geometry.is_chunk_size(chunk_bytes):
+        raise _fault(what, _AT_CHUNK_BYTES, f"chunks of {chunk_bytes} bytes are not allowed")
+    cut = geometry.Geometry(size_bytes, chunk_bytes)
+    if chunk_count > min(cut.chunk_count, MAX_CHUNKS):
+        raise _fault(what, _AT_CHUNK_COUNT, f"{chunk_count} chunks are too many")
+    if not 0 < frame_chunks * chunk_bytes <= MAX_FRAME_BYTES:
+        raise _fault(what, _AT_FRAME_CHUNKS, f"{frame_chunks} chunks a frame are not allowed")
+    of = Binding(ids.image_id_from_bytes(image_id), cut, _parse_os_hash(fields[8:11], what))
+    return Header(of, fields[11], chunk_count, frame_chunks)
+
+
+def _unpack_header(view: memoryview, what: str) -> tuple[Any, ...]:
+    """Return the fields of a header that is whole and of a known version."""
+    if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
+        raise _fault(what, 0, "not a boot image")
+    if view.nbytes < HEADER_BYTES:
+        raise _fault(what, view.nbytes, "truncated in the header")
+    fields = _HEADER.unpack_from(view)
+    if fields[1] != VERSION:
+        why = f"format version {fields[1]} is not known (only {VERSION} is)"
+        raise _fault(what, _AT_VERSION, why)
+    if blake3.blake3(view[: _HEADER.size]).digest() != view[_HEADER.size : HEADER_BYTES]:
+        raise _fault(what, _HEADER.size, "the header's checksum does not match")
+    return fields
+
+
+def _parse_os_hash(fields: Sequence[Any], what: str) -> chunk_map.OsHash:
+    algo, value, length = fields
+    found = chunk_map.OsHash(algo.rstrip(b"\0").decode("ascii", "replace"), value[:length])
+    why = chunk_map.fault_of_os_hash(found)
+    if length > chunk_map.MAX_OS_HASH_VALUE_BYTES:
+        why = f"an image hash of {length} bytes is too long"
+    if why:
+        raise _fault(what, _AT_OS_HASH, why)
+    return found
+
+
+def check_binding(header: Header, expected: Binding, what: str) -> None:
+    """Refuse the boot image of another image, or of other bytes.
+
+    :raises errors.BootImageFormatError: it is not of ``expected``; a hash that either side does
+        not know is not compared
+    """
+    of = header.binding
+    if of.image_id != expected.image_id:
+        raise _fault(what, _AT_IMAGE_ID, f"of image {of.image_id}, not of {expected.image_id}")
+    if of.cut != expected.cut:
+        raise _fault(what, _AT_CHUNK_BYTES, f"of an image cut like {of.cut}, not {expected.cut}")
+    if chunk_map.UNKNOWN_OS_HASH not in (of.os_hash, expected.os_hash):
+        if of.os_hash != expected.os_hash:
+            raise _fault(what, _AT_OS_HASH, "made for other bytes")
+
+
+def parse_head(buffer: Buffer, what: str) -> Head:
+    """Check header and table, which ``buffer`` begins with, and return them.
+
+    :raises errors.BootImageFormatError: they are damaged or contradict themselves
+    """
+    with memoryview(buffer) as view:
+        header = _parse_header(view, what)
+        if view.nbytes < header.head_bytes:
+            raise _fault(what, view.nbytes, "truncated in the table")
+        body_bytes = header.head_bytes - _DIGEST_BYTES
+        if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes : header.head_bytes]:
+            raise _fault(what, body_bytes, "the table's checksum does not match")
+        chunk_nos = _parse_trace(view, header, what)
+        return Head(header, tuple(_parse_frames(view, header, chunk_nos, what)))
+
+
+def _parse_trace(view: memoryview, header: Header, what: str) -> list[int]:
+    stop = HEADER_BYTES + header.chunk_count * _CHUNK_NO.size
+    chunk_nos = [chunk_no for (chunk_no,) in _CHUNK_NO.iter_unpack(view[HEADER_BYTES:stop])]
+    if chunk_nos and max(chunk_nos) >= header.binding.cut.chunk_count:
+        raise _fault(what, HEADER_BYTES, f"the image has no chunk {max(chunk_nos)}")
+    if len(set(chunk_nos)) != len(chunk_nos):
+        raise _fault(what, HEADER_BYTES, "a chunk is in the boot trace twice")
+    return chunk_nos
+
+
+def _parse_frames(
+    view: memoryview, header: Header, chunk_nos: Sequence[int], what: str
+) -> Iterator[Frame]:
+    begin = HEADER_BYTES + header.chunk_count * _CHUNK_NO.size
+    offset = header.head_bytes
+    for number in range(header.frame_count):
+        at = begin + number * _FRAME.size
+        stored_bytes, cid = _FRAME.unpack_from(view, at)
+        first = number * header.frame_chunks
+        held = tuple(chunk_nos[first : first + header.frame_chunks])
+        raw_bytes = sum(map(header.binding.cut.chunk_length, held))
+        if not 0 < stored_bytes <= raw_bytes:
+            why = f"a frame of {raw_bytes} bytes cannot be stored in {stored_bytes}"
+            raise _fault(what, at, why)
+        yield Frame(number, held, offset, stored_bytes, raw_bytes, ids.Cid(cid))
+        offset += stored_bytes
+
+
+def _fault(what: str, offset: int, why: str) -> errors.BootImageFormatError:
+    return errors.BootImageFormatError(what, offset, why)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes chunk maps (chunk_map.py), as streams and in bounded memory.
+
+The directory and the header say how many blocks and contents follow, so these wait in temporary
+files until all CIDs have come.  The index is made by an external merge sort: it takes some 30 MiB
+of memory, whatever an image holds and in whatever order.  A distinct block takes 150 bytes more.
+"""
+
+import array
+import collections
+import contextlib
+import heapq
+import itertools
+import operator
+import pathlib
+import struct
+import tempfile
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import IO
+from typing import Self
+
+import blake3
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+_COPY_BYTES = 1 * geometry.MIB
+_IN_MEMORY_BYTES = 4 * geometry.MIB
+_RUN_CONTENTS = 1 << 17
+"""Contents that are sorted in memory: those of 8 GiB."""
+_NUMBER = struct.Struct("<I")
+_CHUNK_NO = struct.Struct(">I")  # behind a CID, records sort by CID first, then by chunk
+_RECORD_BYTES = ids.CID_BYTES + _CHUNK_NO.size
+_RECORD_WORDS = _RECORD_BYTES // chunk_map.NUMBER_BYTES
+_CIDS = struct.Struct(f"{ids.CID_BYTES}s" * chunk_map.PAGE_CHUNKS)
+_cid_of = operator.itemgetter(slice(ids.CID_BYTES))
+_READ_RECORDS = 1024
+
+
+def write_map(
+    subject: chunk_map.Subject,
+    cids: Iterable[bytes],
+    entries: Iterable[bytes] = (),
+    folder: pathlib.Path | None = None,
+) -> Iterator[bytes]:
+    """Yield the bytes of a map.
+
+    >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
+    >>> image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> raw = layout.raw(cut.size_bytes)
+    >>> subject = chunk_map.Subject(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), raw)
+    >>> made = b"".join(write_map(subject, [ids.ZERO_CID]))
+    >>> chunk_map.ChunkMap.parse(made, "example").is_zero(0)
+    True
+
+    :param cids: of all chunks, in their order; a piece may hold any number
+    :param entries: of the layout, as :func:`layout.pack` makes them of
+        :func:`layout.merge_adjacent`; a piece may hold any number; they are taken when all CIDs
+            have come
+    :param folder: for temporary files
+    :raises ValueError: a field does not fit into a header
+    :raises errors.LocalProtocolError: not exactly one CID a chunk came, or other entries than
+        ``subject`` says
+    """
+    cut, stored = subject.geometry, subject.stored
+    chunk_map.header_bytes(subject, chunk_map.Tables(0, 0))  # refused before anything is read
+    with _Tables(folder) as tables:
+        for piece in cids:
+            tables.feed(piece)
+        tables.end()
+        _check_missing("bytes of CIDs", cut.chunk_count * ids.CID_BYTES - tables.fed_bytes)
+        header = chunk_map.header_bytes(subject, tables.lengths)
+        hasher = blake3.blake3()
+        for part in itertools.chain([header], tables.parts(), _layout_parts(cut, stored, entries)):
+            hasher.update(part)
+            yield part
+        yield hasher.digest()
+
+
+def _layout_parts(
+    cut: geometry.Geometry, stored: layout.Stored, entries: Iterable[bytes]
+) -> Iterator[bytes]:
+    index, missing = layout.Index(cut), stored.entries
+    for piece in entries:
+        missing -= len(piece) // layout.ENTRY_BYTES
+        index.feed(piece)
+        yield piece
+    _check_missing("entries", missing)
+    if not stored.is_identity:
+        yield index.slots()
+
+
+def _check_missing(what: str, missing: int) -> None:
+    if missing:
+        raise errors.LocalProtocolError(f"a chunk map was ended with {missing} {what} missing")
+
+
+class _Tables:
+    """The directory, the blocks and the index of a map, made from its CIDs.
+
+    ``fed_bytes`` is the length of the CIDs that came.
+    """
+
+    def __init__(self, folder: pathlib.Path | None) -> None:
+        self.fed_bytes = 0
+        self._files = contextlib.ExitStack()
+        self._blocks = self._temporary(folder)
+        self._heads, self._firsts = self._temporary(folder), self._temporary(folder)
+        self._contents = _Contents(self._temporary(folder))
+        self._content_count = 0
+        self._pending = bytearray()
+        self._numbers: dict[bytes, int] = {}  # of blocks, by their hash
+        self._directory = bytearray()
+
+    def _temporary(self, folder: pathlib.Path | None) -> IO[bytes]:
+        return self._files.enter_context(
+            tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=str(folder) if folder else None)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    @property
+    def lengths(self) -> chunk_map.Tables:
+        return chunk_map.Tables(len(self._numbers), self._content_count)
+
+    def feed(self, cids: bytes) -> None:
+        """Take the CIDs of the next chunks."""
+        self.fed_bytes += len(cids)
+        self._pending += cids
+        stop = len(self._pending) // chunk_map.BLOCK_BYTES * chunk_map.BLOCK_BYTES
+        for at in range(0, stop, chunk_map.BLOCK_BYTES):
+            self._take(bytes(self._pending[at : at + chunk_map.BLOCK_BYTES]))
+        del self._pending[:stop]
+
+    def end(self) -> None:
+        """Take the last page, and sort the contents."""
+        if self._pending:
+            self._take(bytes(self._pending.ljust(chunk_map.BLOCK_BYTES, b"\0")))
+        for records in self._contents.sorted():
+            words = array.array("I", b"".join(records))
+            words.byteswap()
+            self._heads.write(words[::_RECORD_WORDS])
+            self._firsts.write(words[_RECORD_WORDS - 1 :: _RECORD_WORDS])
+            self._content_count += len(records)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield directory, blocks and index."""
+        yield bytes(self._directory)
+        for file in (self._blocks, self._heads, self._firsts):
+            file.seek(0)
+            while piece := file.read(_COPY_BYTES):
+                yield piece
+
+    def _take(self, block: bytes) -> None:
+        name = blake3.blake3(block).digest()
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers)
+            self._blocks.write(block)
+            first = len(self._directory) // chunk_map.NUMBER_BYTES * chunk_map.PAGE_CHUNKS
+            self._contents.add(block, first)
+        self._directory += _NUMBER.pack(number)
+
+
+class _Contents:
+    """Sorts contents by CID, each with its first chunk (external merge sort: Knuth, vol. 3, 5.4).
+
+    :param file: keeps sorted runs of what does not fit into memory
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._run: dict[bytes, int] = {ids.ZERO_CID: 0}  # which is no content
+        self._stops: list[int] = []
+
+    def add(self, block: bytes, first_chunk: int) -> None:
+        """Note the contents of a block; blocks come in the order of their chunks."""
+        noted = map(self._run.setdefault, _CIDS.unpack(block), itertools.count(first_chunk))
+        collections.deque(noted, maxlen=0)
+        if len(self._run) > _RUN_CONTENTS:
+            self._file.writelines(self._sorted_run())
+            self._stops.append(self._file.tell())
+            self._run = {ids.ZERO_CID: 0}
+
+    def sorted(self) -> Iterator[list[bytes]]:
+        """Yield the records of all contents, in the order of the CIDs, each with its first chunk.
+
+        A record is a CID and the number of a chunk.
+        """
+        if not self._stops:
+            yield self._sorted_run()
+            return
+        runs = [self._read(*ends) for ends in itertools.pairwise([0, *self._stops])]
+        same_cid = itertools.groupby(heapq.merge(self._sorted_run(), *runs), key=_cid_of)
+        firsts = (next(records) for _, records in same_cid)
+        while some := list(itertools.islice(firsts, _READ_RECORDS)):
+            yield some
+
+    def _sorted_run(self) -> list[bytes]:
+        del self._run[ids.ZERO_CID]
+        return sorted(map(operator.add, self._run, map(_CHUNK_NO.pack, self._run.values())))
+
+    def _read(self, start: int, stop: int) -> Iterator[bytes]:
+        for at in range(start, stop, _READ_RECORDS * _RECORD_BYTES):
+            self._file.seek(at)  # others read of the same file
+            piece = self._file.read(min(_READ_RECORDS * _RECORD_BYTES, stop - at))
+            for record in range(0, len(piece), _RECORD_BYTES):
+                yield piece[record : record + _RECORD_BYTES]
+
+
+def with_os_hash(
+    found: chunk_map.ChunkMap, buffer: memoryview, os_hash: chunk_map.OsHash
+) -> Iterator[bytes]:
+    """Yield the same map, but for the image's hash in its header.
+
+    :param buffer: what ``found`` was read from
+    """
+    header = chunk_map.header_bytes(found.subject._replace(os_hash=os_hash), found.tables)
+    hasher = blake3.blake3(header)
+    yield header
+    stop = len(buffer) - chunk_map.TRAILER_BYTES
+    for start in range(chunk_map.HEADER_BYTES, stop, _COPY_BYTES):
+        piece = bytes(buffer[start : min(start + _COPY_BYTES, stop)])
+        hasher.update(piece)
+        yield piece
+    yield hasher.digest()

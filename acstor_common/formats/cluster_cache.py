@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster cache: the compressed clusters that guests read last, decoded.
+
+Its key is the stored extent, wherever it is in the disk: entries of a qcow2 file may name one
+extent any number of times.
+"""
+
+import collections
+import threading
+from collections.abc import Hashable
+
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+
+_Key = tuple[object, ...]
+
+
+class ClusterCache:
+    """Decoded clusters, the last used ones; any number of threads may use it.
+
+    Where there are too many, the image that has most loses its oldest.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._lock = limit_bytes, threading.Lock()
+        self._of: dict[Hashable, collections.OrderedDict[_Key, codecs.Buffer]] = {}
+        self._bytes: collections.Counter[Hashable] = collections.Counter()
+
+    def get(self, extent: layout.Extent, image: Hashable = None) -> codecs.Buffer | None:
+        """Return the cluster that an extent stands for, wherever it is in the disk."""
+        key = extent[1:]
+        with self._lock:
+            kept = self._of.get(image)
+            if kept is None or key not in kept:
+                return None
+            kept.move_to_end(key)
+            return kept[key]
+
+    def put(self, extent: layout.Extent, data: codecs.Buffer, image: Hashable = None) -> None:
+        """Keep a cluster that was decoded."""
+        key = extent[1:]
+        with self._lock:
+            self._drop(image, key)
+            self._of.setdefault(image, collections.OrderedDict())[key] = data
+            self._bytes[image] += len(data)
+            while self._bytes.total() > self._limit_bytes:
+                most = max(self._bytes, key=self._bytes.__getitem__)
+                self._drop(most, next(iter(self._of[most])))
+
+    def forget(self, extent: layout.Extent, image: Hashable = None) -> None:
+        """Keep a cluster no more."""
+        with self._lock:
+            self._drop(image, extent[1:])
+
+    def _drop(self, image: Hashable, key: _Key) -> None:
+        kept = self._of.get(image)
+        if kept is not None and key in kept:
+            self._bytes[image] -= len(kept.pop(key))
+            if not kept:
+                del self._of[image], self._bytes[image]

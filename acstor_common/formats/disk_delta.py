@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes: what a disk has that its base has not, as a stream of a length known before it begins.
+
+They are a header, a table of changes in the order of the disk, the bytes of those that have any,
+and a trailer; the bytes are described in ``doc/source/format/changes.rst``.  What no change covers
+is the base's, and behind the base's end it is zeros.
+
+All is checked before it is used, but for the bytes themselves.  Those are
+proven by the trailer, which comes last: what is made of changes counts only after
+:meth:`Reader.end`, so a stream that was cut or altered never becomes a disk.
+
+Nothing here reads or sends.  Who sends asks a :class:`Writer` for the front, then feeds it the
+bytes while they go out; who gets them gives each part to a :class:`Reader`.
+"""
+
+import enum
+import struct
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import blake3
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+MAGIC = b"\x89achgs\r\n"
+VERSION = 1
+SECTOR_BYTES = 512
+"""What disks and changes are whole multiples of."""
+MAX_EXTENT_BYTES = 1024 * geometry.MIB
+"""Of one change; a longer run is several."""
+MAX_EXTENTS = 1 << 21
+"""In a table, which then is 32 MiB long: enough for a disk of 256 GiB with every second cluster
+of 64 KiB changed."""
+MAX_VIRTUAL_BYTES = 64 << 40
+
+# Magic, version, length of the hash's value, changes, bytes of the disk, bytes that follow the
+# table, image id of the base, name and value of its hash.
+_HEADER = struct.Struct("<8sHHIQQ16s16s64s")
+_EXTENT = struct.Struct("<QII")  # at, length, kind
+HEADER_BYTES = _HEADER.size
+EXTENT_BYTES = _EXTENT.size
+TRAILER_BYTES = 32
+
+# Where the header's fields begin, for messages.
+_AT_VERSION, _AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 8, 10, 12, 16, 24
+_AT_OS_HASH = 48
+
+Buffer = bytes | bytearray | memoryview
+_Fault = errors.DiskDeltaFormatError
+
+
+class Kind(enum.IntEnum):
+    """What a change has: bytes of its own, or zeros."""
+
+    DATA = 1
+    ZERO = 2
+
+
+_KINDS = {kind.value: kind for kind in Kind}  # a lookup costs a tenth of Kind(kind)
+
+
+class Extent(NamedTuple):
+    """A range of the disk that is not as the base's; both numbers are whole sectors.
+
+    :param at: offset on the disk
+    :param length: bytes of the disk
+    """
+
+    at: int
+    length: int
+    kind: Kind
+
+    @property
+    def stop(self) -> int:
+        """Offset of what follows it on the disk."""
+        return self.at + self.length
+
+
+class Head(NamedTuple):
+    """What the header says.
+
+    :param virtual_size: bytes of the disk that changed
+    :param base: the image that it was made from
+    :param os_hash: of that image, as the sender knows it; it may be unknown
+    :param change_count: of the table
+    :param data_bytes: of all changes that have bytes
+    """
+
+    virtual_size: int
+    base: ids.ImageId
+    os_hash: chunk_map.OsHash
+    change_count: int
+    data_bytes: int
+
+    @property
+    def table_bytes(self) -> int:
+        """Length of the table, which follows the header."""
+        return self.change_count * EXTENT_BYTES
+
+    @property
+    def stream_bytes(self) -> int:
+        """Length of all: header, table, bytes, trailer."""
+        return HEADER_BYTES + self.table_bytes + self.data_bytes + TRAILER_BYTES
+
+
+class TooManyExtents(ValueError):
+    """A disk has more changes than a table may have: send it in another way."""
+
+
+class Table:
+    """Changes in the order of the disk, 16 bytes each; checked."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    @classmethod
+    def of(cls, changes: Iterable[Extent], virtual_size: int) -> "Table":
+        """Return the table of changes of a disk; runs are joined.
+
+        :raises TooManyExtents: there are more than MAX_EXTENTS
+        :raises ValueError: one is none of this disk, or not behind the one before it
+        """
+        raw, before = bytearray(), 0
+        for change in merge_adjacent(changes):
+            if why := _fault_of(change, before, virtual_size):
+                raise ValueError(why)
+            if len(raw) == MAX_EXTENTS * EXTENT_BYTES:
+                raise TooManyExtents(f"a table holds at most {MAX_EXTENTS} changes")
+            raw += _EXTENT.pack(*change)
+            before = change.stop
+        return cls(bytes(raw))
+
+    def __len__(self) -> int:
+        """Return how many changes there are."""
+        return len(self._raw) // EXTENT_BYTES
+
+    def __iter__(self) -> Iterator[Extent]:
+        for at, length, kind in _EXTENT.iter_unpack(self._raw):
+            yield Extent(at, length, _KINDS[kind])
+
+    def __bytes__(self) -> bytes:
+        """Return the table as it stands in the stream."""
+        return self._raw
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all changes that have any."""
+        return sum(change.length for change in self if change.kind is Kind.DATA)
+
+
+def merge_adjacent(changes: Iterable[Extent]) -> Iterator[Extent]:
+    """Yield changes with neighbours of one kind joined, and none longer than MAX_EXTENT_BYTES.
+
+    >>> parts = [Extent(0, 512, Kind.DATA), Extent(512, 512, Kind.DATA)]
+    >>> list(merge_adjacent(parts)) == [Extent(0, 1024, Kind.DATA)]
+    True
+
+    :param changes: in the order of the disk
+    """
+    run: Extent | None = None
+    for change in changes:
+        if run is not None and run.stop == change.at and run.kind is change.kind:
+            run = run._replace(length=run.length + change.length)
+        else:
+            if run is not None:
+                yield from _cut(run)
+            run = change
+    if run is not None:
+        yield from _cut(run)
+
+
+def _cut(run: Extent) -> Iterator[Extent]:
+    if not run.length:
+        yield run  # for who checks it
+    for at in range(run.at, run.stop, MAX_EXTENT_BYTES):
+        yield Extent(at, min(MAX_EXTENT_BYTES, run.stop - at), run.kind)
+
+
+def overlay(upper: Iterable[Extent], lower: Iterable[Extent]) -> Iterator[Extent]:
+    """Yield the changes of ``upper``, and between them what they leave of ``lower``.
+
+    >>> zeros = [Extent(0, 4096, Kind.ZERO)]
+    >>> list(overlay([Extent(512, 512, Kind.DATA)], zeros)) == [
+    ...     Extent(0, 512, Kind.ZERO), Extent(512, 512, Kind.DATA), Extent(1024, 3072, Kind.ZERO)]
+    True
+
+    :param upper: in the order of the disk; so is ``lower``
+    """
+    rest = iter(lower)
+    below = next(rest, None)
+    for above in upper:
+        while below is not None and below.at < above.at:
+            yield below._replace(length=min(below.stop, above.at) - below.at)
+            below = _behind(below, above.at) or next(rest, None)
+        yield above
+        while below is not None and below.at < above.stop:
+            below = _behind(below, above.stop) or next(rest, None)
+    if below is not None:
+        yield below
+        yield from rest
+
+
+def _behind(change: Extent, offset: int) -> Extent | None:
+    """Return what a change has from ``offset`` on, which lies behind its beginning."""
+    return Extent(offset, change.stop - offset, change.kind) if change.stop > offset else None
+
+
+# Writing
+
+
+class Writer:
+    """Makes the stream: first :attr:`front`, then what is fed, then :meth:`end`.
+
+    >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> table = Table.of([Extent(512, 512, Kind.DATA)], virtual_size=4096)
+    >>> writer = Writer(4096, base, chunk_map.UNKNOWN_OS_HASH, table)
+    >>> writer.feed(bytes(512))
+    >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes
+    True
+
+    :param virtual_size: bytes of the disk
+    :param base: the image that it was made from
+    :param os_hash: of that image, if it is known
+    :raises ValueError: a field does not fit into a header
+    """
+
+    def __init__(
+        self, virtual_size: int, base: ids.ImageId, os_hash: chunk_map.OsHash, table: Table
+    ) -> None:
+        self.table = table
+        self.head = Head(virtual_size, base, os_hash, len(table), table.data_bytes)
+        self.front = _header_bytes(self.head) + bytes(table)
+        """The header and the table."""
+        self._hash = blake3.blake3(self.front)
+        self._left_bytes = self.head.data_bytes
+
+    def feed(self, data: Buffer) -> None:
+        """Take the next bytes of the changes that have any, in their order, of any length.
+
+        :raises ValueError: they are more than the table says
+        """
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise ValueError(f"{-self._left_bytes} bytes more than the table says")
+        self._hash.update(data)
+
+    def end(self) -> bytes:
+        """Return the trailer.
+
+        :raises ValueError: bytes are missing
+        """
+        if self._left_bytes:
+            raise ValueError(f"{self._left_bytes} bytes less than the table says")
+        return self._hash.digest()
+
+
+def _header_bytes(head: Head) -> bytes:
+    if why := chunk_map.fault_of_os_hash(head.os_hash) or _fault_of_size(head.virtual_size):
+        raise ValueError(why)
+    return _HEADER.pack(
+        MAGIC,
+        VERSION,
+        len(head.os_hash.value),
+        head.change_count,
+        head.virtual_size,
+        head.data_bytes,
+        ids.image_id_bytes(head.base),
+        head.os_hash.algo.encode("ascii"),
+        head.os_hash.value,
+    )
+
+
+# Reading
+
+
+class Reader:
+    """Checks the stream part by part, in its order: head, table, bytes, end.
+
+    :param what: the stream as its owner knows it (an image id), for errors
+    :param max_virtual_bytes: larger disks are refused
+    """
+
+    def __init__(self, what: str, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> None:
+        self._what, self._max_virtual_bytes = what, max_virtual_bytes
+        self._hash = blake3.blake3()
+        self._head = Head(0, ids.ImageId(""), chunk_map.UNKNOWN_OS_HASH, 0, 0)
+        self._done_bytes = 0
+
+    def head(self, raw: Buffer) -> Head:
+        """Check the first HEADER_BYTES and return what they say.
+
+        :raises errors.DiskDeltaFormatError: they are no header, or one that is not taken
+        """
+        self._head = _parse_head(raw, self._max_virtual_bytes, self._what)
+        self._hash.update(raw)
+        return self._head
+
+    def table(self, raw: Buffer) -> Table:
+        """Check the ``table_bytes`` of the head that follow it and return them.
+
+        :raises errors.DiskDeltaFormatError: a change makes no sense
+        """
+        head, before, data_bytes = self._head, 0, 0
+        if len(raw) != head.table_bytes:
+            raise _Fault(self._what, HEADER_BYTES + len(raw), "truncated in the table")
+        for number, (at, length, kind) in enumerate(_EXTENT.iter_unpack(raw)):
+            if why := _fault_of((at, length, kind), before, head.virtual_size):
+                raise _Fault(self._what, HEADER_BYTES + number * EXTENT_BYTES, why)
+            before = at + length
+            data_bytes += length if kind == Kind.DATA else 0
+        if data_bytes != head.data_bytes:
+            why = f"{head.data_bytes} bytes are said to follow, and {data_bytes} have changed"
+            raise _Fault(self._what, _AT_DATA, why)
+        self._hash.update(raw)
+        return Table(bytes(raw))
+
+    def feed(self, data: Buffer) -> None:
+        """Take the next bytes that follow the table.
+
+        :raises errors.DiskDeltaFormatError: they are more than the table says
+        """
+        self._done_bytes += len(data)
+        if self._done_bytes > self._head.data_bytes:
+            raise _Fault(self._what, self._at, "more bytes than the table says")
+        self._hash.update(data)
+
+    def end(self, raw: Buffer) -> None:
+        """Check the trailer, the last TRAILER_BYTES: from here on all that was read counts.
+
+        :raises errors.DiskDeltaFormatError: bytes are missing or were altered
+        """
+        if self._done_bytes != self._head.data_bytes:
+            raise _Fault(self._what, self._at, "truncated in the bytes of the changes")
+        if len(raw) != TRAILER_BYTES:
+            raise _Fault(self._what, self._at + len(raw), "truncated in the trailer")
+        if self._hash.digest() != bytes(raw):
+            raise _Fault(self._what, self._at, "the trailer does not match")
+
+    @property
+    def _at(self) -> int:
+        return HEADER_BYTES + self._head.table_bytes + self._done_bytes
+
+
+def _parse_head(raw: Buffer, max_virtual_bytes: int, what: str) -> Head:
+    if not raw or raw[: len(MAGIC)] != MAGIC[: len(raw)]:
+        raise _Fault(what, 0, "these are no changes")
+    if len(raw) != HEADER_BYTES:
+        raise _Fault(what, len(raw), "truncated in the header")
+    _, version, value_bytes, count, size, data_bytes, base, algo, value = _HEADER.unpack(raw)
+    if version != VERSION:
+        why = f"format version {version} is not known (only {VERSION} is)"
+        raise _Fault(what, _AT_VERSION, why)
+    if why := _fault_of_size(size, max_virtual_bytes):
+        raise _Fault(what, _AT_SIZE, why)
+    if count > MAX_EXTENTS:
+        raise _Fault(what, _AT_COUNT, f"{count} changes are too many")
+    if data_bytes > size:
+        raise _Fault(what, _AT_DATA, f"{data_bytes} bytes do not fit on the disk")
+    os_hash = _parse_os_hash(algo, value, value_bytes, what)
+    return Head(size, ids.image_id_from_bytes(base), os_hash, count, data_bytes)
+
+
+def _parse_os_hash(algo: bytes, value: bytes, value_bytes: int, what: str) -> chunk_map.OsHash:
+    if value_bytes > chunk_map.MAX_OS_HASH_VALUE_BYTES or any(value[value_bytes:]):
+        raise _Fault(what, _AT_OS_HASH_LENGTH, f"an image hash of {value_bytes} bytes")
+    found = chunk_map.OsHash(algo.rstrip(b"\0").decode("ascii", "replace"), value[:value_bytes])
+    if why := chunk_map.fault_of_os_hash(found):
+        raise _Fault(what, _AT_OS_HASH, why)
+    return found
+
+
+def _fault_of_size(virtual_size: int, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> str:
+    if virtual_size % SECTOR_BYTES or virtual_size < 0:
+        return f"a disk of {virtual_size} bytes, not of whole sectors"
+    if virtual_size > max_virtual_bytes:
+        return f"a disk of {virtual_size} bytes, and {max_virtual_bytes} are allowed"
+    return ""
+
+
+def _fault_of(change: tuple[int, int, int], before: int, virtual_size: int) -> str:
+    """Return what is wrong with a change that follows one that ends at ``before``, or nothing."""
+    at, length, kind = change
+    if kind not in (Kind.DATA, Kind.ZERO):
+        return f"a change of the kind {kind}"
+    if at % SECTOR_BYTES or length % SECTOR_BYTES:
+        return f"a change of {length} bytes at {at}, not of whole sectors"
+    if not 0 < length <= MAX_EXTENT_BYTES:
+        return f"a change of {length} bytes"
+    if at < before:
+        return f"the change at {at} is not behind the one before it"
+    if at + length > virtual_size:
+        return f"the change at {at} is not on the disk"
+    return ""

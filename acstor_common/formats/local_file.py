@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of this host, read by ranges; and what a qcow2 file of this host lies on.
+
+All that was asked for, or an error.
+"""
+
+import errno
+import os
+import stat
+import struct
+
+from acstor_common import errors
+from acstor_common.formats import qcow2_header
+
+_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, its length
+_MAX_NAME_BYTES = 1023
+
+
+class LocalFile:
+    """An open file, as :class:`acstor_common.formats.qcow2_header.Source` wants it; it may grow.
+
+    :param descriptor: stays open while this is used
+    :param name: for errors
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor, self.name = descriptor, name
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length now."""
+        return os.fstat(self._descriptor).st_size
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` from ``offset`` on.
+
+        :raises errors.Unusable: the file ends before, or cannot be read
+        """
+        try:
+            count = read_into(self._descriptor, view, offset)
+        except OSError as e:
+            raise errors.Unusable(self.name, str(e.strerror)) from e
+        if count < len(view):
+            raise errors.Unusable(self.name, f"it ends before {offset + len(view)}")
+
+
+def read_into(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill ``view`` from ``offset`` on; return how much there was.
+
+    :raises OSError: the file cannot be read
+    """
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a regular file; a link in its place is not followed.
+
+    For folders in which others may put what they like.
+
+    :raises OSError: it cannot be opened; ELOOP: it is a link; EINVAL: it is something else
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return fd
+
+
+def path_of(descriptor: int) -> str:
+    """Return a path that means an open file, in this process and in who inherits it."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def backing_of(path: str) -> str | None:
+    """Return the path that a qcow2 file names as what it lies on.
+
+    None if it lies on nothing, is no qcow2 file, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != qcow2_header.MAGIC or not at or length > _MAX_NAME_BYTES:
+                return None
+            file.seek(at)
+            return os.fsdecode(file.read(length))
+    except (OSError, struct.error):
+        return None

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a qcow2 file: what it says of the disk, and why the disk is refused.
+
+The one rule: a header is taken only if all that it asks for is known here and lies in
+the file; whatever else it asks for is refused by name.  QEMU's own checks are the
+measure: what QEMU does not open is not taken, and of what it opens, nothing that leads
+to other files, needs a key, or is known to be damaged.  A backing file is taken only from
+a caller that knows it: its name is never followed.
+
+Described in QEMU's ``docs/interop/qcow2.txt``, versions 2 and 3.
+"""
+
+import enum
+import struct
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_common import errors
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+
+MAGIC = b"QFI\xfb"
+SECTOR_BYTES = 512
+MIN_CLUSTER_BITS, MAX_CLUSTER_BITS = 9, 21
+SUBCLUSTERS = 32
+"""Of a cluster, where a file has them (extended L2 entries)."""
+MAX_VIRTUAL_BYTES = 16 << 40
+"""Of a disk; the chunk map of one of 16 TiB is 8 GiB long, however small its file is."""
+MAX_L1_BYTES = 32 * geometry.MIB
+
+_MAX_REFCOUNT_TABLE_BYTES = 8 * geometry.MIB
+_MAX_SNAPSHOTS = 65536
+_MIN_SNAPSHOT_BYTES = 40
+_MAX_REFCOUNT_ORDER = 6
+_MAX_BACKING_BYTES = 1023
+_MIN_EXTENDED_CLUSTER_BITS = 14
+
+# Magic, version, offset and length of the backing file's name, cluster bits, virtual size,
+# encryption, entries and offset of the L1 table, offset and clusters of the refcount table, number
+# and offset of snapshots.
+_FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")
+# Incompatible, compatible and autoclear features, refcount order, length of the header.
+_FIELDS_3 = struct.Struct(">QQQII")
+_FIELDS_3_END = _FIELDS_2.size + _FIELDS_3.size
+_EXTENSION = struct.Struct(">II")
+_EXTERNAL_IS_RAW = 2
+"""An autoclear feature, of files with external data."""
+_EXTERNAL_DATA_NAME = 0x44415441
+_CRYPT_HEADER = 0x0537BE77
+
+
+class Feature(enum.IntFlag):
+    """Incompatible features: who does not know one of them cannot read the disk."""
+
+    DIRTY = 1
+    """Refcounts may be stale.  They say what is free, and nothing of what a guest reads."""
+    CORRUPT = 2
+    EXTERNAL_DATA = 4
+    COMPRESSION = 8
+    EXTENDED_L2 = 16
+
+
+_KNOWN = Feature.DIRTY | Feature.COMPRESSION | Feature.EXTENDED_L2
+
+
+class Reason(enum.StrEnum):
+    """Why a qcow2 file is refused, in words for operators."""
+
+    FORMAT = "its format is not what Glance says"
+    TRUNCATED = "its file is too short for what its header says"
+    VERSION = "its version of qcow2 is not known"
+    BACKING_FILE = "it has a backing file"
+    EXTERNAL_DATA = "it has an external data file"
+    ENCRYPTED = "it is encrypted"
+    FEATURES = "it has incompatible features that are not known"
+    CORRUPT = "it is marked as corrupt"
+    HEADER = "its header makes no sense"
+    TOO_LARGE = "its disk is too large"
+    TABLES_OUTSIDE = "its tables point outside of the file"
+    TABLES_OVERLAP = "its tables overlap"
+    TABLES = "its tables make no sense"
+    DATA = "its compressed bytes cannot be read"
+
+
+REMEDY = "Upload it converted (qemu-img convert), with all it needs in one file"
+
+
+class Refused(errors.NotRaw):
+    """A qcow2 file that is never served; ``reason`` is for counting."""
+
+    def __init__(self, what: str, reason: Reason, detail: str = "") -> None:
+        super().__init__(what, f"{reason}: {detail}" if detail else reason.value, REMEDY)
+        self.args = (what, reason, detail)  # what a copy is made of
+        self.reason = reason
+
+
+class Source(Protocol):
+    """A file that is read by ranges, by several threads at once."""
+
+    name: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length; that of a file that others write to may grow."""
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` from ``offset`` on; the range lies in the file."""
+
+
+class Span(NamedTuple):
+    """A range of the file that has one purpose; ``what`` names it."""
+
+    start: int
+    stop: int
+    what: str
+
+    def overlaps(self, other: "Span") -> bool:
+        """Say whether both have a byte in common."""
+        return self.start < other.stop and other.start < self.stop
+
+
+class Header(NamedTuple):
+    """What is needed to read the disk, and where the tables are that it is read by.
+
+    ``tables`` are the header itself and what it points to; none of them overlap.
+    """
+
+    version: int
+    cluster_bits: int
+    virtual_size: int
+    l1_offset: int
+    codec: layout.Codec
+    has_subclusters: bool
+    has_backing_file: bool
+    tables: tuple[Span, ...]
+
+    @property
+    def cluster_bytes(self) -> int:
+        """Bytes of a cluster, in the file and of the disk."""
+        return 1 << self.cluster_bits
+
+    @property
+    def entry_bytes(self) -> int:
+        """Length of an entry of an L2 table."""
+        return 16 if self.has_subclusters else 8
+
+    @property
+    def l2_guest_bytes(self) -> int:
+        """Bytes of the disk that one L2 table is for."""
+        return self.cluster_bytes // self.entry_bytes << self.cluster_bits
+
+    @property
+    def l1_entries(self) -> int:
+        """Entries of the L1 table that the disk needs; what follows is a snapshot's."""
+        return -(-self.virtual_size // self.l2_guest_bytes)
+
+
+class _Fields(NamedTuple):
+    """The fields of both structs, and the compression type; those of version 3 are 0 in a 2."""
+
+    magic: bytes
+    version: int
+    backing_offset: int
+    backing_length: int
+    cluster_bits: int
+    size: int
+    crypt_method: int
+    l1_size: int
+    l1_offset: int
+    refcount_offset: int
+    refcount_clusters: int
+    snapshot_count: int
+    snapshot_offset: int
+    incompatible: int
+    compatible: int
+    autoclear: int
+    refcount_order: int
+    header_length: int
+    compression: int
+
+
+def parse(
+    source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES, *, may_have_backing: bool = False
+) -> Header:
+    """Read and check the header of a qcow2 file.
+
+    :param max_virtual_bytes: larger disks are refused
+    :param may_have_backing: take a file that has only what differs from its backing file
+    :raises Refused: it is one that is not served, and why
+    :raises errors.Unusable: the file cannot be read
+    """
+    fields = _read_fields(source)
+    if fields.backing_offset and not may_have_backing:
+        raise Refused(source.name, Reason.BACKING_FILE)
+    _check_kind(fields, source.name)
+    _check_numbers(fields, source.name, max_virtual_bytes)
+    _check_extensions(fields, source)
+    header = Header(
+        version=fields.version,
+        cluster_bits=fields.cluster_bits,
+        virtual_size=fields.size,
+        l1_offset=fields.l1_offset,
+        codec=_codec(fields, source.name),
+        has_subclusters=bool(fields.incompatible & Feature.EXTENDED_L2),
+        has_backing_file=bool(fields.backing_offset),
+        tables=_tables(fields, source),
+    )
+    if fields.l1_size < header.l1_entries:
+        raise Refused(source.name, Reason.TABLES, "the L1 table is too short for the disk")
+    return header
+
+
+def _read_fields(source: Source) -> _Fields:
+    head = bytearray(min(source.size_bytes, _FIELDS_3_END + 8))
+    source.read_into(memoryview(head), 0)
+    if head[:4] != MAGIC:
+        raise Refused(source.name, Reason.FORMAT, "it is not qcow2")
+    if len(head) < _FIELDS_2.size:
+        raise Refused(source.name, Reason.TRUNCATED)
+    fields_2 = _FIELDS_2.unpack_from(head)
+    if fields_2[1] == 2:
+        return _Fields._make((*fields_2, 0, 0, 0, 4, _FIELDS_2.size, 0))
+    if fields_2[1] != 3:
+        raise Refused(source.name, Reason.VERSION, f"version {fields_2[1]}")
+    if len(head) < _FIELDS_3_END:
+        raise Refused(source.name, Reason.TRUNCATED)
+    fields_3 = _FIELDS_3.unpack_from(head, _FIELDS_2.size)
+    has_compression = fields_3[-1] > _FIELDS_3_END and len(head) > _FIELDS_3_END
+    compression = head[_FIELDS_3_END] if has_compression else 0
+    return _Fields._make((*fields_2, *fields_3, compression))
+
+
+def _check_kind(fields: _Fields, name: str) -> None:
+    """Refuse what leads to other data, cannot be read without a key, or is damaged."""
+    if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
+        raise Refused(name, Reason.EXTERNAL_DATA)
+    if fields.crypt_method:
+        raise Refused(name, Reason.ENCRYPTED, f"method {fields.crypt_method}")
+    if fields.incompatible & Feature.CORRUPT:
+        raise Refused(name, Reason.CORRUPT)
+    if unknown := fields.incompatible & ~int(_KNOWN):
+        raise Refused(name, Reason.FEATURES, f"{unknown:#x}")
+
+
+def _check_numbers(fields: _Fields, name: str, max_virtual_bytes: int) -> None:
+    if not MIN_CLUSTER_BITS <= fields.cluster_bits <= MAX_CLUSTER_BITS:
+        raise Refused(name, Reason.HEADER, f"clusters of 2**{fields.cluster_bits} bytes")
+    has_subclusters = bool(fields.incompatible & Feature.EXTENDED_L2)
+    if has_subclusters and fields.cluster_bits < _MIN_EXTENDED_CLUSTER_BITS:
+        raise Refused(name, Reason.HEADER, f"subclusters of 2**{fields.cluster_bits} bytes")
+    if fields.size > max_virtual_bytes:
+        why = f"{fields.size} bytes, and {max_virtual_bytes} are allowed"
+        raise Refused(name, Reason.TOO_LARGE, why)
+    if fields.size % SECTOR_BYTES:
+        raise Refused(name, Reason.HEADER, f"a disk of {fields.size} bytes, not of whole sectors")
+    if fields.refcount_order > _MAX_REFCOUNT_ORDER:
+        raise Refused(name, Reason.HEADER, f"refcounts of 2**{fields.refcount_order} bits")
+    if (
+        fields.version == 3
+        and not _FIELDS_3_END <= fields.header_length <= 1 << fields.cluster_bits
+    ):
+        raise Refused(name, Reason.HEADER, f"a header of {fields.header_length} bytes")
+    name_stop = fields.backing_offset + fields.backing_length
+    if fields.backing_offset and (
+        fields.backing_length > _MAX_BACKING_BYTES or name_stop > 1 << fields.cluster_bits
+    ):
+        raise Refused(name, Reason.HEADER, "the name of its backing file is not in the header")
+
+
+def _codec(fields: _Fields, name: str) -> layout.Codec:
+    codecs = {0: layout.Codec.DEFLATE, 1: layout.Codec.ZSTD}
+    codec = codecs.get(fields.compression)
+    if codec is None:
+        raise Refused(name, Reason.FEATURES, f"compression type {fields.compression}")
+    if bool(fields.incompatible & Feature.COMPRESSION) != bool(fields.compression):
+        raise Refused(name, Reason.HEADER, "the compression type and its feature do not agree")
+    return codec
+
+
+def _check_extensions(fields: _Fields, source: Source) -> None:
+    """Look for extensions that change where the disk's bytes are; others are of no matter."""
+    if fields.header_length > source.size_bytes:
+        raise Refused(source.name, Reason.TRUNCATED)
+    # The name of a backing file follows them.
+    end = min(fields.backing_offset or 1 << fields.cluster_bits, source.size_bytes)
+    area = bytearray(max(0, end - fields.header_length))
+    source.read_into(memoryview(area), fields.header_length)
+    at = 0
+    while at + _EXTENSION.size <= len(area):
+        kind, length = _EXTENSION.unpack_from(area, at)
+        at += _EXTENSION.size + -(-length // 8) * 8
+        if at > len(area):
+            raise Refused(source.name, Reason.HEADER, "an extension is longer than the header")
+        if kind == 0:
+            return
+        if kind == _EXTERNAL_DATA_NAME:
+            raise Refused(source.name, Reason.EXTERNAL_DATA)
+        if kind == _CRYPT_HEADER:
+            raise Refused(source.name, Reason.ENCRYPTED)
+
+
+def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
+    """Return the header and what it points to, if each lies in the file, apart from the others."""
+    cluster_bytes, name = 1 << fields.cluster_bits, source.name
+    if not fields.refcount_clusters:
+        raise Refused(name, Reason.TABLES, "it has no refcount table")
+    spans = [Span(0, cluster_bytes, "header")]
+    for what, offset, length, limit in (
+        ("L1 table", fields.l1_offset, fields.l1_size * 8, MAX_L1_BYTES),
+        (
+            "refcount table",
+            fields.refcount_offset,
+            fields.refcount_clusters * cluster_bytes,
+            _MAX_REFCOUNT_TABLE_BYTES,
+        ),
+        (
+            "table of snapshots",
+            fields.snapshot_offset,
+            fields.snapshot_count * _MIN_SNAPSHOT_BYTES,
+            _MAX_SNAPSHOTS * _MIN_SNAPSHOT_BYTES,
+        ),
+    ):
+        if length > limit:
+            raise Refused(name, Reason.TABLES, f"a {what} of {length} bytes")
+        if offset % cluster_bytes:
+            raise Refused(name, Reason.TABLES, f"the {what} does not begin with a cluster")
+        if length:
+            spans.append(Span(offset, offset + length, what))
+    for number, span in enumerate(spans):
+        if span.stop > source.size_bytes and number:
+            raise Refused(name, Reason.TABLES_OUTSIDE, f"the {span.what}")
+        for other in spans[:number]:
+            if span.overlaps(other):
+                raise Refused(name, Reason.TABLES_OVERLAP, f"{span.what} and {other.what}")
+    return tuple(spans)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates that say which host somebody is: X.509 (RFC 5280), Ed25519, one name.
+
+The one rule: the name of a host is the one DNS subjectAltName of its certificate.
+There is no fallback to a common name, a certificate with two names is nobody's, and
+an authority puts in the name that it was told, whatever a request says.
+
+A certificate's time is looked at apart from its chain, since hosts of a v-node
+table go on for a while with certificates that nobody could renew.  Validity begins
+BACKDATE_S before the issue, so that clocks which differ a little need no allowance
+of their own; a revocation (:func:`refused_before`) counts with that.
+"""
+
+import datetime
+from typing import Final
+from typing import NamedTuple
+
+from cryptography import exceptions
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509 import oid
+
+from acstor_common import errors
+from acstor_common.identity import signing
+from acstor_common.model import ids
+
+BACKDATE_S: Final = 300
+GRACE_S: Final = 7 * 86400
+"""How long after its end a certificate is taken: who could renew it may have been away, for longer
+than a weekend. The decision service and the listener beside Glance count it alike."""
+CA_FILE: Final = "ca.pem"
+CA_KEY_FILE: Final = "ca.key.pem"
+"""What the certificate and the key of an authority are called in its folder."""
+MAX_CERTIFICATE_BYTES: Final = 16 * 1024
+MAX_BUNDLE_BYTES: Final = 256 * 1024
+_USES: Final = {
+    oid.ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth",
+    oid.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth",
+}
+"""What a host is to its peers: both ends of connections."""
+_SEQUENCE: Final = b"\x30"
+"""What DER of a certificate begins with; no PEM does."""
+
+_CaKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+_Unreadable = (
+    ValueError,
+    TypeError,
+    exceptions.UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+new_key = signing.new_key
+
+
+class HostCertificate(NamedTuple):
+    """A certificate that the cloud's authority issued to a host.
+
+    :param host: whose it is
+    :param not_before_s: its validity begins, wall clock; BACKDATE_S before it was issued
+    :param not_after_s: its validity ends, wall clock
+    :param pem: the certificate alone
+    """
+
+    host: ids.HostId
+    not_before_s: int
+    not_after_s: int
+    public_key: ed25519.Ed25519PublicKey
+    pem: bytes
+
+
+def request(host: ids.HostId, key: bytes) -> bytes:
+    """Return a certificate request (PKCS 10, PEM) of ``host``, signed with ``key`` (PEM).
+
+    :raises errors.NotAuthenticated: the key cannot be used
+    """
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    names = x509.SubjectAlternativeName([x509.DNSName(host)])
+    csr = builder.add_extension(names, critical=True).sign(signing.read_key(key), None)
+    return csr.public_bytes(serialization.Encoding.PEM)
+
+
+def request_key(csr_pem: bytes) -> ed25519.Ed25519PublicKey:
+    """Return the public key that a request is for, once its own signature was checked.
+
+    :raises errors.NotAuthenticated: it is no request, of no Ed25519 key, or not signed with its key
+    """
+    what = "a certificate request"
+    try:
+        csr = x509.load_pem_x509_csr(_bounded(csr_pem, MAX_CERTIFICATE_BYTES, what))
+        key, is_signed = csr.public_key(), csr.is_signature_valid
+    except _Unreadable as e:
+        raise errors.NotAuthenticated(what, "it is not PEM of PKCS 10") from e
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise errors.NotAuthenticated(what, "its key is not an Ed25519 key")
+    if not is_signed:
+        raise errors.NotAuthenticated(what, "its own key did not sign it")
+    return key
+
+
+def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
+    """Return what a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex."""
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(
+        key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return digest.finalize().hex()
+
+
+class Authority:
+    """A certificate authority: who has its key says which host somebody is.
+
+    :param certificate_pem: its certificate alone
+    :param key_pem: its key: Ed25519, or the EC or RSA key of an operator's own authority
+    :raises errors.NotAuthenticated: it is no authority's certificate, or not of this key
+    """
+
+    def __init__(self, certificate_pem: bytes, key_pem: bytes) -> None:
+        self._certificate = read_ca(certificate_pem)[0]
+        self._key = _read_ca_key(key_pem)
+        if self._certificate.public_key() != self._key.public_key():
+            raise errors.NotAuthenticated("a certificate authority", "its key is another one's")
+        self.certificate_pem = self._certificate.public_bytes(serialization.Encoding.PEM)
+        self.key_pem = key_pem
+
+    @classmethod
+    def create(cls, name: str, now_s: float, valid_s: int) -> "Authority":
+        """Return a new authority with a new key.
+
+        :param name: for those who read its certificate
+        """
+        key_pem = new_key()
+        key = signing.read_key(key_pem)
+        subject = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, name)])
+        builder = _builder(subject, subject, key.public_key(), now_s, valid_s)
+        builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+        builder = builder.add_extension(_usage(is_ca=True), critical=True)
+        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        builder = builder.add_extension(authority_key, critical=False)
+        certificate = builder.sign(key, None)
+        return cls(certificate.public_bytes(serialization.Encoding.PEM), key_pem)
+
+    def issue(self, csr_pem: bytes, host: ids.HostId, now_s: float, valid_s: int) -> bytes:
+        """Return a certificate (PEM) of ``host`` for the key of a request.
+
+        :param host: whom the authority knows to have asked; what the request says is not looked at
+        :param valid_s: how long it is valid from ``now_s`` on
+        :raises errors.NotAuthenticated: see :func:`request_key`
+        """
+        key = request_key(csr_pem)
+        builder = _builder(x509.Name([]), self._certificate.subject, key, now_s, valid_s)
+        builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+        builder = builder.add_extension(_usage(is_ca=False), critical=True)
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(names, critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(list(_USES)), critical=False)
+        ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(ours, critical=False)
+        is_plain = isinstance(self._key, ed25519.Ed25519PrivateKey)
+        certificate = builder.sign(self._key, None if is_plain else hashes.SHA256())
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ed25519.Ed25519PublicKey,
+    now_s: float,
+    valid_s: int,
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(_datetime(int(now_s) - BACKDATE_S))
+    builder = builder.not_valid_after(_datetime(int(now_s) + valid_s))
+    ours = x509.SubjectKeyIdentifier.from_public_key(key)
+    return builder.add_extension(ours, critical=False)
+
+
+def _datetime(at_s: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _read_ca_key(key_pem: bytes) -> _CaKey:
+    try:
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except _Unreadable as e:
+        raise errors.NotAuthenticated("a key", "it is no PEM key without a password") from e
+    if not isinstance(key, _CaKey):
+        raise errors.NotAuthenticated("a key", "it is neither an Ed25519, EC nor RSA key")
+    return key
+
+
+def _bounded(data: bytes, limit: int, what: str) -> bytes:
+    if len(data) > limit:
+        raise errors.NotAuthenticated(what, f"{len(data)} bytes, at most {limit} are looked at")
+    return data
+
+
+def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
+    """Return the authorities of a file (``ca.pem``), in its order.
+
+    :raises errors.NotAuthenticated: it holds no certificate, or one that is no authority's, or not
+        of authorities whose certificates hosts may use
+    """
+    what = "certificates of authorities"
+    try:
+        found = x509.load_pem_x509_certificates(_bounded(ca_pem, MAX_BUNDLE_BYTES, what))
+        authorities = [_is_ca(certificate) for certificate in found]
+    except _Unreadable as e:
+        raise errors.NotAuthenticated(what, "no PEM of X.509 certificates") from e
+    if not all(authorities):
+        raise errors.NotAuthenticated(what, "one of them is no authority's certificate")
+    for certificate in found:
+        _check_uses(certificate, what)
+    return found
+
+
+def _check_uses(certificate: x509.Certificate, what: str) -> None:
+    """Return if a certificate may be used by both ends of a connection.
+
+    Extended key usage that an authority's certificate speaks of bounds what it issues: so OpenSSL
+    takes it, and would end each connection without saying why.
+
+    :raises errors.NotAuthenticated: it names its uses, and leaves one out
+    """
+    try:
+        uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if missing := [name for use, name in _USES.items() if use not in uses]:
+        whose = certificate.subject.rfc4514_string() or "a certificate without a name"
+        why = f"the extended key usage of {whose} leaves out {' and '.join(missing)}"
+        raise errors.NotAuthenticated(what, why)
+
+
+def _is_ca(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def described(certificate: x509.Certificate) -> str:
+    """Return a certificate in a line for operators: whose, until when, its fingerprint."""
+    return (
+        f"{certificate.subject.rfc4514_string() or 'without a name'}  valid from "
+        f"{certificate.not_valid_before_utc:%Y-%m-%d} until "
+        f"{certificate.not_valid_after_utc:%Y-%m-%d}  SHA-256 "
+        f"{certificate.fingerprint(hashes.SHA256()).hex()}"
+    )
+
+
+def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
+    """Return whose certificate this is.
+
+    The chain and the name are checked, the time is not (:func:`time_fault`).
+
+    :param ca_pem: authorities that are trusted, one of which issued it itself
+    :raises errors.NotAuthenticated: none of them issued it, it names no host or more than one name,
+        or it is no certificate of an Ed25519 key that both ends of a connection may use
+    """
+    what = "a host's certificate"
+    try:
+        certificate = _load(_bounded(pem_or_der, MAX_CERTIFICATE_BYTES, what))
+        return _host_certificate(certificate, read_ca(ca_pem))
+    except _Unreadable as e:
+        raise errors.NotAuthenticated(what, "it is no X.509 certificate that can be read") from e
+
+
+def _load(pem_or_der: bytes) -> x509.Certificate:
+    # By the first byte: a certificate in DER may hold the PEM of another one, and who has shown the
+    # key of the outer one must not be taken for whom the inner one names.
+    if pem_or_der.startswith(_SEQUENCE):
+        return x509.load_der_x509_certificate(pem_or_der)
+    return x509.load_pem_x509_certificate(pem_or_der)
+
+
+def _host_certificate(
+    certificate: x509.Certificate, authorities: list[x509.Certificate]
+) -> HostCertificate:
+    what = "a host's certificate"
+    if not any(_is_issued_by(certificate, ca) for ca in authorities):
+        raise errors.NotAuthenticated(what, "none of the authorities known here issued it")
+    if _is_ca(certificate):
+        raise errors.NotAuthenticated(what, "it is an authority's")
+    _check_uses(certificate, what)
+    key = certificate.public_key()
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise errors.NotAuthenticated(what, "its key is not an Ed25519 key")
+    return HostCertificate(
+        _host_of(certificate),
+        int(certificate.not_valid_before_utc.timestamp()),
+        int(certificate.not_valid_after_utc.timestamp()),
+        key,
+        certificate.public_bytes(serialization.Encoding.PEM),
+    )
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, exceptions.InvalidSignature, exceptions.UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _host_of(certificate: x509.Certificate) -> ids.HostId:
+    what = "a host's certificate"
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise errors.NotAuthenticated(what, "it has no subjectAltName") from None
+    if len(names) != 1 or not isinstance(name := names[0], x509.DNSName):
+        raise errors.NotAuthenticated(what, f"{len(names)} names, one DNS name alone may be there")
+    try:
+        return ids.parse_host_id(name.value)
+    except ValueError as e:
+        raise errors.NotAuthenticated(what, str(e)) from e
+
+
+def time_fault(certificate: HostCertificate, now_s: float, grace_s: float) -> str:
+    """Return why a certificate is not to be taken now, and by how much; "" if it is.
+
+    :param grace_s: for how long after its end it is taken nevertheless
+    """
+    early_s = certificate.not_before_s - now_s
+    if early_s > 0:
+        return (
+            f"valid from {_datetime(certificate.not_before_s):%Y-%m-%d %H:%M:%S} UTC on, "
+            f"{_span(early_s)} from now: one of the two clocks is wrong"
+        )
+    late_s = now_s - certificate.not_after_s
+    if late_s > grace_s:
+        return (
+            f"valid until {_datetime(certificate.not_after_s):%Y-%m-%d %H:%M:%S} UTC, "
+            f"{_span(late_s)} ago: it was not renewed, or one of the two clocks is wrong"
+        )
+    return ""
+
+
+def _span(seconds: float) -> str:
+    """Return how long ``seconds`` are, in the unit that says it best.
+
+    >>> _span(59), _span(3600), _span(23 * 3600 + 1), _span(3 * 86400)
+    ('59 s', '60 min', '23 h', '72 h')
+    """
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (96 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def refused_before(revoked_s: float) -> int:
+    """Return which certificates a revocation refuses: those whose validity begins before this.
+
+    They are those issued up to ``revoked_s``, wall clock.
+    """
+    return int(revoked_s) + 1 - BACKDATE_S
+
+
+def is_revoked(certificate: HostCertificate, revoked: dict[str, int]) -> bool:
+    """Say whether a v-node table's ``revoked`` refuses this certificate."""
+    return certificate.not_before_s < revoked.get(certificate.host, 0)

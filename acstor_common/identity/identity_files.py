@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that prove who this host is, and those of whom it believes.
+
+They are one set.  Who reads them gets the certificate with its own key and the
+authorities of the same day, also while a new set takes their place: the folder's
+name is a link to the set in use, and the link is replaced, never a file.  Operators
+may put a plain folder there instead, or name one elsewhere.
+
+A set is looked for again when somebody asks and some seconds have passed.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 2.0
+MAX_FILE_BYTES = 256 * 1024
+SET_PREFIX = ".identity-"
+
+Signers = tuple[signing.PublicKey, ...]
+_Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+class Files(NamedTuple):
+    """Where the files lie."""
+
+    ca: pathlib.Path
+    certificate: pathlib.Path
+    key: pathlib.Path
+    signers: pathlib.Path
+
+
+class Set(NamedTuple):
+    """What they hold: PEM; a file that is not there holds nothing."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    signers: bytes
+
+
+class Identity(NamedTuple):
+    """Who this host can prove to be, and whom it believes.
+
+    :param certificate: None if it can prove nothing
+    :param key: of the certificate, PEM
+    :param signers: who may sign v-node tables and tasks
+    """
+
+    certificate: certificates.HostCertificate | None = None
+    key: bytes = b""
+    ca: bytes = b""
+    signers: Signers = ()
+
+
+def files_in(folder: pathlib.Path) -> Files:
+    """Return where the files of a folder lie."""
+    return Files(*(folder / f"{name}.pem" for name in ("ca", "cert", "key", "signers")))
+
+
+class IdentityFiles:
+    """This host's files; may be used from any thread.
+
+    :param files: where they lie
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        files: Files,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.files = files
+        self._here, self._clock = here, clock
+        self._lock = threading.Lock()
+        self._looked_s = -LOOK_EVERY_S
+        self._stamps: _Stamps | None = None
+        self._identity = Identity()
+        self._told: set[str] = set()
+
+    def current(self) -> Identity:
+        """Return who this host can prove to be, as of some seconds ago at most."""
+        with self._lock:
+            if self._clock() - self._looked_s >= LOOK_EVERY_S:
+                self._look()
+            return self._identity
+
+    def look_again(self) -> None:
+        """Note that there may be new files."""
+        with self._lock:
+            self._looked_s = -LOOK_EVERY_S
+
+    def signers(self) -> Signers:
+        """Return who may sign what comes from the decision service."""
+        return self.current().signers
+
+    def _look(self) -> None:
+        self._looked_s = self._clock()
+        stamps = tuple(_stamp(path) for path in self.files)
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        self._identity = self._read()
+
+    def _read(self) -> Identity:
+        found = Set(*(self._bytes_of(path) for path in self.files))
+        signers: Signers = ()
+        certificate = None
+        if found.signers:
+            with self._said_once(self.files.signers):
+                signers = signing.read_public_keys(found.signers)
+        if found.certificate and found.key and found.ca:
+            with self._said_once(self.files.ca):
+                certificates.read_ca(found.ca)
+                with self._said_once(self.files.certificate):
+                    certificate = checked(found, self._here)
+        return Identity(certificate, found.key if certificate else b"", found.ca, signers)
+
+    def _bytes_of(self, path: pathlib.Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                return file.read(MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as e:
+            self._say(f"{path}: {e.strerror}")
+            return b""
+
+    @contextlib.contextmanager
+    def _said_once(self, path: pathlib.Path) -> Iterator[None]:
+        try:
+            yield
+        except errors.NotAuthenticated as e:
+            self._say(f"{path}: {e}")
+
+    def _say(self, what: str) -> None:
+        if what not in self._told:
+            self._told = {*self._told, what} if len(self._told) < 64 else {what}
+            LOG.warning("%s; it is not used", what)
+
+
+def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
+    """Return the certificate of a set, once it was seen to be this host's and the key's.
+
+    :raises errors.NotAuthenticated: it is not
+    """
+    certificate = certificates.read_host_certificate(found.certificate, found.ca)
+    what = f"the certificate of {certificate.host}"
+    if certificate.host != here:
+        raise errors.NotAuthenticated(what, f"this host is {here}")
+    if signing.read_key(found.key).public_key() != certificate.public_key:
+        raise errors.NotAuthenticated(what, "the key beside it is another one's")
+    return certificate
+
+
+def write(folder: pathlib.Path, new: Set) -> None:
+    """Put a new set in the place of the one in ``folder``; waits for the disk.
+
+    The set before it stays beside it, for those who are reading it, until the next one comes.
+
+    :raises OSError: it cannot be written; the one before it stays in use
+    """
+    before = os.path.realpath(folder)
+    made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))
+    try:
+        names = (path.name for path in files_in(made))
+        atomic_file.write_secrets(made, dict(zip(names, new, strict=True)))
+        _link(folder, made)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    for old in folder.parent.glob(f"{SET_PREFIX}*"):
+        if old.name != made.name and str(old) != before:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _link(folder: pathlib.Path, made: pathlib.Path) -> None:
+    link = made / "link"
+    link.symlink_to(made.name)
+    if folder.is_dir() and not folder.is_symlink():  # what a link cannot replace
+        by_hand = folder.with_name(f"{folder.name}.by-hand")
+        shutil.rmtree(by_hand, ignore_errors=True)
+        folder.rename(by_hand)
+    link.replace(folder)
+    atomic_file.sync_folder(folder.parent)
+
+
+def _stamp(path: pathlib.Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the tokens of requests at Keystone, with a deadline and a bound on the threads that wait.
+
+keystonemiddleware has neither by default: a Keystone that hangs would take every thread.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import webob.exc
+from keystoneauth1 import exceptions
+from keystonemiddleware import auth_token
+from keystonemiddleware.auth_token import _opts
+from oslo_config import cfg
+
+from acstor_common.util import concurrency_limit
+
+LOG = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 5
+RETRIES: Final = 1
+"""Of the library's three: a connection that Keystone closed meanwhile needs one."""
+CALLERS: Final = 4
+"""Threads of a process that ask Keystone at a time."""
+IS_NOWHERE: Final = (
+    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
+    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
+)
+
+Unavailable = Callable[[str], webob.exc.HTTPServiceUnavailable]
+"""Makes the answer 503 of words."""
+
+
+def set_defaults() -> None:
+    """Set the deadline of all that is asked of Keystone; the sample shows it."""
+    cfg.set_defaults(
+        _opts._OPTS,  # list_opts gives copies
+        http_connect_timeout=TIMEOUT_S,
+        http_request_max_retries=RETRIES,
+    )
+
+
+class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
+    """Lets requests with a good token through; without Keystone, with one that it knows already.
+
+    :param app: what requests with a good token reach
+    :param unavailable: makes the answer where Keystone does not answer
+    :param is_gone: words of that answer
+    """
+
+    def __init__(
+        self, app: Any, conf: cfg.ConfigOpts, unavailable: Unavailable, is_gone: str
+    ) -> None:
+        set_defaults()
+        super().__init__(app, {"oslo_config_config": conf})
+        self._unavailable, self._is_gone = unavailable, is_gone
+        self._limit = concurrency_limit.ConcurrencyLimit("Keystone", CALLERS, time.monotonic)
+        self._verify = self._identity_server.verify_token
+        self._identity_server.verify_token = self._verify_in_turn
+
+    def process_request(self, request: Any) -> Any:
+        """Check a request's token; see the class above."""
+        try:
+            return super().process_request(request)
+        except webob.exc.HTTPServiceUnavailable as e:
+            raise self._unavailable(self._is_gone) from e
+        except exceptions.EndpointNotFound as e:
+            LOG.error("%s", IS_NOWHERE.format(why=e))
+            raise self._unavailable(IS_NOWHERE.format(why=e)) from e
+
+    def _verify_in_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask Keystone; as if it did not answer while too many others wait for it."""
+        try:
+            with self._limit.place():
+                return self._verify(*args, **kwargs)
+        except concurrency_limit.LimitReached as e:
+            raise exceptions.ConnectFailure(str(e)) from e
+        except exceptions.ConnectTimeout as e:  # which the library takes for a defect
+            why = f"{e} ([keystone_authtoken] http_connect_timeout)"
+            raise exceptions.ConnectFailure(why) from e

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The v-node ring: which host is the home of a content, and who comes after it.
+
+The one rule: the answer is a pure function of the v-node table and the CID, the
+same on every host, Python version and day.
+
+This is consistent hashing (Karger et al., STOC 1997) of contents, wherever they
+lie in whatever images: what images have in common has one home, and the chunks
+of a sequential reader have theirs all over the cloud.  A host's share of the
+contents is its share of the v-nodes within what hashing gives: of 16 hosts with
+100 v-nodes each, the heaviest owns 1.17 times its share (median of 300 rings;
+1.27 in one ring of 20).  Loads are not bounded beyond that, since a busy home
+refers those who ask to others; so a host that leaves moves what it owned, and
+nothing else.
+
+A table may have locations and a threshold.  Then each host asks the first owner
+that is nearer to it than the threshold (Wu et al. 2017, Algorithm 1), so every
+group of near hosts has a home of its own for each content; :meth:`Ring.group_of`
+is the ring of one group.
+
+The file format is described byte by byte in doc/source/format/ring.rst.
+"""
+
+import array
+import bisect
+import collections
+import functools
+import itertools
+import re
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import errors
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.ring import location
+from acstor_common.ring import location_policies
+from acstor_common.ring import vnode
+
+FORMAT_VERSION = 1
+MAX_EPOCH = (1 << 53) - 1
+"""Every JSON reader can say it exactly."""
+MAX_THRESHOLD = location_policies.MAX_THRESHOLD
+MAX_HOSTS = 16384
+MAX_REVOKED = 4096
+MAX_VNODES = 10_000
+MAX_POINTS = 1 << 20
+"""Bound on the v-nodes of all hosts together: a ring of this size is built in a few seconds."""
+MAX_FILE_BYTES = 8 * 1024 * 1024
+_LAST_OID = (1 << 64) - 1
+
+
+class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One host of the ring.
+
+    :param address: where its agent listens, ``ip:port`` or ``[ipv6]:port``
+    :param vnodes: its number of points on the ring, which is its weight
+    :param location: where it stands, ``site/pod/rack``; empty if that is not known
+    :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ones that
+        were made for it
+    """
+
+    host: str
+    address: str
+    vnodes: int
+    location: str = ""
+    names: dict[str, str] | None = None
+
+    def owned(self) -> Iterator[vnode.VNode]:
+        """Yield its v-nodes.
+
+        :raises ValueError: ``names`` is no set of v-nodes
+        """
+        if self.names is not None:
+            return vnode.unpack(self.names)
+        return iter(vnode.first_vnodes(ids.HostId(self.host), self.vnodes))
+
+
+def named_host(
+    host: ids.HostId, address: str, names: frozenset[vnode.VNode], place: str = ""
+) -> RingHost:
+    """Return a host that owns these v-nodes, in the shortest form that can say so."""
+    is_plain = names == vnode.first_vnodes(host, len(names)) and names
+    packed = None if is_plain else vnode.pack(names)
+    return RingHost(host, address, len(names), place, packed)
+
+
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+_Threshold = Annotated[int, msgspec.Meta(ge=1, le=MAX_THRESHOLD)] | None
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+_Names = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_VNODES)]
+_BeforeS = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+
+
+class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A host of the file."""
+
+    host: str
+    address: str
+    vnodes: _Count | _Names
+    location: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The file."""
+
+    version: int
+    epoch: _Epoch
+    hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    threshold: _Threshold = None
+    outer_threshold: _Threshold = None
+    places: Annotated[
+        dict[str, location_policies.LocationPolicy], msgspec.Meta(max_length=MAX_HOSTS)
+    ] = {}
+    revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
+    segment_chunks: Annotated[int, msgspec.Meta(ge=1, le=segments.MOST_CHUNKS)] = 1
+
+
+class _Versioned(msgspec.Struct):
+    """The one field that every version of the format has."""
+
+    version: int
+
+
+class Ring:
+    """A v-node table and the points that follow from it.
+
+    >>> ring = Ring(7, (RingHost("h1", "10.0.0.1:7201", 100), RingHost("h2", "10.0.0.2:7201", 100)))
+    >>> ring.owners_of(ids.cid_of(b"a chunk"))
+    ('h2', 'h1')
+
+    :param epoch: number of the table; a higher one replaces a lower one
+    :param hosts: in any order
+    :param threshold: hosts nearer than this to each other have homes of their own; None: all
+        hosts have the same
+    :param outer_threshold: such a home asks the home among the hosts nearer than this before it
+        reads the source; None: it asks nobody
+    :param outward: what is said of single places, by location
+    :param within: the place of this ring, if it is that of a group
+    :param segment_chunks: chunks that have one home (:mod:`acstor_common.model.segments`)
+    :param revoked: hosts whose certificates are refused if their validity begins before this wall
+        clock (:func:`acstor_common.identity.certificates.is_revoked`)
+    :raises ValueError: two hosts have one id or one address, something of them is out of range, or
+        their locations do not go together
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        hosts: tuple[RingHost, ...],
+        threshold: int | None = None,
+        outer_threshold: int | None = None,
+        revoked: Mapping[str, int] = MappingProxyType({}),
+        outward: location_policies.LocationPolicies = MappingProxyType({}),
+        within: location.Levels = (),
+        segment_chunks: int = 1,
+    ) -> None:
+        _check(hosts)
+        segments.check(segment_chunks)
+        self.segment_chunks = segment_chunks
+        location_policies.check_policies(outward, threshold, outer_threshold)
+        for host in revoked:
+            ids.parse_host_id(host)
+        self.revoked = dict(revoked)
+        self.epoch = epoch
+        self.threshold = threshold
+        self.outer_threshold = outer_threshold
+        self.outward = dict(outward)
+        self._levels = {ids.HostId(host.host): location.parse(host.location) for host in hosts}
+        self._groups: dict[location.Levels, Ring] = {}
+        self.hosts = tuple(sorted(hosts, key=lambda host: host.host))
+        self._ids = tuple(ids.HostId(host.host) for host in self.hosts)
+        self._addresses = {ids.HostId(host.host): host.address for host in self.hosts}
+        points = sorted(
+            (vnode.point_of(name), number)
+            for number, host in enumerate(self.hosts)
+            for name in location_policies.counted_vnodes(
+                outward, host.owned(), location.parse(host.location), within
+            )
+        )
+        self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
+        self._homes = sum(count > 0 for count in self._vnodes.values())
+        owned = sum(self._vnodes.values())
+        self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < owned}
+        self._points = array.array("Q", [point for point, _ in points])
+        self._owner_of_point = array.array("H", [number for _, number in points])
+        self._ends = _ends_of_runs(self._owner_of_point)
+
+    def __contains__(self, host: ids.HostId) -> bool:
+        return host in self._addresses
+
+    def address_of(self, host: ids.HostId) -> str:
+        """Return where the agent of ``host`` listens.
+
+        :raises KeyError: the host is not on the ring
+        """
+        return self._addresses[host]
+
+    def hosts_at(self, ip: str) -> int:
+        """Return how many hosts have an IP address, as :func:`parse_address` writes it."""
+        return self._hosts_by_ip[ip]
+
+    @functools.cached_property
+    def _hosts_by_ip(self) -> collections.Counter[str]:
+        return collections.Counter(addresses.parse(host.address)[0] for host in self.hosts)
+
+    def is_spared(self, host: ids.HostId) -> bool:
+        """Say whether ``host`` has less than half of an even share of the v-nodes.
+
+        It has other things to carry, so it is not asked for what others have as well.
+        """
+        return host in self._spared
+
+    def is_drained(self, host: ids.HostId) -> bool:
+        """Say whether ``host`` has no v-nodes at all: an operator took them, traffic leaves one."""
+        return self._vnodes.get(host) == 0
+
+    def vnodes_of(self, host: ids.HostId) -> int:
+        """Return how many v-nodes ``host`` has; 0 if it is not on the ring."""
+        return self._vnodes.get(host, 0)
+
+    def locations(self) -> dict[ids.HostId, str]:
+        """Return where each host stands."""
+        return {ids.HostId(host.host): host.location for host in self.hosts}
+
+    def group_of(self, host: ids.HostId) -> "Ring":
+        """Return the ring of the hosts that are nearer to ``host`` than the threshold, itself too.
+
+        It is this ring if there is no threshold, or if ``host`` is not on it.
+        """
+        return self._nearer_than(self.threshold, host)
+
+    def outer_group_of(self, host: ids.HostId) -> "Ring | None":
+        """Return the ring that a home of ``host``'s group asks before it reads the source."""
+        if self.threshold is None or self.outer_threshold is None:
+            return None
+        group = location.ancestor(self._levels.get(host, ()), self.threshold)
+        outer = location_policies.outer_threshold_of(self.outward, group, self.outer_threshold)
+        return None if outer == location_policies.FROM_SOURCE else self._nearer_than(outer, host)
+
+    def _nearer_than(self, threshold: int | None, host: ids.HostId) -> "Ring":
+        if threshold is None or host not in self:
+            return self
+        place = location.ancestor(self._levels[host], threshold)
+        if place not in self._groups:
+            depth = len(place)
+            near = [h for h in self.hosts if self._levels[ids.HostId(h.host)][:depth] == place]
+            is_all = len(near) == len(self.hosts)
+            self._groups[place] = (
+                self
+                if is_all
+                else Ring(
+                    *(self.epoch, tuple(near), self.threshold, self.outer_threshold),
+                    outward=self.outward,
+                    within=place,
+                    segment_chunks=self.segment_chunks,
+                )
+            )
+        return self._groups[place]
+
+    def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
+        """Return the home of a content, then every other host with v-nodes, in the order to ask.
+
+        They follow in the order of their next points round the ring from the content's OID, so the
+        load of a dead home is spread over many hosts.  Empty if the ring is.
+
+        :param limit: how many hosts are wanted at most; without it, all of them
+        """
+        return self.owners_at(ids.oid_of(cid), limit)
+
+    def owners_at(self, oid: ids.Oid, limit: int | None = None) -> tuple[ids.HostId, ...]:
+        """Return the owners of a position on the ring; see :meth:`owners_of`."""
+        wanted = self._homes if limit is None else min(limit, self._homes)
+        found: dict[ids.HostId, None] = {}
+        for number in self._walk(oid):
+            if len(found) >= wanted:
+                break
+            found.setdefault(self._ids[number])
+        return tuple(found)
+
+    def arc(self, oid: ids.Oid) -> int:
+        """Return the number of the arc that a position lies on: one arc, the same owners."""
+        at = bisect.bisect_left(self._points, oid)
+        return at if at < len(self._points) else 0
+
+    def last_alike(self, oid: ids.Oid) -> ids.Oid:
+        """Return a position, from one on, up to which all have the same owners."""
+        at = bisect.bisect_left(self._points, oid)
+        return ids.Oid(self._points[at]) if at < len(self._points) else ids.Oid(_LAST_OID)
+
+    def home_at(self, oid: ids.Oid) -> ids.HostId | None:
+        """Return the first owner of a position, which is the home; None if there are no v-nodes."""
+        if not self._points:
+            return None
+        at = bisect.bisect_left(self._points, oid)
+        return self._ids[self._owner_of_point[at if at < len(self._points) else 0]]
+
+    def _walk(self, oid: ids.Oid) -> Iterator[int]:
+        """Yield the host number of each run of points, once round the ring from ``oid``."""
+        start = bisect.bisect_left(self._points, oid)
+        for at, end in (start, len(self._points)), (0, start):
+            while at < end:
+                yield self._owner_of_point[at]
+                at = self._ends[at]
+
+
+def _ends_of_runs(owners: Iterable[int]) -> Sequence[int]:
+    """Return for each point where the points of its host that lie side by side end.
+
+    >>> list(_ends_of_runs([0, 0, 1, 0]))
+    [2, 2, 3, 4]
+    """
+    ends = array.array("I")
+    for _, run in itertools.groupby(owners):
+        length = len(list(run))
+        ends.extend(itertools.repeat(len(ends) + length, length))
+    return ends
+
+
+def _check(hosts: tuple[RingHost, ...]) -> None:
+    seen: set[object] = set()
+    for host in hosts:
+        ids.parse_host_id(host.host)
+        address = addresses.parse(host.address)
+        for thing in (host.host, address):
+            if thing in seen:
+                raise ValueError(f"{thing!r} is there twice")
+            seen.add(thing)
+        if len(location.parse(host.location)) != len(location.parse(hosts[0].location)):
+            raise ValueError(
+                f"{host.host}: location {host.location!r} has more or fewer levels than "
+                f"{hosts[0].location!r} of {hosts[0].host}"
+            )
+        _check_vnodes(host)
+    if len(hosts) > MAX_HOSTS:
+        raise ValueError(f"{len(hosts)} hosts, at most {MAX_HOSTS} are allowed")
+    if (points := sum(host.vnodes for host in hosts)) > MAX_POINTS:
+        raise ValueError(f"{points} v-nodes in all, at most {MAX_POINTS} are allowed")
+    if any(host.names is not None for host in hosts):
+        _check_owners(hosts)
+
+
+def _check_vnodes(host: RingHost) -> None:
+    least = 1 if host.names is None else 0
+    if not least <= host.vnodes <= MAX_VNODES:
+        raise ValueError(f"{host.host}: {host.vnodes} v-nodes, {least} to {MAX_VNODES} are allowed")
+
+
+def _check_owners(hosts: tuple[RingHost, ...]) -> None:
+    owners: dict[vnode.VNode, str] = {}
+    for host in hosts:
+        for name in host.owned():
+            other = owners.setdefault(name, host.host)
+            if other != host.host:
+                raise ValueError(f"v-node {name} is there twice: at {other} and at {host.host}")
+
+
+def decode(data: bytes, what: str) -> Ring:
+    """Return the ring that a v-node table in JSON describes.
+
+    :param what: the table as its owner knows it, for the error (a path)
+    :raises errors.RingFormatError: it is not a v-node table of this version, or one that
+        contradicts itself
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise errors.RingFormatError(
+            what, MAX_FILE_BYTES, f"longer than {MAX_FILE_BYTES} bytes, no v-node table is"
+        )
+    try:
+        return _decode(data)
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        place = re.search(r"\(byte (\d+)\)", str(error))
+        raise errors.RingFormatError(what, int(place[1]) if place else 0, str(error)) from error
+
+
+def _decode(data: bytes) -> Ring:
+    version = msgspec.json.decode(data, type=_Versioned).version
+    if version != FORMAT_VERSION:
+        raise ValueError(f"version {version} is unknown, {FORMAT_VERSION} is expected")
+    table = msgspec.json.decode(data, type=_File)
+    hosts = tuple(_read_host(host) for host in table.hosts)
+    thresholds = table.threshold, table.outer_threshold
+    return Ring(
+        *(table.epoch, hosts, *thresholds, table.revoked, table.places),
+        segment_chunks=table.segment_chunks,
+    )
+
+
+def _read_host(host: _FileHost) -> RingHost:
+    if isinstance(host.vnodes, int):
+        return RingHost(host.host, host.address, host.vnodes, host.location)
+    count = sum(1 for _ in itertools.islice(vnode.unpack(host.vnodes), MAX_VNODES + 1))
+    return RingHost(host.host, host.address, count, host.location, host.vnodes)
+
+
+def encode(ring: Ring) -> bytes:
+    """Return ``ring`` as a v-node table in JSON, hosts sorted by id."""
+    hosts = tuple(
+        _FileHost(h.host, h.address, h.vnodes if h.names is None else h.names, h.location)
+        for h in ring.hosts
+    )
+    both = ring.threshold, ring.outer_threshold
+    return msgspec.json.encode(
+        _File(
+            *(FORMAT_VERSION, ring.epoch, hosts, *both),
+            *(ring.outward, ring.revoked, ring.segment_chunks),
+        )
+    )

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that services share, and the loader of configuration files.
+
+There is no global CONF: ``register_opts(conf)`` takes the object.
+"""
+
+import contextlib
+import logging
+import pathlib
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from oslo_config import cfg
+from oslo_config import iniparser
+from oslo_config import types
+from oslo_log import log
+
+from acstor_common.service import log_format
+from acstor_common.service import unknown_options
+from acstor_common.util import byte_sizes
+
+LOG = logging.getLogger(__name__)
+
+GROUP = cfg.OptGroup("acstor", title="Options of all acstor processes of a host")
+
+Options = Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]]
+
+OPTS: list[cfg.Opt] = [
+    cfg.StrOpt(
+        "control_socket",
+        default="/run/acstor/control.sock",
+        help="Unix socket of the agent of this host for control requests.",
+    ),
+    cfg.StrOpt(
+        "mount_point",
+        default="/var/lib/acstor/mirror",
+        help="Folder where the agent mounts the mirrors: images/<image id>.raw.",
+    ),
+]
+
+
+_INVALID = re.compile(
+    r"Value for option \S+ from LocationInfo\(location=.*?, detail='(.*?)'\) is not valid: (.*)",
+    re.DOTALL,
+)
+
+
+class Size(types.Integer):
+    """The type of an option that is a size: bytes, or such as 20GiB."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        super().__init__(min=least, max=most, type_name="size in bytes, or such as 20GiB")
+
+    def __call__(self, value: object) -> int:
+        """Return the bytes.
+
+        :raises ValueError: it is no size, or out of the bounds
+        """
+        found = byte_sizes.parse(value) if isinstance(value, str) else int(str(value))
+        if self.min is not None and found < self.min:
+            raise ValueError(
+                f"{byte_sizes.in_units(found)} is less than {byte_sizes.in_units(int(self.min))}"
+            )
+        if self.max is not None and found > self.max:
+            raise ValueError(
+                f"{byte_sizes.in_units(found)} is more than {byte_sizes.in_units(int(self.max))}"
+            )
+        return found
+
+
+def size_opt(
+    name: str, default: int, help: str, least: int = 0, most: int | None = None
+) -> cfg.IntOpt:
+    """Return an option that is a size."""
+    told = f"{help} Bytes, or a size such as {byte_sizes.in_units(default)}."
+    option = cfg.IntOpt(
+        name, default=default, sample_default=byte_sizes.in_units(default), help=told
+    )
+    option.type = Size(least, most)
+    return option
+
+
+def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
+    """Register options of a group with ``conf`` alone.
+
+    oslo.config copies a group but not its table of options: objects that are given the same group
+    would share what is set in one of them.
+    """
+    conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
+    conf.register_opts(options, group=group.name)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the shared options with ``conf``."""
+    register(conf, GROUP, OPTS)
+
+
+def load(
+    conf: cfg.ConfigOpts,
+    args: Sequence[str],
+    prog: str,
+    register: Callable[[cfg.ConfigOpts], None],
+    options: Options,
+    description: str = "",
+) -> None:
+    """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log.
+
+    What stands in the files and is no option is named in warnings.
+    """
+    log.register_options(conf)
+    read(conf, args, prog, register, options, description=description)
+    log.setup(conf, "acstor")
+    log_format.install()
+    warn_of_unknown(conf, options)
+
+
+def warn_of_unknown(conf: cfg.ConfigOpts, options: Options) -> None:
+    """Name in the log what stands in our sections of the files and is no option."""
+    for stray in unknown(conf, options):
+        LOG.warning("%s", stray)
+
+
+def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.UnknownOption]:
+    """Return what stands in our sections of the files that ``conf`` has read and is no option.
+
+    oslo.config lists no options of the files that it has read, and tells of one file only where
+    a section stands in several.  So they are parsed once more, by its own public parser.
+
+    :param options: those of the sections that are judged, registered or not
+    """
+    known = _known(conf, options)
+    found: list[unknown_options.UnknownOption] = []
+    for file in files(conf):
+        sections: dict[str, dict[str, object]] = {}
+        with contextlib.suppress(OSError, iniparser.ParseError):  # it has changed meanwhile
+            cfg.ConfigParser(str(file), sections).parse()
+        names = {section: set(members) for section, members in sections.items()}
+        found += unknown_options.find_unknown(str(file), names, known)
+    return found
+
+
+def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
+    """Return the names that may stand in each section, former ones too."""
+    known: dict[str, set[str]] = {}
+    for group, members in options:
+        names = known.setdefault(group.name, set())
+        if group.name in conf:
+            names.update(conf[group.name])
+        for option in members:
+            names |= {unknown_options.plain(option.name), option.dest}
+            for former in option.deprecated_opts:
+                former_name = unknown_options.plain(former.name or option.name)
+                known.setdefault(former.group or group.name, set()).add(former_name)
+    known[unknown_options.DEFAULT] = {name for name in conf if name not in known}
+    return known
+
+
+def files(conf: cfg.ConfigOpts) -> Iterator[pathlib.Path]:
+    """Yield the files that ``conf`` has read, in that order."""
+    yield from map(pathlib.Path, conf.config_file or [])
+    for folder in conf.config_dir or []:
+        yield from sorted(pathlib.Path(folder).expanduser().glob("*.conf"))
+
+
+def read(
+    conf: cfg.ConfigOpts,
+    args: Sequence[str],
+    prog: str,
+    register: Callable[[cfg.ConfigOpts], None],
+    options: Options,
+    project: str = "acstor",
+    description: str = "",
+) -> None:
+    """Read the files that the command line ``args`` names into ``conf``.
+
+    :param prog: whose files are read where ``args`` names none, with ``project``
+    :param register: registers the room's options
+    :param description: what ``--help`` says of the command
+    :param options: those whose values are looked at now, not when they are first asked for, and
+        those that libraries register when they use them
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    register(conf)
+    conf(args, project=project, prog=prog, description=description)
+    for group, members in options:
+        for option in members:
+            if option.dest in conf[group.name]:
+                try:
+                    _ = conf[group.name][option.dest]
+                except cfg.ConfigFileValueError as e:
+                    raise cfg.ConfigFileValueError(_why_invalid(group, option, e)) from e
+
+
+def _why_invalid(group: cfg.OptGroup, option: cfg.Opt, error: cfg.ConfigFileValueError) -> str:
+    """Return what is wrong with a value: where it stands, why, and a right one.
+
+    The value of a secret is not shown.
+    """
+    match = _INVALID.fullmatch(str(error))
+    file, why = match.groups() if match else ("", str(error))
+    if option.secret:
+        why = "it makes no sense"
+    where = f"{file}: " if file else ""
+    default = option.sample_default or option.default
+    example = "" if default in (None, "") else f". For example: {option.name} = {default}"
+    return f"{where}[{group.name}] {option.name}: {why}{example}"

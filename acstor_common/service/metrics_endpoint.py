@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prometheus endpoint of every service: one registry at one address.
+
+A scrape costs its service little, whoever scrapes and however often:
+
+* connections are accepted one each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: one more
+  displaces the oldest;
+* a connection ends DEADLINE_S after it was accepted, and its request has at most REQUEST_BYTES;
+* one thread at a time collects, and its answer is given to all for KEPT_S.
+"""
+
+import io
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+from wsgiref import simple_server
+
+import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry
+
+from acstor_common import errors
+from acstor_common.model import addresses
+from acstor_common.service import version
+from acstor_common.util import supervision
+
+CONNECTIONS = 16
+ACCEPT_INTERVAL_S = 0.01
+DEADLINE_S = 10.0
+REQUEST_BYTES = 8 * 1024
+KEPT_S = 1.0
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Every version of Prometheus reads it."""
+
+
+class MetricsApp:
+    """A WSGI application that shows a registry, as it was at most KEPT_S ago.
+
+    :param clock: in seconds; never goes back
+    """
+
+    def __init__(
+        self, own: prometheus_client.CollectorRegistry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._registry, self._clock = own, clock
+        self._lock = threading.Lock()
+        self._kept, self._kept_until_s = b"", -float("inf")
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[[str, list[tuple[str, str]]], Any]
+    ) -> Iterable[bytes]:
+        """Answer a request for any path."""
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return []
+        body = self._text()
+        headers = [
+            ("Content-Type", CONTENT_TYPE),
+            ("Content-Length", str(len(body))),
+        ]
+        start_response("200 OK", headers)
+        return [body]
+
+    def _text(self) -> bytes:
+        with self._lock:
+            if self._clock() >= self._kept_until_s:
+                self._kept = prometheus_client.generate_latest(self._registry)
+                self._kept_until_s = self._clock() + KEPT_S
+            return self._kept
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+    """Answers one request; writes nothing to the log."""
+
+    def setup(self) -> None:
+        """Read the head of the request; one that is too long reads as none."""
+        super().setup()
+        self.rfile.close()
+        head = b""
+        while b"\r\n\r\n" not in head and b"\n\n" not in head:
+            more = self.connection.recv(REQUEST_BYTES + 1 - len(head))
+            head += more
+            if not more or len(head) > REQUEST_BYTES:
+                head = b""
+                break
+        self.rfile = io.BufferedReader(io.BytesIO(head))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """A thread for each connection, CONNECTIONS at most."""
+
+    daemon_threads = True
+    request_queue_size = CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], is_shared: bool) -> None:
+        self.allow_reuse_port = is_shared
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._lock = threading.Lock()
+        self._open: dict[Any, float] = {}  # connections by when they were accepted, oldest first
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; the next connection is accepted a little later."""
+        with self._lock:
+            displaced = next(iter(self._open)) if len(self._open) >= CONNECTIONS else None
+            if displaced is not None:
+                self._end(displaced)
+            self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+        time.sleep(ACCEPT_INTERVAL_S)
+
+    def service_actions(self) -> None:
+        """End connections that have been open for too long."""
+        with self._lock:
+            for request, since_s in list(self._open.items()):
+                if time.monotonic() - since_s < DEADLINE_S:
+                    break
+                self._end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Close the socket and all connections."""
+        super().server_close()
+        with self._lock:
+            for request in list(self._open):
+                self._end(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke."""
+
+    def _end(self, request: Any) -> None:
+        """Make a connection's thread fail at once; that thread closes it."""
+        del self._open[request]
+        try:
+            request.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the client has gone
+
+
+class _Loops(registry.Collector):
+    """Shows how often the loops of this process failed."""
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield the one metric, as of now."""
+        family = core.CounterMetricFamily(
+            "acstor_loop_failures",
+            "Failures of the loops of this process, by name",
+            labels=["loop"],
+        )
+        for name, times in sorted(supervision.failures().items()):
+            family.add_metric([name], times)
+        yield family
+
+
+class _Build(registry.Collector):
+    """Shows which version of acstor runs."""
+
+    def __init__(self) -> None:
+        self._version = version.installed()
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield the one metric."""
+        yield core.InfoMetricFamily("acstor_build", "The build", {"version": self._version})
+
+
+def serve(
+    address: str,
+    own: prometheus_client.CollectorRegistry,
+    option: str,
+    is_shared: bool = False,
+) -> Callable[[], None]:
+    """Start the endpoint; return what stops it.
+
+    :param own: what is shown, beside the process's own figures
+    :param option: the option that has the address, for the error
+    :param is_shared: other processes of the same user listen there as well, and show the same; so
+        nothing of one process is shown beside it
+    :raises errors.Unusable: the address cannot be used
+    """
+    own.register(_Build())
+    if not is_shared:
+        prometheus_client.ProcessCollector(registry=own)
+        own.register(_Loops())
+    try:
+        server = _Server(addresses.parse(address), is_shared)
+    except (ValueError, OSError) as e:
+        raise errors.Unusable(option, f"{address}: {e}") from e
+    server.set_app(MetricsApp(own))
+    thread = supervision.start("metrics", server.serve_forever, is_vital=False)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of keystoneauth's sessions, with the deadline that keystoneauth leaves out."""
+
+from keystoneauth1 import loading
+from oslo_config import cfg
+
+_USERS = ("username", "user_id", "application_credential_id", "application_credential_name")
+
+
+def session_options(timeout_s: int) -> list[cfg.Opt]:
+    """Return the options of a session.
+
+    :param timeout_s: default of ``timeout``: the longest that a server may be silent, in seconds
+    """
+    found: list[cfg.Opt] = [*loading.get_session_conf_options()]
+    cfg.set_defaults(found, timeout=timeout_s)
+    return found
+
+
+def describe(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
+    """Return which group of options names a service, and who signs in where; no password."""
+    url = _value(group, "url")
+    users = [url.rpartition("@")[0].rpartition("//")[2].partition(":")[0]]
+    users += [_value(group, option) for option in _USERS]
+    user, keystone = next(filter(None, users), ""), _value(group, "auth_url")
+    who = f", as {user}" if user else ""
+    return f"[{name}]{who}{f' at {keystone}' if keystone else ''}"
+
+
+def _value(group: cfg.ConfigOpts.GroupAttr, option: str) -> str:
+    return str(group[option] or "") if option in group else ""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small mechanisms: limits, rates, supervision, atomic files."""

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long somebody who works by a rate has to wait before going on.
+
+Over any time that is longer than a moment, no more than the rate.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+_AHEAD_S: Final = 0.1
+"""What was not used is saved up for this long: a pause does not end in a burst."""
+
+
+class RateLimiter:
+    """Bounds one worker, who does the waiting.
+
+    >>> now_s = [100.0]
+    >>> pace = RateLimiter(1000, lambda: now_s[0])
+    >>> round(pace.wait_s(600), 3), round(pace.wait_s(100), 3)
+    (0.5, 0.6)
+    >>> now_s[0] += 3600.0
+    >>> round(pace.wait_s(100), 3), round(pace.wait_s(100), 3)
+    (0.0, 0.1)
+
+    :param rate_bytes_s: 0: as fast as it goes
+    :param clock: monotonic
+    """
+
+    def __init__(self, rate_bytes_s: int, clock: Callable[[], float]) -> None:
+        self._rate_bytes_s, self._clock = rate_bytes_s, clock
+        self._free_at_s = clock() - _AHEAD_S
+
+    def wait_s(self, count_bytes: int) -> float:
+        """Return how long to wait when so much was done, or before it is."""
+        if not self._rate_bytes_s:
+            return 0.0
+        now_s = self._clock()
+        saved_s = max(self._free_at_s, now_s - _AHEAD_S)
+        self._free_at_s = saved_s + count_bytes / self._rate_bytes_s
+        return max(0.0, self._free_at_s - now_s)

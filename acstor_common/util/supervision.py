@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts every long-lived thread of every service, and sees to it that none ends unnoticed.
+
+A loop that raises is logged, counted and run again after a pause (:mod:`restart_backoff`). A loop
+that keeps failing ends the process with EXIT_FAILED, and systemd starts it again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from acstor_common.util import restart_backoff
+
+LOG = logging.getLogger(__name__)
+
+EXIT_FAILED = 70
+"""EX_SOFTWARE of sysexits.h: a loop was given up."""
+
+_lock = threading.Lock()
+_failures: dict[str, int] = {}
+
+
+def failures() -> dict[str, int]:
+    """Return how often each loop of this process failed, by name."""
+    with _lock:
+        return dict(_failures)
+
+
+def count_failure(name: str) -> None:
+    """Count a failure of a loop; who calls this runs the loop again."""
+    with _lock:
+        _failures[name] = _failures.get(name, 0) + 1
+
+
+def start(
+    name: str,
+    loop: Callable[[], None],
+    stopping: threading.Event | None = None,
+    *,
+    is_vital: bool = True,
+) -> threading.Thread:
+    """Run a loop in a daemon thread until it returns; return the thread.
+
+    :param name: of the thread, in the log and in the metric
+    :param stopping: once set, the loop is not run again
+    :param is_vital: the process ends when the loop keeps failing
+    """
+    return _started(name, lambda: run(name, loop, stopping, is_vital=is_vital))
+
+
+def start_once(name: str, work: Callable[[], None]) -> threading.Thread:
+    """Do work that ends by itself in a daemon thread; a failure is logged and counted."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception:
+            count_failure(name)
+            LOG.exception("%s failed; not restarting it", name)
+
+    return _started(name, guarded)
+
+
+def run(
+    name: str,
+    loop: Callable[[], None],
+    stopping: threading.Event | None = None,
+    *,
+    is_vital: bool = True,
+) -> None:
+    """Run a loop in the caller's thread until it returns; see :func:`start`."""
+    stopping = stopping or threading.Event()
+    again = restart_backoff.Restarts(restart_backoff.MOST_FAILURES if is_vital else None)
+    while not stopping.is_set():
+        began_s = time.monotonic()
+        try:
+            loop()
+        except Exception:
+            count_failure(name)
+            pause_s = again.failed(time.monotonic() - began_s)
+            if pause_s is None:
+                LOG.exception("%s keeps failing; ending the process", name)
+                logging.shutdown()
+                os._exit(EXIT_FAILED)
+            LOG.exception("%s failed; restarting it in %.1f s", name, pause_s)
+            stopping.wait(pause_s)
+        else:
+            return
+
+
+def _started(name: str, target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread

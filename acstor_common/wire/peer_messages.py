@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents can say to each other, and how each message's body is written in bytes.
+
+Nobody gets a message out of range.  What is sent is checked as strictly as what
+was received, by the same functions; a fault is a ValueError (or struct.error)
+here, and ``peer_wire``, which frames the bodies and cuts the stream, says whose
+fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
+"""
+
+import enum
+import itertools
+import struct
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_common.wire import peer_request
+from acstor_common.wire import replica_messages
+from acstor_common.wire.peer_request import Cancel as Cancel
+from acstor_common.wire.peer_request import Get as Get
+from acstor_common.wire.peer_request import Hurry as Hurry
+from acstor_common.wire.peer_request import Klass as Klass
+from acstor_common.wire.replica_messages import ReplicaReport as ReplicaReport
+from acstor_common.wire.replica_messages import ReplicaRequest as ReplicaRequest
+
+MAX_SEGMENTS = 512
+MAX_REFERRALS = 4
+
+Buffer = bytes | bytearray | memoryview
+
+
+class RefuseCode(enum.IntEnum):
+    """Why a request is not answered with the bytes."""
+
+    MISSING = 1  # this host has nothing that may be asked for like this, or cannot read it
+    UNREACHABLE = 2  # a passing fault on the way to the source, or no time left
+    BUSY = 3  # too much to do: ask somebody else
+    WITHHELD = 4  # the source does not let this host read the image, which says nothing of it
+
+
+class Hello(NamedTuple):
+    """First message on a connection, once from each side."""
+
+    host_id: ids.HostId
+    klass: Klass
+    ring_epoch: int
+
+
+class Chunk(NamedTuple):
+    """Answers a request, or a part of its run, with bytes.
+
+    :param request_id: number of the first chunk; each chunk has the number behind that of the one
+        before
+    :param data: of all chunks, one behind the other
+    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
+        is one chunk
+    :param raw_bytes: the length of one chunk whose ``data`` are compressed (``peer_compression``);
+        0: they are not.  Nobody receives a message with compressed data
+    """
+
+    request_id: int
+    data: Buffer
+    chunk_bytes: int = 0
+    raw_bytes: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has."""
+        return peer_request.chunks_in(len(self[1]), self[2])
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self[0], self[0] + self.chunks)
+
+    def each(self) -> Iterator["Chunk"]:
+        """Yield its chunks, each by itself."""
+        number, data, size, _ = self
+        if not size:
+            yield self
+            return
+        view = memoryview(data)
+        for begin in range(0, len(view), size):
+            yield Chunk(number, view[begin : begin + size])
+            number += 1
+
+
+class Refuse(NamedTuple):
+    """Answers a request with a reason why not; more is only in the log of who refuses."""
+
+    request_id: int
+    code: RefuseCode
+
+
+class Ping(NamedTuple):
+    """Asks for a Pong with the same token."""
+
+    token: int
+
+
+class Pong(NamedTuple):
+    """Answers a Ping."""
+
+    token: int
+
+
+class Advertise(NamedTuple):
+    """Tells a neighbour of chunks that the sender has.
+
+    :param chunks: of 1 to 512 segments
+    :param segment_chunks: the length of the segments
+    """
+
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
+
+
+class Refer(NamedTuple):
+    """Answers a request: ask one of these hosts, they have the chunk or will have it before you.
+
+    :param hosts: 1 to 4 of them, the best first; with the variant ``ring`` one alone is the next
+        one in step, and who has only one to choose from names itself as well, last: who asked
+        comes back to it anyway
+    """
+
+    request_id: int
+    hosts: tuple[ids.HostId, ...]
+
+
+class Gone(NamedTuple):
+    """Tells a neighbour of chunks that the sender has not got any more.
+
+    Its fields are those of Advertise.
+    """
+
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
+
+
+class EvictionHint(NamedTuple):
+    """A home tells a holder of chunks that many others hold: let these make room first.
+
+    Its fields are those of Advertise.
+    """
+
+    chunks: tuple[segments.Chunks, ...]
+    segment_chunks: int = 1
+
+
+SegmentNews = Advertise | Gone | EvictionHint
+News = SegmentNews | ReplicaRequest | ReplicaReport
+"""What is told to a peer without being asked for, on BULK connections only; it has no answer."""
+Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
+
+
+class Type(enum.IntEnum):
+    """Type number of each message in a frame's header; never changed, never used again."""
+
+    HELLO = 1
+    GET = 2
+    CHUNK = 3
+    REFUSE = 4
+    CANCEL = 5
+    PING = 6
+    PONG = 7
+    ADVERTISE = 8
+    REFER = 9
+    GONE = 10
+    EVICTION_HINT = 11
+    KEEP = 12
+    KEPT = 13
+    HURRY = 14
+
+
+_HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
+_REFUSE = struct.Struct(">IB")  # request, code
+_REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
+_TOKEN = struct.Struct(">Q")
+_SEGMENT_BYTES = 10  # name, bitmap; before the first one the length of all
+_CHUNK_BYTES = 8  # the same where segments are chunks
+_MAX_HOST_BYTES = 255
+
+
+def _require(is_right: bool, why: str) -> None:
+    if not is_right:
+        raise ValueError(why)
+
+
+def _encode_hello(hello: Hello) -> bytes:
+    host_id = ids.parse_host_id(hello.host_id).encode("ascii")
+    return _HELLO.pack(hello.klass, hello.ring_epoch) + host_id
+
+
+def _encode_refuse(refuse: Refuse) -> bytes:
+    return _REFUSE.pack(refuse.request_id, refuse.code)
+
+
+def _encode_segments(news: SegmentNews) -> bytes:
+    chunks, length = news
+    names, bitmaps = [name for name, _ in chunks], [bits for _, bits in chunks]
+    _check_segments(names, bitmaps, length)
+    if length == 1:
+        return bytes([length]) + struct.pack(f">{len(names)}Q", *names)
+    flat = itertools.chain.from_iterable(chunks)
+    return bytes([length]) + struct.pack(">" + len(names) * "QH", *flat)
+
+
+def _encode_refer(refer: Refer) -> bytes:
+    _check_hosts(refer.hosts)
+    hosts = [ids.parse_host_id(host).encode("ascii") for host in refer.hosts]
+    head = _REFER.pack(refer.request_id, len(hosts))
+    return head + b"".join(bytes([len(host)]) + host for host in hosts)
+
+
+def _check_segments(names: Sequence[int], bitmaps: Sequence[int], segment_chunks: int) -> None:
+    segments.check(segment_chunks)
+    _require(1 <= len(names) <= MAX_SEGMENTS, f"{len(names)} segments")
+    _require(0 not in names, "a segment of zeros")
+    _require(min(bitmaps) > 0, "a segment without chunks")
+    _require(max(bitmaps) < 1 << segment_chunks, f"chunks beyond a segment of {segment_chunks}")
+
+
+def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
+    _require(1 <= len(hosts) <= MAX_REFERRALS, f"{len(hosts)} hosts in a Refer")
+    _require(len(set(hosts)) == len(hosts), "a host twice in a Refer")
+
+
+def _decode_hello(body: bytes) -> Hello:
+    klass, ring_epoch = _HELLO.unpack_from(body)
+    host_id = ids.parse_host_id(body[_HELLO.size :].decode("ascii"))
+    return Hello(host_id, Klass(klass), ring_epoch)
+
+
+def _decode_refuse(body: bytes) -> Refuse:
+    request_id, code = _REFUSE.unpack(body)
+    return Refuse(request_id, RefuseCode(code))
+
+
+def _decode_segments(body: bytes) -> tuple[tuple[segments.Chunks, ...], int]:
+    """Return what a body names; a flood of them is to cost little."""
+    length = body[0]
+    entry_bytes = _CHUNK_BYTES if length == 1 else _SEGMENT_BYTES
+    count, rest = divmod(len(body) - 1, entry_bytes)
+    _require(rest == 0, f"{len(body)} bytes of segments")
+    flat = struct.unpack_from(">" + count * ("Q" if length == 1 else "QH"), body, 1)
+    names, bitmaps = (flat, count * (1,)) if length == 1 else (flat[::2], flat[1::2])
+    _check_segments(names, bitmaps, length)
+    return tuple(zip(names, bitmaps, strict=True)), length
+
+
+def _decode_refer(body: bytes) -> Refer:
+    request_id, count = _REFER.unpack_from(body)
+    hosts: list[ids.HostId] = []
+    at = _REFER.size
+    while at < len(body) and len(hosts) <= MAX_REFERRALS:
+        stop = at + 1 + body[at]
+        _require(stop <= len(body), "a host id that is cut off in a Refer")
+        hosts.append(ids.parse_host_id(body[at + 1 : stop].decode("ascii")))
+        at = stop
+    _require(len(hosts) == count, f"{len(hosts)} hosts where {count} were promised in a Refer")
+    _check_hosts(tuple(hosts))
+    return Refer(request_id, tuple(hosts))
+
+
+class Kind(NamedTuple):
+    """How one small message (every one but Chunk) is told, and the bounds on its body."""
+
+    type: Type
+    min_bytes: int
+    max_bytes: int
+    encode: Callable[..., bytes]
+    decode: Callable[[bytes], Message]
+
+
+def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], SegmentNews]) -> Kind:
+    return Kind(
+        type_,
+        1 + _CHUNK_BYTES,
+        1 + _SEGMENT_BYTES * MAX_SEGMENTS,
+        _encode_segments,
+        lambda body: made(*_decode_segments(body)),
+    )
+
+
+def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | Hurry]) -> Kind:
+    return Kind(
+        type_,
+        peer_request.MIN_NUMBERS_BYTES,
+        peer_request.MAX_NUMBERS_BYTES,
+        peer_request.encode_numbers,
+        lambda body: made(peer_request.decode_numbers(body)),
+    )
+
+
+_MAX_REFER_BYTES = _REFER.size + MAX_REFERRALS * (1 + _MAX_HOST_BYTES)
+
+KINDS: dict[type[Message], Kind] = {
+    Hello: Kind(
+        Type.HELLO, _HELLO.size + 1, _HELLO.size + _MAX_HOST_BYTES, _encode_hello, _decode_hello
+    ),
+    Get: Kind(
+        Type.GET,
+        peer_request.MIN_GET_BYTES,
+        peer_request.MAX_GET_BYTES,
+        peer_request.encode_get,
+        peer_request.decode_get,
+    ),
+    Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
+    Cancel: _of_requests(Type.CANCEL, Cancel),
+    Hurry: _of_requests(Type.HURRY, Hurry),
+    Ping: Kind(
+        Type.PING,
+        _TOKEN.size,
+        _TOKEN.size,
+        lambda ping: _TOKEN.pack(ping.token),
+        lambda body: Ping(*_TOKEN.unpack(body)),
+    ),
+    Pong: Kind(
+        Type.PONG,
+        _TOKEN.size,
+        _TOKEN.size,
+        lambda pong: _TOKEN.pack(pong.token),
+        lambda body: Pong(*_TOKEN.unpack(body)),
+    ),
+    Advertise: _news(Type.ADVERTISE, Advertise),
+    Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
+    Gone: _news(Type.GONE, Gone),
+    EvictionHint: _news(Type.EVICTION_HINT, EvictionHint),
+    ReplicaRequest: Kind(
+        Type.KEEP,
+        replica_messages.MIN_REQUEST_BYTES,
+        replica_messages.MAX_REQUEST_BYTES,
+        replica_messages.encode_request,
+        replica_messages.decode_request,
+    ),
+    ReplicaReport: Kind(
+        Type.KEPT,
+        replica_messages.MIN_REPORT_BYTES,
+        replica_messages.MAX_REPORT_BYTES,
+        replica_messages.encode_report,
+        replica_messages.decode_report,
+    ),
+}

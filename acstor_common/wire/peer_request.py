@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents ask each other for: chunks, many in one message, and its bytes.
+
+A Get names up to MAX_BATCH chunks of one image.  Chunks that lie side by side are one request, with
+one proof.  Each chunk has a number of its own, is answered for itself (with its bytes, a refusal or
+a referral), as soon as that can be done and in any order, and can be cancelled for itself.
+
+A fault is a ValueError or struct.error here.
+"""
+
+import enum
+import functools
+import struct
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import blake3
+
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+MAX_BATCH = 64
+"""Chunks in one message."""
+MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
+"""Of a request, for a chunk or for a run: so much is set aside for the answer."""
+PROOF_BYTES = 16
+MAX_OFFSET = (1 << 63) - 1
+MAX_NUMBER = (1 << 32) - 1
+
+_HEAD = struct.Struct(">16sIBB")  # image, timeout, mode, priority; then the chunks
+_RUN = struct.Struct(">IQII16s")  # request, offset, length, length of a chunk, proof
+_REQUEST = struct.Struct(">I")
+
+_IMAGES = 1024
+"""Images whose names are remembered in both forms: to make one of the other takes about 3 us."""
+_image_bytes = functools.lru_cache(_IMAGES)(ids.image_id_bytes)
+_image_id = functools.lru_cache(_IMAGES)(ids.image_id_from_bytes)
+
+MIN_GET_BYTES = _HEAD.size + _RUN.size
+MAX_GET_BYTES = _HEAD.size + MAX_BATCH * _RUN.size
+MIN_NUMBERS_BYTES = _REQUEST.size
+MAX_NUMBERS_BYTES = MAX_BATCH * _REQUEST.size
+
+
+class Klass(enum.IntEnum):
+    """What a connection is for: a guest waits for DEMAND, nobody waits for BULK yet."""
+
+    DEMAND = 1
+    BULK = 2
+
+
+class Priority(enum.IntEnum):
+    """Why the sender wants it, as far as that is another host's business; most urgent first."""
+
+    PEER = 1  # a guest of the sender waits
+    SOON = 2  # a guest of the sender is about to read it
+    LATER = 3  # nobody waits
+
+    @property
+    def klass(self) -> Klass:
+        """The class of the connections on which it may be asked for like this."""
+        return Klass.DEMAND if self is Priority.PEER else Klass.BULK
+
+
+class Mode(enum.IntEnum):
+    """What a host asks of another one when it asks for a chunk.
+
+    Three questions: give what you hold (HELD), read it through as its home (HOME), read it for me
+    who asks as a home (RELAYED).  ``ONLY`` ones are not to be answered with a referral.
+
+    Who is asked in one mode waits only for what is lower in this list, so no two
+    hosts can wait for each other, whatever v-node tables they have:
+
+    1. HELD waits for anything under way there, for a bounded time;
+    2. HOME waits for another home, or for the source;
+    3. RELAYED waits for the source.
+
+    >>> Mode.HOME.may_refer, Mode.HOME.plain, Mode.HELD.reads_source
+    (True, <Mode.HOME_ONLY: 3>, False)
+    """
+
+    HELD = 0  # give it if it is here or on its way
+    HELD_ONLY = 1
+    HOME = 2  # you are its home: read it through if it is not here
+    HOME_ONLY = 3
+    NEW_HOME = 4  # the same, and by the table before mine another host was its home
+    NEW_HOME_ONLY = 5
+    RELAYED = 6  # I ask as its home: ask nobody but the source
+
+    @property
+    def may_refer(self) -> bool:
+        """Say whether the answer may be to ask another host."""
+        return self in _MAY_REFER
+
+    @property
+    def reads_source(self) -> bool:
+        """Say whether who is asked is to bring what it has not got."""
+        return self >= Mode.HOME
+
+    @property
+    def is_home(self) -> bool:
+        """Say whether who is asked is taken for the chunk's home."""
+        return Mode.HOME <= self <= Mode.NEW_HOME_ONLY
+
+    @property
+    def is_relayed(self) -> bool:
+        """Say whether who asks does so as a home, for others."""
+        return self is Mode.RELAYED
+
+    @property
+    def is_moved(self) -> bool:
+        """Say whether who is asked is the home since the asker's last table only."""
+        return self in _IS_MOVED
+
+    @property
+    def plain(self) -> "Mode":
+        """The same question that is not to be answered with a referral."""
+        return _PLAIN[self]
+
+
+_M = Mode
+_MAY_REFER = frozenset({_M.HELD, _M.HOME, _M.NEW_HOME})
+_IS_MOVED = frozenset({_M.NEW_HOME, _M.NEW_HOME_ONLY})
+_PLAIN = (
+    *(_M.HELD_ONLY, _M.HELD_ONLY, _M.HOME_ONLY, _M.HOME_ONLY),
+    *(_M.NEW_HOME_ONLY, _M.NEW_HOME_ONLY, _M.RELAYED),
+)
+
+
+def chunks_in(length: int, chunk_bytes: int) -> int:
+    """Return how many chunks a request is for.
+
+    >>> chunks_in(65536, 0), chunks_in(65537, 65536)
+    (1, 2)
+    """
+    return -(-length // chunk_bytes) if chunk_bytes else 1
+
+
+class Request(NamedTuple):
+    """Asks for ``length`` bytes of an image from ``offset`` on: a whole chunk, or a run of them.
+
+    :param request_id: number of the first chunk; each chunk has the number behind that of the one
+        before
+    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunks'
+        CIDs; see :func:`proof_of`
+    :param timeout_ms: how long the sender waits for the answers
+    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
+        is one chunk
+    """
+
+    request_id: int
+    image_id: ids.ImageId
+    offset: int
+    length: int
+    proof: bytes
+    mode: Mode
+    priority: Priority
+    timeout_ms: int
+    chunk_bytes: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it asks for."""
+        return chunks_in(self.length, self.chunk_bytes)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self.request_id, self.request_id + self.chunks)
+
+    @property
+    def offsets(self) -> range:
+        """Where the chunks begin in the image."""
+        return range(self.offset, self.offset + self.length, self.chunk_bytes or self.length)
+
+    def length_of(self, number: int, chunks: int = 1) -> int:
+        """Return the length of the chunk that has a number, or of so many from that one on."""
+        if not self.chunk_bytes:
+            return self.length
+        before = (number - self.request_id) * self.chunk_bytes
+        return min(chunks * self.chunk_bytes, self.length - before)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """The lengths of the chunks, by number."""
+        if not self.chunk_bytes:
+            return {self.request_id: self.length}
+        found = dict.fromkeys(self.numbers, self.chunk_bytes)
+        found[self.numbers[-1]] = self.length - (len(found) - 1) * self.chunk_bytes
+        return found
+
+
+class Get(NamedTuple):
+    """Asks for chunks of one image.
+
+    :param requests: for 1 to MAX_BATCH chunks in all, no number and no chunk twice, in one mode, of
+        one priority, with one timeout
+    """
+
+    requests: tuple[Request, ...]
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for these answers any more; they may come all the same.
+
+    :param request_ids: 1 to MAX_BATCH of them, none twice
+    """
+
+    request_ids: tuple[int, ...]
+
+
+class Hurry(NamedTuple):
+    """Guests of the sender wait for these answers now, as if they had been asked for as PEER.
+
+    :param request_ids: as in Cancel
+    """
+
+    request_ids: tuple[int, ...]
+
+
+def batches(requests: Iterable[Request]) -> Iterator[Get]:
+    """Yield messages with all of ``requests``, as few as may be.
+
+    >>> one = Request(1, ids.ImageId("i"), 0, 1, bytes(16), Mode.HELD, Priority.PEER, 9)
+    >>> asked = [one, one._replace(request_id=2, offset=1), one._replace(request_id=3)]
+    >>> [[request.request_id for request in get.requests] for get in batches(asked)]
+    [[1, 2], [3]]
+    """
+    kinds: dict[tuple[object, ...], tuple[list[Request], set[int]]] = {}
+    for request in requests:
+        kind = request.image_id, request.mode, request.priority, request.timeout_ms
+        batch, offsets = kinds.setdefault(kind, ([], set()))
+        its = request.offsets
+        if batch and (len(offsets) + len(its) > MAX_BATCH or not offsets.isdisjoint(its)):
+            yield Get(tuple(batch))
+            batch, offsets = kinds[kind] = [], set()
+        batch.append(request)
+        offsets.update(its)
+    for batch, _ in kinds.values():
+        yield Get(tuple(batch))
+
+
+_PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
+
+
+def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
+    """Return what shows ``asked`` that ``asker`` knows the CIDs of the chunks that it asks for.
+
+    BLAKE3 in its key derivation mode.  The CIDs cannot be found from it, and no other host takes
+    it: who is asked learns nothing that he could ask others with.
+
+    :param cids: those of all chunks of a request, one behind the other
+
+    >>> cid = ids.Cid(bytes(range(32)))
+    >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
+    '66c346027299b6578dc1e691d4778198'
+    """
+    names = asker.encode("ascii"), asked.encode("ascii")
+    material = b"%b%b%b\0%b" % (len(cids).to_bytes(4, "big"), cids, *names)
+    return blake3.blake3(material, derive_key_context=_PROOF_CONTEXT).digest(length=PROOF_BYTES)
+
+
+def encode_get(get: Get) -> bytes:
+    """Return the body of a Get."""
+    _check(get.requests)
+    first = get.requests[0]
+    shared = first.image_id, first.timeout_ms, first.mode, first.priority
+    body = [_HEAD.pack(_image_bytes(first.image_id), *shared[1:])]
+    for request in get.requests:
+        request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size = request
+        if (image_id, timeout_ms, mode, priority) != shared:
+            raise ValueError("a Get of several kinds")
+        body.append(_RUN.pack(request_id, offset, length, size, proof))
+    return b"".join(body)
+
+
+def decode_get(body: bytes) -> Get:
+    """Return the Get whose body this is."""
+    image, timeout_ms, mode_code, priority_code = _HEAD.unpack_from(body)
+    if rest := (len(body) - _HEAD.size) % _RUN.size:
+        raise ValueError(f"{rest} bytes of a request in a Get")
+    image_id, mode, priority = _image_id(image), Mode(mode_code), Priority(priority_code)
+    requests = tuple(
+        [
+            Request(request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size)
+            for request_id, offset, length, size, proof in _RUN.iter_unpack(body[_HEAD.size :])
+        ]
+    )
+    _check(requests)
+    return Get(requests)
+
+
+def _check(requests: tuple[Request, ...]) -> None:
+    if not 1 <= len(requests) <= MAX_BATCH:
+        raise ValueError(f"a Get of {len(requests)} requests")
+    if requests[0].timeout_ms < 1:
+        raise ValueError("a Get without time")
+    chunks = 0
+    for request in requests:
+        _check_run(request)
+        chunks += request.chunks
+    if chunks > MAX_BATCH:
+        raise ValueError(f"a Get of {chunks} chunks")
+    if len(requests) == 1:
+        return
+    if len({number for request in requests for number in request.numbers}) < chunks:
+        raise ValueError("a number twice in a Get")
+    if len({offset for request in requests for offset in request.offsets}) < chunks:
+        raise ValueError("a chunk twice in a Get")
+
+
+def _check_run(request: Request) -> None:
+    """Look whether a request can be one of a chunk, or of a run.
+
+    Counts nothing that it does not know to be small: the numbers are the sender's.
+    """
+    request_id, _, offset, length, proof, _, _, _, size = request
+    is_run = size > 0
+    if not 1 <= length <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
+        raise ValueError(f"a Get of {length} bytes, {size} in a chunk")
+    if not 0 <= offset <= MAX_OFFSET - length:
+        raise ValueError(f"a Get at offset {offset}")
+    if not 0 <= request_id <= MAX_NUMBER - request.chunks + 1:
+        raise ValueError(f"a Get of number {request_id}")
+    if len(proof) != PROOF_BYTES:
+        raise ValueError(f"a proof of {len(proof)} bytes")
+
+
+def encode_numbers(message: Cancel | Hurry) -> bytes:
+    """Return the body of what says something of requests."""
+    _check_ids(message.request_ids)
+    return struct.pack(f">{len(message.request_ids)}I", *message.request_ids)
+
+
+def decode_numbers(body: bytes) -> tuple[int, ...]:
+    """Return the requests of which the message says something whose body this is."""
+    if len(body) % _REQUEST.size:
+        raise ValueError(f"{len(body)} bytes of numbers of requests")
+    request_ids = struct.unpack(f">{len(body) // _REQUEST.size}I", body)
+    _check_ids(request_ids)
+    return request_ids
+
+
+def _check_ids(request_ids: tuple[int, ...]) -> None:
+    if not 1 <= len(request_ids) <= MAX_BATCH:
+        raise ValueError(f"{len(request_ids)} numbers of requests")
+    if len(set(request_ids)) < len(request_ids):
+        raise ValueError("a number of a request twice")

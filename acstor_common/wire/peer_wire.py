@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents say to each other: messages to bytes and back, without any I/O.
+
+The one rule: every byte from the other side is checked before it is used, and
+only :class:`errors.RemoteProtocolError` comes out of a bad one.  Nothing is
+allocated before the length in a frame's header was found to be in range.
+
+The shape is that of h11 and of asyncio's BufferedProtocol: the shell receives
+into :meth:`Receiver.get_buffers` and tells how much came by
+:meth:`Receiver.received`.  A frame may carry many chunks; their bytes land in one
+buffer, one behind the other, so they are never joined or copied: what a reader asked
+for in one piece lies there in one piece, if it was answered in its order.  Each chunk
+is given out as soon as it is whole.  Where frames are encrypted (``peer_encryption``)
+nothing of one is used before its tag was found right.  The messages and their bodies are in
+``peer_messages``; every byte is described in doc/source/format/peer_wire.rst.
+"""
+
+import struct
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common.wire import peer_compression
+from acstor_common.wire import peer_encryption
+from acstor_common.wire import peer_messages
+from acstor_common.wire import peer_request
+from acstor_common.wire.peer_messages import Advertise as Advertise
+from acstor_common.wire.peer_messages import Cancel as Cancel
+from acstor_common.wire.peer_messages import Chunk as Chunk
+from acstor_common.wire.peer_messages import EvictionHint as EvictionHint
+from acstor_common.wire.peer_messages import Get as Get
+from acstor_common.wire.peer_messages import Gone as Gone
+from acstor_common.wire.peer_messages import Hello as Hello
+from acstor_common.wire.peer_messages import Hurry as Hurry
+from acstor_common.wire.peer_messages import Ping as Ping
+from acstor_common.wire.peer_messages import Pong as Pong
+from acstor_common.wire.peer_messages import Refer as Refer
+from acstor_common.wire.peer_messages import Refuse as Refuse
+from acstor_common.wire.peer_messages import ReplicaReport as ReplicaReport
+from acstor_common.wire.peer_messages import ReplicaRequest as ReplicaRequest
+from acstor_common.wire.peer_request import Klass as Klass
+from acstor_common.wire.peer_request import Mode as Mode
+from acstor_common.wire.peer_request import Priority as Priority
+from acstor_common.wire.peer_request import Request as Request
+
+MAGIC = 0x4143
+"""``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
+MAJOR_VERSION = 3
+
+MAX_BATCH = peer_request.MAX_BATCH
+MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
+PROOF_BYTES = peer_request.PROOF_BYTES
+RUN_BYTES = 1024 * 1024
+"""Of chunks in one frame, unless it is one alone: what FUSE asks for at a time."""
+ENCRYPTED_RUN_BYTES = 256 * 1024
+"""The same on slow links where frames are encrypted: no chunk is of use before the last byte."""
+SMALL_BYTES = 8192
+"""Size of the buffer for headers and small messages; all but the chunks' bytes fit."""
+
+# Who speaks the protocol needs this module alone.
+Buffer = peer_messages.Buffer
+Message = peer_messages.Message
+RefuseCode = peer_messages.RefuseCode
+News = peer_messages.News
+SegmentNews = peer_messages.SegmentNews
+Type = peer_messages.Type
+batches = peer_request.batches
+proof_of = peer_request.proof_of
+
+BULK_ONLY = frozenset(
+    {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.HURRY}
+)
+FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
+"""What the side that opened the connection may send."""
+FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
+"""What the side that accepted the connection may send."""
+
+_HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
+HEADER_BYTES = _HEADER.size
+_COUNT_BYTES = 1
+_RUN = struct.Struct(">IIII")  # request, bytes, bytes of each chunk, bytes before compression
+_MIN_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + 1
+_MAX_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + MAX_DATA_BYTES
+_KNOWN = frozenset(Type)
+_SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
+_MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
+_MAX_CHUNK_HEAD_BYTES = HEADER_BYTES + max(_MAX_SMALL_BYTES, _COUNT_BYTES + MAX_BATCH * _RUN.size)
+"""Of a whole small frame, and of a frame with chunks before their bytes."""
+
+_MAX_HELLO_BYTES = _HEADER.size + _SMALL[Type.HELLO].max_bytes
+
+_TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
+
+Expects = Callable[[Sequence[tuple[int, int, int]]], bool]
+"""Says whether somebody waits for all of these: first number, length, and ``chunk_bytes`` of each.
+
+:raises errors.RemoteProtocolError: one of them was never asked for
+"""
+
+
+def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
+    """Return the frame of ``message`` as buffers to send one after the other.
+
+    Data is not copied, unless it is encrypted.
+
+    :param encryption: of this direction, where frames are encrypted; they are to be sent in the
+        order in which they were encoded
+    :raises errors.LocalProtocolError: a field is out of range
+    """
+    try:
+        buffers = _encode(message)
+    except (struct.error, ValueError) as error:
+        raise errors.LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from error
+    return buffers if encryption is None else [encryption.encrypt(buffers)]
+
+
+def _encode(message: Message) -> list[Buffer]:
+    if isinstance(message, peer_messages.Chunk):
+        return _encode_chunks([message])
+    kind = peer_messages.KINDS[type(message)]
+    body = kind.encode(message)
+    return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
+
+
+def encode_chunks(
+    chunks: Sequence[Chunk],
+    encryption: peer_encryption.Encryption | None = None,
+    run_bytes: int = RUN_BYTES,
+) -> list[Buffer]:
+    """Return frames with ``chunks``, as few as may be; see :func:`encode`.
+
+    :param run_bytes: of chunks in one frame, unless it is one alone; RUN_BYTES at most
+    :raises errors.LocalProtocolError: one is out of range
+    """
+    buffers: list[Buffer] = []
+    for run in _frames(chunks, run_bytes):
+        try:
+            frame = _encode_chunks(run)
+        except (struct.error, ValueError) as error:
+            raise errors.LocalProtocolError(f"cannot send Chunk: {error}") from error
+        buffers += frame if encryption is None else [encryption.encrypt(frame)]
+    return buffers
+
+
+def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
+    """Yield what goes into each frame."""
+    frame: list[Chunk] = []
+    total = 0
+    numbers: set[int] = set()  # none is twice in a frame, if a client uses one again too early
+    for part in _parts(answers, run_bytes):
+        its = part.numbers
+        raw_bytes = part.raw_bytes or len(part.data)
+        is_full = total + raw_bytes > run_bytes or len(numbers) + len(its) > MAX_BATCH
+        if frame and (is_full or not numbers.isdisjoint(its)):
+            yield frame
+            frame, total = [], 0
+            numbers.clear()
+        frame.append(part)
+        numbers.update(its)
+        total += raw_bytes
+    if frame:
+        yield frame
+
+
+def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
+    """Cut runs that are longer than a frame."""
+    for answer in answers:
+        number, data, size, _ = answer
+        if not size or len(data) <= run_bytes:
+            yield answer
+            continue
+        view, count = memoryview(data), max(1, run_bytes // size)
+        for begin in range(0, len(data), count * size):
+            part = view[begin : begin + count * size]
+            yield Chunk(number, part, size if len(part) > size else 0)
+            number += count
+
+
+def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
+    heads = [(number, len(data), size, raw_bytes) for number, data, size, raw_bytes in chunks]
+    sizes = [length for _, length, _, _ in heads]
+    total = sum(sizes)
+    if not min(sizes) or total > MAX_DATA_BYTES:
+        raise ValueError(f"chunks of {sizes} bytes in it")
+    body_bytes = _COUNT_BYTES + len(chunks) * _RUN.size + total
+    head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
+    head += [_RUN.pack(*one) for one in heads]
+    return [b"".join(head), *[data for _, data, _, _ in chunks]]
+
+
+class _Run(NamedTuple):
+    """Chunks with consecutive numbers in the data of a frame, where they begin and end."""
+
+    number: int
+    begin: int
+    end: int
+    chunk_bytes: int = 0
+    raw_bytes: int = 0
+
+    @property
+    def numbers(self) -> range:
+        chunks = peer_request.chunks_in(self.end - self.begin, self.chunk_bytes)
+        return range(self.number, self.number + chunks)
+
+    def whole_at(self, filled: int, is_past: bool = False) -> int:
+        """Return where the chunk ends that is on its way, or where the last whole one has ended."""
+        size = self.chunk_bytes or self.end - self.begin
+        chunks = (filled - self.begin) // size + (not is_past)
+        return min(self.begin + chunks * size, self.end)
+
+    def divide(self, stop: int) -> tuple["_Run", list["_Run"]]:
+        """Return the chunks before ``stop``, which is between two, and the others, if any."""
+        size = self.chunk_bytes
+        if stop == self.end:
+            return self, []
+        chunks = (stop - self.begin) // size
+        some = _Run(self.number, self.begin, stop, size if chunks > 1 else 0)
+        rest_size = size if self.end - stop > size else 0
+        return some, [_Run(self.number + chunks, stop, self.end, rest_size)]
+
+
+class Receiver:
+    """Makes messages of the bytes of one direction of one connection.
+
+    It holds at most MAX_DATA_BYTES and ``SMALL_BYTES``, whatever is sent.
+
+    :param peer: the other side as far as it is known, for errors
+    :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
+    :ivar expects: is asked of a frame's chunks before there is memory for them; where some are
+        not wanted each lies for itself, else one would hold the memory of all
+    :ivar awaited_bytes: says how many bytes of chunks may come at most; an encrypted frame does not
+        show which they are before all of it came
+    """
+
+    def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
+        self.peer = peer
+        self.expects: Expects = lambda chunks: True
+        self.awaited_bytes: Callable[[], int] = lambda: MAX_DATA_BYTES
+        self._accepts = accepts
+        self._is_greeted = False
+        self._klass = Klass.DEMAND  # until Hello says otherwise
+        self._small = bytearray(SMALL_BYTES)
+        self._small_view = memoryview(self._small)
+        self._start = 0  # the bytes from _start to _end came and were not used yet
+        self._end = 0
+        self._data: bytearray | None = None  # of the chunks in the frame that is on its way
+        self._data_view = self._small_view[:0]
+        self._filled = 0
+        self._runs: list[_Run] = []  # of them: which are on their way, the next one first
+        self._is_shared = True  # they are given out where they lie, as neighbours
+
+    least_bytes = HEADER_BYTES
+    """How many bytes tell how long the next frame is."""
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Bytes missing until something that is on its way is whole: a message, a header."""
+        have = self._end - self._start
+        if self._data is not None:
+            return self._runs[0].whole_at(self._filled) - self._filled
+        if have < HEADER_BYTES:
+            return HEADER_BYTES - have
+        _, _, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
+        if type_ == Type.CHUNK:
+            return self._chunk_head_bytes(have) - have
+        return HEADER_BYTES + int(body_bytes) - have
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Say that nothing of a frame came whose rest did not."""
+        return self._data is None and self._start == self._end
+
+    def get_buffers(self) -> list[memoryview]:
+        """Return where to receive next, to be filled in this order."""
+        if self._data is not None and self._filled < len(self._data):
+            return [self._data_view[self._filled :], self._small_view]  # which is empty now
+        if self._start:
+            rest = self._end - self._start
+            self._small[:rest] = self._small[self._start : self._end]
+            self._start, self._end = 0, rest
+        return [self._small_view[self._end :]]
+
+    def feed(self, data: bytes | bytearray) -> list[Message]:
+        """Take bytes that were received elsewhere (with the handshake): copies them."""
+        messages: list[Message] = []
+        view = memoryview(data)
+        while view:
+            space = self.get_buffers()[0]
+            taken = min(len(view), len(space))
+            space[:taken] = view[:taken]
+            messages += self.received(taken)
+            view = view[taken:]
+        return messages
+
+    def received(self, count: int) -> list[Message]:
+        """Return the messages that ``count`` more bytes in the buffers completed.
+
+        :raises errors.RemoteProtocolError: the other side broke the rules; the receiver must not
+            be used any more
+        """
+        messages: list[Message] = []
+        if self._data is not None:
+            taken = min(count, len(self._data) - self._filled)
+            self._filled += taken
+            count -= taken
+        self._end += count
+        least = self.least_bytes
+        while (self._data or self._end - self._start >= least) and self._step(messages):
+            pass
+        return messages
+
+    def _step(self, messages: list[Message]) -> bool:
+        """Use what is in the small buffer for one frame; False if more must come first.
+
+        There is a header in it, or the data of a frame is on its way.
+        """
+        if self._data is not None:
+            return self._give_chunks(self._data, messages)
+        have = self._end - self._start
+        type_, body_bytes = self._check_header(self._small, self._start)
+        if type_ == Type.CHUNK:
+            return self._begin_chunks(have, body_bytes)
+        return self._take_small(type_, have, body_bytes, messages)
+
+    def _check_header(self, buffer: Buffer, start: int) -> tuple[Type, int]:
+        """Return which message a frame begins, and the length of its body."""
+        magic, major_version, type_, body_bytes = _HEADER.unpack_from(buffer, start)
+        if magic != MAGIC:
+            raise self._error(_why_no_frame(magic))
+        if major_version != MAJOR_VERSION:
+            why = f"it speaks version {major_version} of the peer protocol, this host"
+            raise errors.OtherVersion(self.peer, f"{why} {MAJOR_VERSION}")
+        if type_ not in _KNOWN:
+            raise self._error(f"message type {type_} is unknown")
+        self._check_turn(Type(type_))
+        return Type(type_), body_bytes
+
+    def _chunk_head_bytes(self, have: int) -> int:
+        """Return how many bytes of a frame with chunks come before theirs, or its count."""
+        counted = HEADER_BYTES + _COUNT_BYTES
+        if have < counted:
+            return counted
+        return counted + self._check_count(self._small[self._start + HEADER_BYTES]) * _RUN.size
+
+    def _check_count(self, count: int) -> int:
+        if not 1 <= count <= MAX_BATCH:
+            raise self._error(f"a Chunk frame with {count} chunks")
+        return count
+
+    def _begin_chunks(self, have: int, body_bytes: int) -> bool:
+        if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
+            raise self._error(f"a Chunk with a body of {body_bytes} bytes")
+        if have < HEADER_BYTES + _COUNT_BYTES:
+            return False
+        head_bytes = self._chunk_head_bytes(have)
+        total_bytes = HEADER_BYTES + body_bytes - head_bytes
+        self._check_total(head_bytes, total_bytes)
+        if have < head_bytes:
+            return False
+        begin = self._start + head_bytes
+        head = bytes(self._small_view[self._start : begin])
+        self._runs = self._runs_in(head, total_bytes)
+        self._data = bytearray(total_bytes)
+        self._data_view = memoryview(self._data)
+        self._filled = min(total_bytes, self._end - begin)
+        self._start = begin + self._filled
+        self._data_view[: self._filled] = self._small_view[begin : self._start]
+        if self._start == self._end:
+            self._start = self._end = 0  # the chunks took all there was
+        return True
+
+    def _check_total(self, head_bytes: int, total_bytes: int) -> None:
+        """Look whether chunks that are called in so many bytes may have so many."""
+        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _RUN.size
+        if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
+            raise self._error(f"a Chunk with {total_bytes} bytes of data")
+
+    def _runs_in(self, head: bytes, total_bytes: int) -> list["_Run"]:
+        """Return which runs a frame carries, and where in its data each begins and ends."""
+        found: list[_Run] = []
+        end = chunks = 0
+        heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
+        raw_total = 0
+        for number, length, chunk_bytes, raw_bytes in heads:
+            if not length:
+                raise self._error("an empty Chunk")
+            if chunk_bytes and not chunk_bytes < length <= RUN_BYTES:
+                raise self._error(f"a run of {length} bytes with chunks of {chunk_bytes}")
+            if raw_bytes and (chunk_bytes or not length < raw_bytes <= MAX_DATA_BYTES):
+                raise self._error(f"{raw_bytes} bytes compressed to {length}")
+            begin, end = end, end + length
+            found.append(_Run(number, begin, end, chunk_bytes, raw_bytes))
+            raw_total += raw_bytes or length
+            its = peer_request.chunks_in(length, chunk_bytes)
+            chunks += its
+            if number + its > 1 << 32:
+                raise self._error(f"a run with numbers from {number} on")
+        if end != total_bytes:
+            raise self._error(f"{len(found)} runs of {end} bytes in {total_bytes}")
+        self._check_count(chunks)
+        if len(found) > 1 and raw_total > RUN_BYTES:
+            raise self._error(f"chunks of {raw_total} bytes in one frame")
+        if len(found) > 1 and len({n for run in found for n in run.numbers}) < chunks:
+            raise self._error("a number twice in a Chunk")
+        self._is_shared = self.expects([(n, raw or length, size) for n, length, size, raw in heads])
+        return found
+
+    def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
+        """Give out what is whole of a frame with chunks; False if more must come first."""
+        is_whole, runs = self._filled == len(data), self._runs
+        while runs:
+            run = runs[0]
+            stop = run.end if run.end <= self._filled else run.whole_at(self._filled, is_past=True)
+            if stop > run.begin:
+                some, rest = run.divide(stop)
+                self._give_run(some, self._data_view, messages)
+                runs[:1] = rest
+            if stop < run.end:
+                break
+        if is_whole:
+            self._data, self._data_view = None, self._small_view[:0]
+        return is_whole
+
+    def _give_run(self, run: "_Run", data: memoryview, messages: list[Message]) -> None:
+        """Give out a run where it lies, or where it is not shared each chunk for itself."""
+        if run.raw_bytes:
+            try:
+                raw = peer_compression.decompress(data[run.begin : run.end], run.raw_bytes)
+            except ValueError as error:
+                raise self._error(str(error)) from error
+            messages.append(Chunk(run.number, raw))
+            return
+        if self._is_shared:
+            messages.append(Chunk(run.number, data[run.begin : run.end], run.chunk_bytes))
+            return
+        size = run.chunk_bytes or run.end - run.begin
+        for number, begin in zip(run.numbers, range(run.begin, run.end, size), strict=True):
+            messages.append(Chunk(number, bytes(data[begin : min(begin + size, run.end)])))
+
+    def _take_small(self, type_: Type, have: int, body_bytes: int, messages: list[Message]) -> bool:
+        self._check_small(type_, body_bytes)
+        if have < HEADER_BYTES + body_bytes:
+            return False
+        begin, self._start = self._start, self._start + HEADER_BYTES + body_bytes
+        frame = bytes(self._small_view[begin : self._start])
+        self._decode(type_, frame, messages)
+        return True
+
+    def _check_small(self, type_: Type, body_bytes: int) -> None:
+        kind = _SMALL[type_]
+        if not kind.min_bytes <= body_bytes <= kind.max_bytes:
+            raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
+
+    def _decode(self, type_: Type, frame: bytes, messages: list[Message]) -> None:
+        """Take a whole frame of a small message."""
+        try:
+            message = _SMALL[type_].decode(frame[HEADER_BYTES:])
+        except ValueError as error:
+            raise self._error(f"{type_.name}: {error}") from error
+        if isinstance(message, peer_messages.Hello):
+            self._is_greeted, self._klass = True, message.klass
+        elif isinstance(message, peer_messages.Get):
+            self._check_klass(message)
+        messages.append(message)
+
+    def _check_turn(self, type_: Type) -> None:
+        """Refuse a message that this side may not send, or not now."""
+        if type_ not in self._accepts:
+            raise self._error(f"{type_.name} comes from the wrong side")
+        if (type_ == Type.HELLO) == self._is_greeted:
+            raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
+        if type_ in BULK_ONLY and self._klass is not Klass.BULK:
+            raise self._error(f"{type_.name} on a connection where guests wait")
+
+    def _check_klass(self, get: Get) -> None:
+        wanted, here = get.requests[0].priority, self._klass
+        if wanted.klass is not here:
+            raise self._error(f"a Get of priority {wanted.name} on a {here.name} connection")
+
+    def _error(self, why: str) -> errors.RemoteProtocolError:
+        return errors.RemoteProtocolError(self.peer, why)
+
+
+class EncryptedReceiver(Receiver):
+    """Makes messages of encrypted frames, each of which is a record (``peer_encryption``).
+
+    Nothing but the length of a record is used before its tag was checked.  The bytes of chunks stay
+    where they were decrypted.
+    """
+
+    least_bytes = peer_encryption.LENGTH_BYTES
+
+    def __init__(
+        self, peer: str, accepts: frozenset[Type], encryption: peer_encryption.Encryption
+    ) -> None:
+        super().__init__(peer, accepts)
+        self._encryption = encryption
+        self._most_bytes = HEADER_BYTES + _MAX_SMALL_BYTES
+        if Type.CHUNK in accepts:
+            self._most_bytes = HEADER_BYTES + _MAX_CHUNKS_BYTES
+
+    @property
+    def wanted_bytes(self) -> int:
+        """See :attr:`Receiver.wanted_bytes`."""
+        have = self._end - self._start
+        if self._data is not None:
+            return len(self._data) - self._filled
+        return (self._record_bytes() if have >= self.least_bytes else self.least_bytes) - have
+
+    def _record_bytes(self) -> int:
+        """Return the length of the record that begins in the small buffer."""
+        begin = self._start
+        length = int.from_bytes(self._small_view[begin : begin + self.least_bytes], "big")
+        most_bytes = self._most_bytes if self._is_greeted else _MAX_HELLO_BYTES
+        if length > _MAX_CHUNK_HEAD_BYTES:
+            most_bytes = min(most_bytes, _MAX_CHUNK_HEAD_BYTES + self.awaited_bytes())
+        if not HEADER_BYTES <= length <= most_bytes:
+            raise self._error(f"an encrypted frame of {length} bytes")
+        return self.least_bytes + length + peer_encryption.MAC_BYTES
+
+    def _step(self, messages: list[Message]) -> bool:
+        """Take a record that is whole; False if more of it must come first."""
+        if self._data is None:
+            record_bytes, have = self._record_bytes(), self._end - self._start
+            if have < record_bytes <= SMALL_BYTES:
+                return False
+            self._data = bytearray(record_bytes)
+            self._data_view = memoryview(self._data)
+            self._filled = min(record_bytes, have)
+            begin, self._start = self._start, self._start + self._filled
+            self._data_view[: self._filled] = self._small_view[begin : self._start]
+            if self._start == self._end:
+                self._start = self._end = 0
+        if self._filled < len(self._data):
+            return False
+        record, self._data, self._data_view = self._data_view, None, self._small_view[:0]
+        try:
+            frame = self._encryption.decrypt(record)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        self._take_frame(frame, messages)
+        return True
+
+    def _take_frame(self, frame: memoryview, messages: list[Message]) -> None:
+        type_, body_bytes = self._check_header(frame, 0)
+        if body_bytes != len(frame) - HEADER_BYTES:
+            raise self._error(f"a frame of {len(frame)} bytes with a body of {body_bytes}")
+        if type_ != Type.CHUNK:
+            self._check_small(type_, body_bytes)
+            self._decode(type_, bytes(frame), messages)
+            return
+        if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
+            raise self._error(f"a Chunk with a body of {body_bytes} bytes")
+        count = self._check_count(frame[HEADER_BYTES])
+        begin = HEADER_BYTES + _COUNT_BYTES + count * _RUN.size
+        self._check_total(begin, len(frame) - begin)
+        data = frame[begin:]
+        for run in self._runs_in(bytes(frame[:begin]), len(data)):
+            self._give_run(run, data, messages)
+
+
+def receiver(
+    peer: str, accepts: frozenset[Type], encryption: peer_encryption.Encryption | None
+) -> Receiver:
+    """Return what receives frames, which are encrypted or in clear text."""
+    if encryption is None:
+        return Receiver(peer, accepts)
+    return EncryptedReceiver(peer, accepts, encryption)
+
+
+def _why_no_frame(magic: int) -> str:
+    if magic in _TLS_RECORDS:
+        return "it speaks TLS, and this host clear text: peer_security differs"
+    return f"no frame begins with {magic:#06x}"

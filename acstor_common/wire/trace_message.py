@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot trace of one real boot, on its way from an agent to those who prepare images.
+
+Only numbers of chunks travel, no byte of anybody's image, and none is used before
+its host's signature was checked, and :class:`BootTrace` has looked at it.  Names here
+are never changed; a new field has a default.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+TOPIC = "acstor-glance"
+BOOT_TRACED = "boot_traced"
+MAX_CHUNKS = 16384
+"""Chunks in one message: 1 GiB of 64 KiB chunks; who reads more does not boot."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What one guest read while it booted.
+
+    :param host: where it booted; its certificate has to say so, too
+    :param size_bytes: length of the image
+    :param chunk_bytes: its chunk size
+    :param trace: chunk numbers in the order of first touch
+    :param recorded_s: wall clock when the recording ended
+    """
+
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    image_id: Annotated[str, msgspec.Meta(max_length=36)]
+    size_bytes: _Count
+    chunk_bytes: _Count
+    trace: Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS)]
+    recorded_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+        ids.parse_image_id(self.image_id)
+        cut = geometry.Geometry(self.size_bytes, self.chunk_bytes)
+        if why := boot_trace.why_invalid(self.trace, cut.chunk_count):
+            raise ValueError(f"no boot trace: {why}")

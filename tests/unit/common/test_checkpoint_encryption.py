@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever keeps what was sealed can neither read nor change it."""
+
+import random
+
+import hypothesis
+import pytest
+import zstandard
+from hypothesis import strategies
+
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+SEAL = checkpoint_encryption.Seal(bytes(range(32)))
+OTHER = checkpoint_encryption.Seal(bytes(range(1, 33)))
+CHUNK = b"what a guest wrote " * 3449
+NAME = SEAL.name(CHUNK)
+SEALED = SEAL.close(NAME, CHUNK)
+RANDOM = random.Random(18).randbytes(geometry.DEFAULT_CHUNK_BYTES)
+
+
+def refusal(sealed: bytes, name: ids.Cid = NAME, length: int = len(CHUNK)) -> str:
+    with pytest.raises(errors.ChunkInvalid) as caught:
+        SEAL.open(name, sealed, length, "a holder")
+    assert caught.value.where == "a holder"
+    return caught.value.why
+
+
+@hypothesis.given(strategies.binary(min_size=1, max_size=4096).filter(any))
+def test_a_chunk_comes_back_as_it_was(plain: bytes) -> None:
+    name = SEAL.name(plain)
+    assert SEAL.open(name, SEAL.close(name, plain), len(plain), "a holder") == plain
+
+
+def test_what_zstd_makes_longer_is_sealed_as_it_is() -> None:
+    name = SEAL.name(RANDOM)
+    sealed = SEAL.close(name, RANDOM)
+    assert len(sealed) == len(RANDOM) + checkpoint_encryption.SEAL_BYTES
+    assert SEAL.open(name, sealed, len(RANDOM), "a holder") == RANDOM
+
+
+def test_a_long_chunk_stays_under_the_limit() -> None:
+    plain = random.Random(7).randbytes(geometry.MAX_CHUNK_BYTES)
+    sealed = SEAL.close(SEAL.name(plain), plain)
+    assert len(sealed) == checkpoint_encryption.MAX_SEALED_BYTES
+
+
+def test_names_are_keyed_and_of_one_disk_alone() -> None:
+    assert ids.is_keyed(NAME)
+    assert ids.Content(NAME, (SEAL.scope_key,)).matches(CHUNK)
+    assert OTHER.name(CHUNK) != NAME
+    assert SEAL.name(bytes(65536)) == ids.ZERO_CID
+
+
+def test_equal_chunks_are_sealed_alike() -> None:
+    assert SEAL.close(NAME, CHUNK) == SEALED
+
+
+def test_other_bytes_of_the_compressor_get_another_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plaintexts under one nonce would give both away."""
+    other = zstandard.ZstdCompressor(level=19, write_checksum=True)
+    monkeypatch.setattr(checkpoint_encryption._of_thread, "zstd", other)
+    sealed = SEAL.close(NAME, CHUNK)
+    assert sealed[4:16] != SEALED[4:16]
+    assert SEAL.open(NAME, sealed, len(CHUNK), "a holder") == CHUNK
+
+
+@hypothesis.given(strategies.integers(0, len(SEALED) - 1), strategies.integers(1, 255))
+def test_no_byte_can_be_altered(at: int, change: int) -> None:
+    altered = bytearray(SEALED)
+    altered[at] ^= change
+    if at in (2, 3):
+        assert "altered" in refusal(bytes(altered))
+    refusal(bytes(altered))
+
+
+@hypothesis.given(strategies.integers(0, len(SEALED) - 1))
+def test_no_byte_can_be_cut_off(length: int) -> None:
+    refusal(SEALED[:length])
+
+
+@hypothesis.given(strategies.binary(max_size=200))
+def test_hostile_bytes_are_refused(sealed: bytes) -> None:
+    refusal(sealed)
+    with pytest.raises(errors.NotAuthenticated):
+        SEAL.open_manifest(sealed, 1000)
+
+
+def test_another_chunk_another_disk_and_another_length_are_refused() -> None:
+    other = SEAL.name(b"other bytes")
+    assert "another" in refusal(SEAL.close(other, b"other bytes"))
+    assert "another" in refusal(OTHER.close(NAME, CHUNK))
+    refusal(SEALED, length=len(CHUNK) + 1)
+    refusal(SEALED, length=len(CHUNK) - 1)
+    assert "not its length" in refusal(SEALED + bytes(len(CHUNK)))
+
+
+def test_a_host_that_sealed_under_a_wrong_name_is_found_out() -> None:
+    assert "name" in refusal(SEAL.close(NAME, CHUNK[::-1]))
+
+
+def test_a_chunk_is_no_manifest_and_a_manifest_no_chunk() -> None:
+    with pytest.raises(errors.NotAuthenticated):
+        SEAL.open_manifest(SEALED, 1 << 20)
+    refusal(SEAL.close_manifest(CHUNK))
+
+
+def test_manifest_comes_back_and_has_its_limit() -> None:
+    sealed = bytes(SEAL.close_manifest(b"a manifest"))
+    assert SEAL.open_manifest(sealed, 10) == b"a manifest"
+    assert len(checkpoint_encryption.manifest_name(sealed)) == 32
+    with pytest.raises(errors.NotAuthenticated, match="length"):
+        SEAL.open_manifest(sealed, 9)
+    with pytest.raises(errors.NotAuthenticated, match="altered"):
+        OTHER.open_manifest(sealed, 10)
+
+
+@pytest.mark.parametrize("key", [b"", bytes(32), bytes(range(31)), bytes(range(33))])
+def test_what_is_no_key_is_refused(key: bytes) -> None:
+    with pytest.raises(ValueError, match="key"):
+        checkpoint_encryption.Seal(key)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that were cut or altered make no disk, and a table says one thing of each byte."""
+
+import hashlib
+import itertools
+import pathlib
+import struct
+
+import blake3
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import disk_delta
+from acstor_common.formats.disk_delta import Extent
+from acstor_common.formats.disk_delta import Kind
+from acstor_common.model import ids
+
+BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "changes-v1.acchanges"
+OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"base").digest())
+DATA, ZERO = Kind.DATA, Kind.ZERO
+SIZE = 8192
+CHANGES = [
+    Extent(0, 512, DATA),
+    Extent(512, 1024, ZERO),
+    Extent(4096, 1024, DATA),
+    Extent(7680, 512, ZERO),
+]
+TEXT = [(b"what a server wrote\n" * 26)[:512], (b"and wrote later on\n" * 54)[:1024]]
+
+
+def stream(
+    found: list[Extent] | None = None, data: bytes = b"".join(TEXT), size: int = SIZE
+) -> bytes:
+    table = disk_delta.Table.of(CHANGES if found is None else found, size)
+    writer = disk_delta.Writer(size, BASE_ID, OS_HASH, table)
+    writer.feed(data[:100])
+    writer.feed(data[100:])
+    return writer.front + data + writer.end()
+
+
+def received(raw: bytes) -> tuple[disk_delta.Head, list[Extent], bytes]:
+    """Read as a service does that knows from outside how long the stream is."""
+    reader, at = disk_delta.Reader("it"), disk_delta.HEADER_BYTES
+    head = reader.head(raw[:at])
+    table = reader.table(raw[at : at + head.table_bytes])
+    at += head.table_bytes
+    data = raw[at : max(at, len(raw) - disk_delta.TRAILER_BYTES)]
+    for start in range(0, len(data), 700):
+        reader.feed(data[start : start + 700])
+    reader.end(raw[at + len(data) :])
+    return head, list(table), data
+
+
+def refusal(raw: bytes) -> errors.DiskDeltaFormatError:
+    with pytest.raises(errors.DiskDeltaFormatError) as caught:
+        received(raw)
+    assert caught.value.what == "it"
+    return caught.value
+
+
+def sealed(body: bytes) -> bytes:
+    return body + blake3.blake3(body).digest()
+
+
+def test_golden_stream_of_version_1_is_read_and_written_as_it_was() -> None:
+    raw = GOLDEN.read_bytes()
+    assert received(raw) == (
+        disk_delta.Head(SIZE, BASE_ID, OS_HASH, change_count=4, data_bytes=1536),
+        CHANGES,
+        b"".join(TEXT),
+    )
+    assert stream() == raw
+
+
+def test_length_is_known_before_the_first_byte() -> None:
+    for found, data in ((CHANGES, b"".join(TEXT)), ([], b""), (CHANGES[:1], TEXT[0])):
+        raw = stream(found, data)
+        assert len(raw) == received(raw)[0].stream_bytes
+
+
+def test_any_flipped_byte_is_noticed() -> None:
+    raw = stream()
+    for at in range(len(raw)):
+        refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
+
+
+def test_every_truncation_and_every_addition_is_noticed() -> None:
+    raw = stream()
+    for length in range(len(raw)):
+        refusal(raw[:length])
+    refusal(raw + b"\0")
+    refusal(raw[:-32] + bytes(512) + raw[-32:])
+
+
+FIELDS = [
+    (0, "B", 0, "these are no changes"),
+    (8, "H", 2, "format version 2 is not known"),
+    (10, "H", 65, "an image hash of 65 bytes"),
+    (10, "H", 0, "an image hash of 0 bytes"),
+    (12, "I", 3, "bytes are said to follow|more bytes than the table says"),
+    (12, "I", disk_delta.MAX_EXTENTS + 1, "2097153 changes are too many"),
+    (12, "I", 1000, "truncated in the table"),
+    (16, "Q", 8191, "not of whole sectors"),
+    (16, "Q", 4096, "the change at 4096 is not on the disk"),
+    (16, "Q", (64 << 40) + 512, "are allowed"),
+    (24, "Q", 1024, "1024 bytes are said to follow, and 1536 have changed"),
+    (24, "Q", 1 << 63, "do not fit on the disk"),
+    (48, "16s", b"sha 512", "not the name of a hash algorithm"),
+    (48, "16s", b"", "needs both an algorithm and a value"),
+    (128, "Q", 1, "not of whole sectors"),
+    (128, "Q", 512, "the change at 512 is not behind the one before it"),
+    (136, "I", 0, "a change of 0 bytes"),
+    (136, "I", 511, "not of whole sectors"),
+    (136, "I", (1 << 30) + 512, "a change of 1073742336 bytes"),
+    (136, "I", 1024, "the change at 512 is not behind"),
+    (140, "I", 0, "a change of the kind 0"),
+    (140, "I", 3, "a change of the kind 3"),
+    (140, "I", 2, "1536 bytes are said to follow, and 1024 have changed"),
+    (176, "Q", 1 << 63, "the change at 9223372036854775808 is not on the disk"),
+]
+
+
+@pytest.mark.parametrize(("at", "code", "value", "why"), FIELDS)
+def test_field_that_makes_no_sense_is_refused_with_a_right_trailer_too(
+    at: int, code: str, value: object, why: str
+) -> None:
+    forged = bytearray(stream()[:-32])
+    struct.pack_into("<" + code, forged, at, value)
+    with pytest.raises(errors.DiskDeltaFormatError, match=why):
+        received(sealed(bytes(forged)))
+
+
+def test_reader_takes_no_larger_disk_than_it_is_told() -> None:
+    header = stream()[: disk_delta.HEADER_BYTES]
+    assert disk_delta.Reader("it", SIZE).head(header).virtual_size == SIZE
+    with pytest.raises(errors.DiskDeltaFormatError, match="8192 bytes, and 7680 are allowed"):
+        disk_delta.Reader("it", SIZE - 512).head(header)
+
+
+@hypothesis.given(strategies.binary(max_size=400))
+def test_rubbish_is_no_stream_of_changes(rubbish: bytes) -> None:
+    refusal(rubbish)
+    refusal(sealed(disk_delta.MAGIC + rubbish))
+    refusal(sealed(stream()[: disk_delta.HEADER_BYTES] + rubbish))
+
+
+def test_writer_takes_just_the_bytes_of_the_table() -> None:
+    writer = disk_delta.Writer(SIZE, BASE_ID, OS_HASH, disk_delta.Table.of(CHANGES, SIZE))
+    with pytest.raises(ValueError, match="1536 bytes less"):
+        writer.end()
+    with pytest.raises(ValueError, match="1 bytes more"):
+        writer.feed(bytes(1537))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ([Extent(100, 512, DATA)], "not of whole sectors"),
+        ([Extent(512, 0, DATA)], "a change of 0 bytes"),
+        ([Extent(512, 512, ZERO), Extent(0, 512, DATA)], "not behind the one before it"),
+        ([Extent(7680, 1024, ZERO)], "not on the disk"),
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(found: list[Extent], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        disk_delta.Table.of(found, SIZE)
+
+
+@pytest.mark.parametrize("size", [-512, 511, (64 << 40) + 512])
+def test_disk_that_no_reader_would_take_is_not_written(size: int) -> None:
+    with pytest.raises(ValueError, match="a disk of"):
+        disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.Table.of([], size))
+
+
+def test_more_changes_than_a_table_may_have_are_said_to_be_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 3)
+    assert len(disk_delta.Table.of(CHANGES[:3], SIZE)) == 3
+    with pytest.raises(disk_delta.TooManyExtents):
+        disk_delta.Table.of(CHANGES, SIZE)
+
+
+def test_runs_are_joined_and_cut_where_one_change_must_end() -> None:
+    gib = disk_delta.MAX_EXTENT_BYTES
+    parts = [Extent(at, 1 << 29, ZERO) for at in range(0, 5 << 29, 1 << 29)]
+    assert list(disk_delta.merge_adjacent(parts)) == [
+        Extent(0, gib, ZERO),
+        Extent(gib, gib, ZERO),
+        Extent(2 * gib, gib // 2, ZERO),
+    ]
+    apart = [Extent(0, 512, ZERO), Extent(512, 512, DATA), Extent(1536, 512, DATA)]
+    assert list(disk_delta.merge_adjacent(apart)) == apart
+
+
+SECTORS = 40
+
+
+@strategies.composite
+def disk_changes(draw: strategies.DrawFn) -> list[Extent]:
+    """Draw what changed of a disk of SECTORS sectors; neighbours may be of one kind."""
+    edges = draw(strategies.lists(strategies.integers(0, SECTORS), max_size=14, unique=True))
+    edges.sort()
+    found = []
+    for first, last in itertools.pairwise(edges):
+        if kind := draw(strategies.sampled_from([None, DATA, ZERO])):
+            found.append(Extent(first * 512, (last - first) * 512, kind))
+    return found
+
+
+def by_sector(found: list[Extent]) -> dict[int, Kind]:
+    return {at: change.kind for change in found for at in range(change.at, change.stop, 512)}
+
+
+@hypothesis.given(disk_changes(), disk_changes())
+def test_upper_changes_hide_the_lower_ones_and_nothing_else(
+    upper: list[Extent], lower: list[Extent]
+) -> None:
+    found = list(disk_delta.overlay(upper, lower))
+    assert by_sector(found) == by_sector(lower) | by_sector(upper)
+    disk_delta.Table.of(found, SECTORS * 512)  # in order, and none twice
+
+
+@hypothesis.given(disk_changes())
+def test_every_table_survives_the_round_trip(found: list[Extent]) -> None:
+    length = sum(change.length for change in found if change.kind is DATA)
+    data = bytes(range(256)) * (length // 256)
+    head, table, got = received(stream(found, data, SECTORS * 512))
+    assert table == list(disk_delta.merge_adjacent(found)) and by_sector(table) == by_sector(found)
+    assert got == data and head.data_bytes == length

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common.identity import handshake_limiter
+from acstor_common.util import token_buckets
+
+NOBODY = {}.get
+
+
+def test_restart_of_a_thousand_hosts_is_let_in_at_once():
+    hosts = {f"10.0.{n >> 8}.{n & 255}": 1 for n in range(1000)}
+    made = handshake_limiter.HandshakeLimiter(hosts.get)
+    for _ in range(8):  # of each class two, and all of them again
+        assert all(made.may_begin(ip, 0.0) for ip in hosts)
+    assert made.refused == 0
+
+
+def test_hosts_at_one_address_have_an_allowance_each():
+    made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 16}.get)
+    assert sum(made.may_begin("10.0.0.1", 0.0) for _ in range(1000)) == 16 * 32
+
+
+def test_host_that_floods_keeps_out_nobody_else():
+    made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 1, "10.0.0.2": 1}.get)
+    assert sum(made.may_begin("10.0.0.1", 0.0) for _ in range(1000)) == 32
+    assert made.may_begin("10.0.0.2", 0.0) and made.may_begin("192.0.2.1", 0.0)
+    assert sum(made.may_begin("10.0.0.1", 10.0) for _ in range(1000)) == 32
+
+
+def test_stranger_leaves_something_for_others():
+    made = handshake_limiter.HandshakeLimiter(NOBODY)
+    assert sum(made.may_begin("192.0.2.1", 0.0) for _ in range(1000)) == 10
+    assert made.may_begin("192.0.2.2", 0.0)
+
+
+def test_look_takes_nothing_and_a_refusal_is_counted():
+    made = handshake_limiter.HandshakeLimiter(NOBODY)
+    assert all(made.may_come("192.0.2.1", 0.0) for _ in range(1000))
+    for _ in range(10):
+        made.may_begin("192.0.2.1", 0.0)
+    assert not made.may_come("192.0.2.1", 0.0)
+    assert made.refused == 1
+
+
+def test_addresses_that_are_remembered_are_bounded():
+    made = handshake_limiter.HandshakeLimiter(NOBODY)
+    for n in range(3 * handshake_limiter.ADDRESSES):
+        made.may_begin(f"fd00::{n:x}", n / 50)
+    assert len(made._others) == handshake_limiter.ADDRESSES
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5), st.integers(-1, 8)), max_size=80))
+def test_nobody_has_more_than_the_rate_and_one_burst(takings):
+    buckets = token_buckets.TokenBuckets(token_buckets.Rate(2.0, 5.0), limit=100)
+    had, now = dict.fromkeys(range(6), 0.0), 0.0
+    for pause, who, amount in takings:
+        now += pause
+        if amount >= 0:
+            had[who] += amount if buckets.takes(who, amount, now) else 0
+        else:
+            buckets.take(who, 100.0, now)  # a fine
+            assert buckets.level(who, now) >= -5.0
+    assert all(count <= 5.0 + 2.0 * now for count in had.values())
+
+
+def test_who_took_nothing_for_longest_is_forgotten():
+    buckets = token_buckets.TokenBuckets(token_buckets.Rate(1.0, 1.0), 2)
+    for who in ("a", "b", "a", "c"):
+        buckets.take(who, 0.25, 0.0)
+    levels = [buckets.level(who, 0.0) for who in "abc"]
+    assert levels == [0.5, 1.0, 0.75] and len(buckets) == 2

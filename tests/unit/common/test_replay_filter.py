@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_common.identity import replay_filter
+
+NOW_S = 1_800_000_000.0
+
+
+@pytest.fixture
+def fresh():
+    return replay_filter.ReplayFilter()
+
+
+def test_a_message_is_taken_once(fresh):
+    assert fresh.why_not((1, "a"), NOW_S, NOW_S) == ""
+    assert "taken before" in fresh.why_not((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
+    assert fresh.why_not((1, "b"), NOW_S, NOW_S) == ""
+
+
+@pytest.mark.parametrize(
+    ("age_s", "why"),
+    [
+        (0.0, ""),
+        (replay_filter.AGE_S, ""),
+        (replay_filter.AGE_S + 1, "901 s ago"),
+        (86_400.0, "86400 s ago"),
+        (-replay_filter.FUTURE_S, ""),
+        (-replay_filter.FUTURE_S - 1, "301 s from now: one of the two clocks is wrong"),
+    ],
+)
+def test_a_message_of_another_time_is_not_taken(fresh, age_s, why):
+    found = fresh.why_not(1, NOW_S, NOW_S + age_s)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_a_message_is_remembered_until_it_is_old_and_no_longer(fresh, monkeypatch):
+    monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
+    for number in range(3):
+        assert fresh.why_not(number, NOW_S, NOW_S) == ""
+    assert "3 others" in fresh.why_not(3, NOW_S, NOW_S)
+    later_s = NOW_S + replay_filter.AGE_S + 1
+    assert fresh.why_not(4, later_s, later_s) == ""
+    assert "ago" in fresh.why_not(0, NOW_S, later_s)
