@@ -13,10 +13,10 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
-from acstor_checkpoint import failures as failures_
-from acstor_checkpoint import room as room_
-from acstor_checkpoint import scrubbing
-from acstor_checkpoint import vault as vault_
+from acstor_checkpoint.schedule import failures as failures_
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import scrubber
+from acstor_checkpoint.vault import vault_store
 from acstor_common.model import ids
 from acstor_common.service import metrics_endpoint
 
@@ -24,7 +24,7 @@ from acstor_common.service import metrics_endpoint
 class VaultCollector(registry.Collector):
     """Shows a vault."""
 
-    def __init__(self, vault: vault_.Vault) -> None:
+    def __init__(self, vault: vault_store.VaultStore) -> None:
         self._vault = vault
 
     def collect(self) -> Iterator[core.Metric]:
@@ -54,7 +54,7 @@ class VaultCollector(registry.Collector):
             (
                 "last_scrub_timestamp_seconds",
                 "End of the last complete scrub; 0: none",
-                scrubbing.ended_s(self._vault.folder) or 0.0,
+                scrubber.ended_s(self._vault.folder) or 0.0,
             ),
         ):
             yield core.GaugeMetricFamily(f"acstor_vault_{name}", text, value)
@@ -63,7 +63,7 @@ class VaultCollector(registry.Collector):
             "Files and folders refused, by the limit that was reached",
             labels=["limit"],
         )
-        for bound in room_.Bound:
+        for bound in quota.Bound:
             refused.add_metric([bound], room.refused[bound])
         yield refused
         yield core.SummaryMetricFamily(
@@ -83,7 +83,7 @@ class VaultCollector(registry.Collector):
             yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
 
 
-class Takes(Protocol):
+class CheckpointStatus(Protocol):
     """Takes checkpoints; each method may be called by any thread."""
 
     failures: failures_.Failures
@@ -95,13 +95,13 @@ class Takes(Protocol):
         """Return how long the checkpoints that are on have taken."""
 
 
-class TakingCollector(registry.Collector):
+class CheckpointCollector(registry.Collector):
     """Shows how checkpoints go.
 
     :param by_server: for each server, instead of the longest times
     """
 
-    def __init__(self, daemon: Takes, by_server: bool = False) -> None:
+    def __init__(self, daemon: CheckpointStatus, by_server: bool = False) -> None:
         self._daemon, self._by_server = daemon, by_server
 
     def collect(self) -> Iterator[core.Metric]:

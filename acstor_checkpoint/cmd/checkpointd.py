@@ -12,15 +12,15 @@ from typing import Any
 from oslo_config import cfg
 from prometheus_client import registry
 
-from acstor_checkpoint import agent_files
-from acstor_checkpoint import belonging as belonging_
 from acstor_checkpoint import conf as checkpoint_conf
-from acstor_checkpoint import forgetting
-from acstor_checkpoint import keeping
 from acstor_checkpoint import metrics
-from acstor_checkpoint import record
-from acstor_checkpoint import registering
-from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_service
+from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.schedule import registration
+from acstor_checkpoint.vault import authorized_hosts
+from acstor_checkpoint.vault import owner_deletion
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.identity import credentials as credentials_
 from acstor_common.identity import identity_files
@@ -52,7 +52,7 @@ def main() -> int:
         return 1
 
 
-def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
+def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None) -> int:
     """Run the daemon with ``conf``.
 
     :param register: registers checkpoints; None: over the message bus, and where there is none no
@@ -76,25 +76,27 @@ def run(conf: cfg.ConfigOpts, register: record.Register | None = None) -> int:
             "Name the broker of the message bus to take checkpoints of this host's servers, and "
             "an address to keep those of others",
         )
-    proof = keeping.credentials(own)
+    proof = vault_service.credentials(own)
     with contextlib.ExitStack() as stack:
-        belonging = belonging_.Belonging(agent_files.AgentFiles.of(own).ring)
-        served = keeping.served(own, proof, belonging.fault, belonging.hosts_at)
+        belonging = authorized_hosts.AuthorizedHosts(agent_files.AgentFiles.of(own).ring)
+        served = vault_service.serve_vault(own, proof, belonging.fault, belonging.hosts_at)
         vault = stack.enter_context(served)
         shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
         if register is not None:
-            from acstor_checkpoint import capturing  # needs libvirt, and a vault alone does not
+            from acstor_checkpoint import (
+                capture_service,  # needs libvirt, and a vault alone does not
+            )
 
-            mount_point, host = conf.acstor.mount_point, keeping.host_of(own)
-            link = capturing.Link(register)
-            running = capturing.running(own, mount_point, host, proof, link)
-            taken: metrics.Takes | None = stack.enter_context(running)
+            mount_point, host = conf.acstor.mount_point, vault_service.host_of(own)
+            link = capture_service.DecisionLink(register)
+            running = capture_service.run_captures(own, mount_point, host, proof, link)
+            taken: metrics.CheckpointStatus | None = stack.enter_context(running)
         elif conf.transport_url:
             taken = _taken(conf, proof, vault, stack)
         else:
             taken = None
         if taken is not None:
-            shown.append(metrics.TakingCollector(taken, own.metrics_by_server))
+            shown.append(metrics.CheckpointCollector(taken, own.metrics_by_server))
         if shown and own.metrics_listen:
             stack.callback(metrics.serve(own.metrics_listen, *shown))
         ended.wait()
@@ -109,31 +111,31 @@ def _files_of(conf: cfg.ConfigOpts) -> str:
 def _taken(
     conf: cfg.ConfigOpts,
     proof: credentials_.Credentials,
-    vault: vault_.Vault | None,
+    vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
-) -> metrics.Takes:
+) -> metrics.CheckpointStatus:
     """Take checkpoints until the stack is closed, and register them over the message bus.
 
     :param vault: of this host, which drops what gone hosts have left behind; its issues are told
     :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
     """
-    from acstor_checkpoint import capturing
+    from acstor_checkpoint import capture_service
 
     own = conf.acstor_checkpoint
-    host = keeping.host_of(own)
+    host = vault_service.host_of(own)
     files = identity_files.files_in(pathlib.Path(own.identity_dir))
-    link = registering.Registering(
+    link = registration.Registration(
         host,
         identity_files.IdentityFiles(host, files),
-        registering.open_transport(conf.config_file or [], conf.config_dir or []),
+        registration.open_transport(conf.config_file or [], conf.config_dir or []),
         lambda instance: taking.promised_s(instance),
         tuple if vault is None else vault.health.issues,
     )
     stack.callback(link.stop)
     if vault is not None:
-        stack.enter_context(forgetting.running(vault, link.gone))
-    asked = capturing.Link(link.register, link.kept, link.intervals)
-    running = capturing.running(own, conf.acstor.mount_point, host, proof, asked)
+        stack.enter_context(owner_deletion.run_deletion(vault, link.gone))
+    asked = capture_service.DecisionLink(link.register, link.kept, link.intervals)
+    running = capture_service.run_captures(own, conf.acstor.mount_point, host, proof, asked)
     taking = stack.enter_context(running)
     link.listen(taking.ask)
     return taking

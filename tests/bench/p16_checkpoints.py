@@ -37,9 +37,9 @@ import msgspec
 from matplotlib import figure
 
 from acstor_checkpoint import conf
-from acstor_checkpoint import names
-from acstor_checkpoint import record
-from acstor_checkpoint import servers
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -343,7 +343,7 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
     state = owner.states.load(it.domain.instance)
     if state is None:
         return
-    old = names.Disk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
+    old = object_names.Disk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
     for holder in owner.places.choose(old.disk, COPIES, ()):
         with owner.places.client(holder) as client:
             client.drop(old)
@@ -351,12 +351,12 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
     owner.states.save(it.domain.instance, state)
 
 
-def take(owner: checkpoints.Host, it: Guest) -> record.Record:
+def take(owner: checkpoints.Host, it: Guest) -> checkpoint_record.Record:
     """Take a checkpoint; return its record."""
     return owner.taker.take(server_of(owner, it))
 
 
-def server_of(owner: checkpoints.Host, it: Guest) -> servers.Server:
+def server_of(owner: checkpoints.Host, it: Guest) -> domain_xml.Server:
     """Return the guest as a server."""
     return next(s for s in owner.domains.present() if s.instance == it.domain.instance)
 

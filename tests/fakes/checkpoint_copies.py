@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-from acstor_checkpoint import copies
+from acstor_checkpoint.holders import holder_group
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
@@ -29,7 +29,7 @@ class Holder:
         sent_bytes = 0
         for name in sorted(self.lacking(names)):
             if self.dies_after is not None and len(self.chunks) >= self.dies_after:
-                raise copies.HolderFailed(ids.HostId("h1"), "it died")
+                raise holder_group.HolderFailed(ids.HostId("h1"), "it died")
             self.chunks[name] = sealed(name)
             sent_bytes += len(self.chunks[name])
         return sent_bytes

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from acstor_checkpoint import record as record_
+from acstor_checkpoint.holders import checkpoint_record
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.identity import signing
 from acstor_common.model import ids
@@ -27,9 +27,9 @@ def checkpoint_id(number: int) -> str:
     return f"0b9d4a5e-3c1f-4f0e-8d57-{number:012}"
 
 
-def record() -> record_.Record:
+def record() -> checkpoint_record.Record:
     """Return a checkpoint of SERVER as its own host h1 knows it."""
-    return record_.Record(
+    return checkpoint_record.Record(
         checkpoint_id=checkpoint_id(1),
         instance_id=ids.ImageId(SERVER),
         project=PROJECT,
@@ -45,7 +45,7 @@ def record() -> record_.Record:
         sent_bytes=1 << 19,
         whole_because="",
         manifest_name="ab" * 32,
-        holders=(record_.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
+        holders=(checkpoint_record.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
         key="cd" * 32,
     )
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_checkpoint import places
+from acstor_checkpoint.vault import connection_limit
 from acstor_common.formats import chunk_map
 from acstor_common.formats import chunk_map_writer
 from acstor_common.formats import layout
@@ -140,7 +140,7 @@ class Strangers:
 
     def __enter__(self) -> "Strangers":
         self._thread.start()
-        while self.made < 2 * places.UNAUTHENTICATED and self._thread.is_alive():
+        while self.made < 2 * connection_limit.UNAUTHENTICATED and self._thread.is_alive():
             time.sleep(0.01)
         return self
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from acstor_checkpoint import record
+from acstor_checkpoint.holders import checkpoint_record
 from acstor_common.model import ids
 from tests.lab import vaults
 
@@ -43,7 +43,7 @@ class HostileHolder:
         self._answer, self.asked, self.ended = answer, list[str](), threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        self.holder = record.Holder(ids.HostId(name), f"127.0.0.1:{self.port}")
+        self.holder = checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._listen, daemon=True).start()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from acstor_checkpoint import nbd
+from acstor_checkpoint.capture import nbd_client
 
 MIB = 1 << 20
 GREETING = struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 3)
@@ -30,9 +30,9 @@ AGREED = (
 )
 
 
-def own(path: str, size_bytes: int = MIB) -> nbd.Export:
+def own(path: str, size_bytes: int = MIB) -> nbd_client.Export:
     """Return what is shown at a path by this process."""
-    return nbd.Export(path, "vda", os.getpid(), size_bytes)
+    return nbd_client.Export(path, "vda", os.getpid(), size_bytes)
 
 
 def reply(
@@ -44,7 +44,7 @@ def reply(
 @contextlib.contextmanager
 def telling(
     tmp_path: pathlib.Path, size_bytes: int, status: Callable[[int, int, int], bytes]
-) -> Iterator[nbd.Export]:
+) -> Iterator[nbd_client.Export]:
     """Be a server whose answers to questions for the status are ``status(cookie, at, length)``."""
     said = AGREED.replace(struct.pack(">HQH", 0, MIB, 3), struct.pack(">HQH", 0, size_bytes, 3))
 
@@ -64,7 +64,7 @@ def telling(
 
 
 @contextlib.contextmanager
-def saying(folder: pathlib.Path, said: bytes) -> Iterator[nbd.Export]:
+def saying(folder: pathlib.Path, said: bytes) -> Iterator[nbd_client.Export]:
     """Be a server that says ``said`` whatever it is asked, and then nothing."""
 
     def serve(client: socket.socket) -> None:

@@ -4,7 +4,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from acstor_checkpoint import names
+from acstor_checkpoint.vault import object_names
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
 from acstor_common.formats import chunk_map
@@ -48,7 +48,7 @@ class TakenCheckpoint:
         )
         self.manifest = seal.close_manifest(manifest.build(self.subject, entries))
         self.chunks = [
-            names.Sealed(name, seal.close(name, changed[n]))
+            object_names.Sealed(name, seal.close(name, changed[n]))
             for n, name in entries
             if name != ids.ZERO_CID
         ]
@@ -62,8 +62,8 @@ class TakenCheckpoint:
         """Let vaults keep it."""
         for holder in holders:
             with self.owner.client(holder) as client:
-                client.put(names.Disk(self.owner.name, self.disk), self.chunks)
-                client.put_manifest(names.Disk(self.owner.name, self.disk), self.manifest)
+                client.put(object_names.Disk(self.owner.name, self.disk), self.chunks)
+                client.put_manifest(object_names.Disk(self.owner.name, self.disk), self.manifest)
 
     def told(
         self, checkpoint_id: str, holders: Sequence[vaults.Vault]

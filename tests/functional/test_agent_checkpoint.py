@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 
-from acstor_checkpoint import names
+from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
@@ -76,15 +76,15 @@ class Kept:
         )
         sealed = seal.close_manifest(manifest.build(subject, entries))
         chunks = [
-            names.Sealed(name, seal.close(name, CHANGED[n]))
+            object_names.Sealed(name, seal.close(name, CHANGED[n]))
             for n, name in entries
             if name != ids.ZERO_CID
         ]
         owner = vaults.Vault(folder / OWNER, OWNER)  # it never listens
         for holder in self.vaults:
             with owner.client(holder) as client:
-                client.put(names.Disk(owner.name, DISK), chunks)
-                client.put_manifest(names.Disk(owner.name, DISK), sealed)
+                client.put(object_names.Disk(owner.name, DISK), chunks)
+                client.put_manifest(object_names.Disk(owner.name, DISK), sealed)
         self.told = {
             "checkpoint_id": str(uuid.uuid4()),
             "instance_id": INSTANCE,

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("libvirt")
 
-from acstor_checkpoint import capture
-from acstor_checkpoint import domains
-from acstor_checkpoint import nbd
-from acstor_checkpoint import overlay
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture import overlay
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.formats import chunk_map
@@ -46,7 +46,7 @@ class Place:
         self.guest = domain_lab.Domain(host, folder, BASE, disk_bytes, cache, *options)
         self.folder = folder
         mirrors = str(self.guest.mirrors)
-        self.domains = domains.Domains(
+        self.domains = libvirt_domains.Domains(
             domain_lab.uri(host),
             lambda path: overlay.base_of(path, mirrors),
             domain_lab.run_dir(host),
@@ -67,16 +67,22 @@ class Place:
     def take(self, meanwhile=lambda moment: None, chunk_bytes=CHUNK):
         """Take a checkpoint; return the disk that it stands for."""
         bitmap = f"acstor-{random.randbytes(4).hex()}"
-        context = f"qemu:dirty-bitmap:{domains.EXPORT_BITMAP}" if self.bitmap else nbd.ALLOCATION
+        context = (
+            f"qemu:dirty-bitmap:{libvirt_domains.EXPORT_BITMAP}"
+            if self.bitmap
+            else nbd_client.ALLOCATION
+        )
         with (
             self.domain.moment(bitmap, self.bitmap, self.folder) as moment,
-            nbd.Disk(moment.export, context, 20.0) as disk,
+            nbd_client.Disk(moment.export, context, 20.0) as disk,
         ):
             meanwhile(moment)
-            self.taking = capture.Taking(disk, chunk_bytes, self.seal, self.holder, NoPace())
-            written = [e[:2] for e in disk.extents() if self.bitmap and e.flags & nbd.DIRTY]
-            said = [change[:2] for change in overlay.said(str(self.guest.path))]
-            seen = capture.Seen(self.before, lambda: written, lambda: said)
+            self.taking = disk_capture.DiskCapture(
+                disk, chunk_bytes, self.seal, self.holder, NoPace()
+            )
+            written = [e[:2] for e in disk.extents() if self.bitmap and e.flags & nbd_client.DIRTY]
+            said = [change[:2] for change in overlay.allocated_ranges(str(self.guest.path))]
+            seen = disk_capture.ChangedRanges(self.before, lambda: written, lambda: said)
             entries = list(self.taking.entries(seen))
             self.before = checkpoint_manifest.Manifest.parse(self._built(entries), "it")
             meanwhile(moment)
@@ -224,7 +230,7 @@ def test_bitmap_is_lost_with_a_crash_of_qemu(place):
     it.guest.write(9 * CHUNK, CHUNK, 2)
     it.guest.kill()
     it.start()
-    with pytest.raises(domains.BitmapLost):
+    with pytest.raises(libvirt_domains.BitmapLost):
         it.take()
     lost, it.bitmap, it.before = it.bitmap, "", None
     found = it.take()
@@ -272,7 +278,7 @@ def test_live_snapshot_of_nova_ends_a_checkpoint_and_harms_none(place, tmp_path)
             it.guest.domain.blockJobAbort("vda")
 
     before = it.before
-    with pytest.raises(domains.errors.Unusable):
+    with pytest.raises(libvirt_domains.errors.Unusable):
         it.take(snapshot)
     assert not it.guest.is_busy() and it.before is before
     found = it.take()
@@ -298,7 +304,7 @@ def test_backup_of_somebody_else_goes_on(place):
     it = place()
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
-    it.guest.domain.backupBegin(domains._backup_xml("vda", "", socket, scratch), None)
+    it.guest.domain.backupBegin(libvirt_domains._backup_xml("vda", "", socket, scratch), None)
     it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
     assert it.guest.is_busy()
     it.guest.domain.abortJob()
@@ -316,7 +322,7 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
                 flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | flags.VIR_DOMAIN_UNDEFINE_NVRAM
             )
 
-    with pytest.raises(domains.errors.Unusable):
+    with pytest.raises(libvirt_domains.errors.Unusable):
         it.take(delete)
     assert it.domains.present() == []
     assert list(it.folder.glob("acstor-*")) == []
@@ -329,7 +335,7 @@ def test_servers_are_those_of_nova_on_mirrors(place):
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
     assert server.specs == {"acstor:checkpoint_interval_s": "120"}
     assert not server.has_agent
-    elsewhere = domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
+    elsewhere = libvirt_domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
     assert elsewhere.present() == []
 
 

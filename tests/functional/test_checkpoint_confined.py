@@ -23,10 +23,10 @@ BASE = bytes(1 << 20)
 BITMAP = "acstor-0123456789ab"
 TAKE = """
 import json, os, pathlib, sys
-from acstor_checkpoint import domains, overlay
+from acstor_checkpoint.capture import libvirt_domains, overlay
 instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
-found = domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
+found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
 (server,) = [one for one in found.present() if one.instance == instance]
 domain = found.domain(server)
 if how == "clear":

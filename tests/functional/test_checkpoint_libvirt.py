@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint import domains
+from acstor_checkpoint.capture import libvirt_domains
 from acstor_common import errors
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
@@ -68,11 +68,11 @@ def ends_soon() -> Iterator[None]:
 def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(domains, "_OPEN_S", 2.0)
-    monkeypatch.setattr(domains, "_KEEPALIVE_S", 1)
-    monkeypatch.setattr(domains, "_KEEPALIVE_COUNT", 2)
+    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 2.0)
+    monkeypatch.setattr(libvirt_domains, "_KEEPALIVE_S", 1)
+    monkeypatch.setattr(libvirt_domains, "_KEEPALIVE_COUNT", 2)
     with faulty_proxy.before(port) as proxy:
-        asked = domains.Domains(f"test+tcp://{proxy.address}/default", lambda _: None)
+        asked = libvirt_domains.Domains(f"test+tcp://{proxy.address}/default", lambda _: None)
 
         def answers() -> bool:
             with contextlib.suppress(errors.Unusable):

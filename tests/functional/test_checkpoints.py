@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("libvirt")
 
-from acstor_checkpoint import checkpointing
-from acstor_checkpoint import copies
-from acstor_checkpoint import nbd
-from acstor_checkpoint import patience
-from acstor_checkpoint import powered_off
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture import offline_export
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture import take_checkpoint
+from acstor_checkpoint.holders import holder_group
 from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
@@ -79,7 +79,7 @@ def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
     guest.write(20 * MIB, CHUNK, 2)
     first = owner.taker.take(server_of(owner, guest))
     assert owner.rebuilt(first, BASE) == [disk_of(guest, tmp_path)] * 2
-    assert (first.number, first.whole_because) == (1, checkpointing.FIRST)
+    assert (first.number, first.whole_because) == (1, take_checkpoint.FIRST)
     assert (first.changed_bytes, first.read_bytes) == (4 * CHUNK, 4 * CHUNK)
     assert first.consistency is CRASH and first.project == guest.project
     guest.write(CHUNK, CHUNK, 3)
@@ -108,7 +108,7 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
     assert len(guest.bitmaps()) == 1 and owner.states.load(guest.instance).manifest == ""
     owner.refuses = False
     record = owner.taker.take(server_of(owner, guest))
-    assert record.sent_bytes == 0 and record.whole_because == checkpointing.FIRST
+    assert record.sent_bytes == 0 and record.whole_because == take_checkpoint.FIRST
     assert record.number == 4 and len(guest.bitmaps()) == 1
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
@@ -119,7 +119,7 @@ def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tm
     owner.taker.take(server_of(owner, guest))
     guest.write(4 * MIB, CHUNK, 2)
     lab.vaults["h2"].kill()
-    with pytest.raises(copies.HolderFailed, match="h2"):
+    with pytest.raises(holder_group.HolderFailed, match="h2"):
         owner.taker.take(server_of(owner, guest))
     assert not guest.is_busy()
     record = owner.taker.take(server_of(owner, guest))
@@ -149,7 +149,7 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     owner, guest, lab, tmp_path, monkeypatch, is_dropped
 ):
     """Unless this host had it dropped: then it gets all of it again."""
-    monkeypatch.setattr(copies, "MAX_LOST", 4)
+    monkeypatch.setattr(holder_group, "MAX_LOST", 4)
     start(guest)
     for number in range(8):
         guest.write(number * CHUNK, CHUNK, number + 1)
@@ -159,10 +159,10 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     owner.states.save(guest.instance, state)
     for path in lab.vaults["h1"].folder.rglob("[0-9a-f]" * 64):
         path.unlink()
-    read, seen = nbd.Disk.read_into, []
-    monkeypatch.setattr(nbd.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
+    read, seen = nbd_client.Disk.read_into, []
+    monkeypatch.setattr(nbd_client.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
     if not is_dropped:
-        with pytest.raises(copies.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
+        with pytest.raises(holder_group.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
             owner.taker.take(server_of(owner, guest))
         assert seen == [] and owner.places.avoided == ["h1"] and owner.places.costly == ["h1"]
     record = owner.taker.take(server_of(owner, guest))
@@ -209,7 +209,7 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
     (state_folder,) = (owner.folder / "state").iterdir()
     (state_folder / "state.json").write_text("{")
     assert guest.is_busy()
-    assert owner.taker.take(server_of(owner, guest)).whole_because == checkpointing.FIRST
+    assert owner.taker.take(server_of(owner, guest)).whole_because == take_checkpoint.FIRST
     assert not guest.is_busy()
 
 
@@ -268,7 +268,7 @@ def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
     assert owner.rebuilt(on, BASE) == [disk_of(guest, tmp_path)] * 2
     guest.kill()
     crashed = owner.taker.take(server_of(owner, guest))
-    assert crashed.whole_because == checkpointing.NO_BITMAP
+    assert crashed.whole_because == take_checkpoint.NO_BITMAP
     assert owner.rebuilt(crashed, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -277,7 +277,7 @@ def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
     guest.write(0, 2 * CHUNK, 1)
     guest.domain.destroy()
     register, owner.places.client = owner.registered, start_first(guest, owner.places.client)
-    with pytest.raises(powered_off.Started):
+    with pytest.raises(offline_export.DiskChanged):
         owner.taker.take(server_of(owner, guest))
     assert register() == []
     assert owner.taker.take(server_of(owner, guest)).number == 2
@@ -312,16 +312,16 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
     guest.kill()
     start(guest)
     lost = owner.taker.take(server_of(owner, guest))
-    assert lost.whole_because == checkpointing.NO_BITMAP and lost.vault_disk == first.vault_disk
+    assert lost.whole_because == take_checkpoint.NO_BITMAP and lost.vault_disk == first.vault_disk
     assert lost.sent_bytes == 0
     (state_folder,) = (tmp_path / "lab" / "state").iterdir()
     for path in state_folder.glob("*.manifest"):
         path.write_bytes(path.read_bytes()[:-1])
     damaged = owner.taker.take(server_of(owner, guest))
-    assert damaged.whole_because == checkpointing.MANIFEST_LOST
+    assert damaged.whole_because == take_checkpoint.MANIFEST_LOST
     (state_folder / "state.json").write_text("{")
     anew = owner.taker.take(server_of(owner, guest))
-    assert anew.whole_because == checkpointing.FIRST and anew.vault_disk != first.vault_disk
+    assert anew.whole_because == take_checkpoint.FIRST and anew.vault_disk != first.vault_disk
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -332,7 +332,7 @@ def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
     lab.know(guest, 2 * CHUNK)
     anew = checkpoints.Host(lab.options)
     second = anew.taker.take(server_of(anew, guest))
-    assert second.whole_because == checkpointing.IMAGE_CHANGED
+    assert second.whole_because == take_checkpoint.IMAGE_CHANGED
     assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
 
 
@@ -355,18 +355,18 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
         try:
             record = owner.taker.take(server_of(owner, guest))
             break
-        except patience.NotDone:
+        except snapshot_window.PartTaken:
             assert owner.registered() == [] and not guest.is_busy()
             guest.write(part * MIB, CHUNK, part + 2)
-    assert part > 0 and record.whole_because == checkpointing.FIRST
+    assert part > 0 and record.whole_because == take_checkpoint.FIRST
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
     assert len(guest.bitmaps()) == 1
 
 
 def stuck(owner, guest):
     """Have parts read of a guest that rewrites all that it has between them."""
-    for part in range(patience.PARTS + 1):
-        with pytest.raises(patience.NotDone):
+    for part in range(snapshot_window.PARTS + 1):
+        with pytest.raises(snapshot_window.PartTaken):
             owner.taker.take(server_of(owner, guest))
         guest.write(0, 16 * MIB, part + 2)
 
@@ -401,7 +401,7 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
         slow_owner.taker.take(server_of(slow_owner, guest))
     slow_owner.places.client = client
     assert not guest.is_busy() and slow_owner.registered() == []
-    with pytest.raises(patience.NotDone):
+    with pytest.raises(snapshot_window.PartTaken):
         slow_owner.taker.take(server_of(slow_owner, guest))
 
 
@@ -412,7 +412,7 @@ def test_long_moment_has_an_end(slow_owner, guest):
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
-    with pytest.raises(patience.NotDone):
+    with pytest.raises(snapshot_window.PartTaken):
         slow_owner.taker.take(server_of(slow_owner, guest))
     assert not guest.is_busy() and slow_owner.states.load(guest.instance).stuck <= 1
 

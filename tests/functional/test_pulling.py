@@ -12,10 +12,10 @@ pytest.importorskip("libvirt")
 
 import libvirt
 
-from acstor_checkpoint import domains
-from acstor_checkpoint import off_pull
-from acstor_checkpoint import overlay
-from acstor_checkpoint import pulling
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.restore import offline_pull
+from acstor_checkpoint.restore import pull_loop
 from acstor_common import errors
 from acstor_common.model import geometry
 from tests.lab import domain as domain_lab
@@ -66,7 +66,7 @@ def until_ordinary(it):
 def ends_as_it_should(it, more_chunks=0):
     with contextlib.suppress(libvirt.libvirtError):
         it.guest.domain.destroy()
-    it.now_s += pulling.LONGEST_PAUSE_S
+    it.now_s += pull_loop.LONGEST_PAUSE_S
     it.look()
     assert not it.is_marked()
     assert it.is_ordinary() and it.content() == it.data
@@ -74,7 +74,7 @@ def ends_as_it_should(it, more_chunks=0):
     it.shown.unlink()  # nothing lies on it
     assert it.content() == it.data
     runs.tool(["qemu-img", "check", "-q", it.guest.path])
-    assert os.listdir(it.guest.path.parent).count(f"disk{off_pull.COPY_ENDING}") == 0
+    assert os.listdir(it.guest.path.parent).count(f"disk{offline_pull.COPY_ENDING}") == 0
 
 
 def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, tmp_path):
@@ -85,7 +85,7 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it.write(310 * CHUNK, 3 * CHUNK, 9)
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
-    served = domains.Domains(
+    served = libvirt_domains.Domains(
         it.pulling._domains._uri, it.bases.image_of, domain_lab.run_dir(it.guest.host)
     )
     assert not [one for one in served.present() if one.instance == it.guest.instance]
@@ -133,7 +133,7 @@ def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
     it.look()
     assert it.guest.domain.blockJobInfo("vda") == {}  # it waits first
     it.pulling._rate_bytes_s = 0
-    it.now_s += pulling.FIRST_PAUSE_S
+    it.now_s += pull_loop.FIRST_PAUSE_S
     it.look()
     until_ordinary(it)
     ends_as_it_should(it)
@@ -150,16 +150,16 @@ def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(pla
     if it.guest.domain.connect().getVersion() < QEMU_10:
         assert not has_tables, "QEMU has written its tables: this test sees nothing"
     assert it.is_marked()
-    it.now_s += pulling.LONGEST_PAUSE_S
+    it.now_s += pull_loop.LONGEST_PAUSE_S
     it.look()
     assert it.lies_on() == (it.mirror_link if has_tables else str(it.shown))
     assert it.content() == it.data
     start(it)
-    it.now_s += pulling.LONGEST_PAUSE_S
+    it.now_s += pull_loop.LONGEST_PAUSE_S
     it.look()
     until_ordinary(it)
     it.write(0, 512, 1)
-    it.now_s += pulling.LONGEST_PAUSE_S
+    it.now_s += pull_loop.LONGEST_PAUSE_S
     it.look()
     assert not it.is_marked()
     it.guest.kill()
@@ -181,18 +181,18 @@ def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(plac
 
 def meanwhile(monkeypatch, it, what):
     """Do something when the copy is made."""
-    done = off_pull.Puller._run
+    done = offline_pull.OfflinePull._run
 
     def run(self, argv, *more):
         if argv[0] == "sync":
             what()
         done(self, argv, *more)
 
-    monkeypatch.setattr(off_pull.Puller, "_run", run)
+    monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
     it.look()
     monkeypatch.undo()
     assert not it.is_ordinary()
-    assert not it.guest.path.with_name(f"disk{off_pull.COPY_ENDING}").exists()
+    assert not it.guest.path.with_name(f"disk{offline_pull.COPY_ENDING}").exists()
 
 
 @pytest.mark.expect_log("is not in its disk")
@@ -200,7 +200,7 @@ def test_server_that_is_started_meanwhile_keeps_its_disk(place, monkeypatch):
     it = place()
     meanwhile(monkeypatch, it, lambda: start(it))
     it.write(5 * CHUNK, 512, 3)
-    it.now_s += pulling.FIRST_PAUSE_S
+    it.now_s += pull_loop.FIRST_PAUSE_S
     it.look()
     until_ordinary(it)
     ends_as_it_should(it)
@@ -216,26 +216,26 @@ def test_what_was_written_meanwhile_is_not_lost(place, monkeypatch):
         it.data[7 * CHUNK : 8 * CHUNK] = bytes([9]) * CHUNK
 
     meanwhile(monkeypatch, it, write)
-    it.now_s += pulling.FIRST_PAUSE_S
+    it.now_s += pull_loop.FIRST_PAUSE_S
     it.look()
     ends_as_it_should(it, more_chunks=1)
 
 
 def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
     it = place()
-    with off_pull._locked(str(it.guest.path)):
+    with offline_pull._locked(str(it.guest.path)):
         with pytest.raises(libvirt.libvirtError, match="lock"):
             it.guest.domain.create()
     start(it)
     with pytest.raises(errors.Unusable, match="it is in use"):
-        with off_pull._locked(str(it.guest.path)):
+        with offline_pull._locked(str(it.guest.path)):
             pass
 
 
 @pytest.mark.expect_log("are to stay free")
 def test_copy_that_has_no_room_is_not_made(place, monkeypatch):
     it = place()
-    monkeypatch.setattr(off_pull, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(offline_pull, "_SPARE_BYTES", 1 << 60)
     before = overlay.stamp(str(it.guest.path))
     it.look()
     assert not it.is_ordinary() and overlay.stamp(str(it.guest.path)) == before
@@ -247,14 +247,14 @@ def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
     folder = it.guest.path.parent
     moved = folder.with_name(f"{folder.name}_resize")
     meanwhile_moved = lambda: os.rename(folder, moved)  # noqa: E731
-    done = off_pull.Puller._run
+    done = offline_pull.OfflinePull._run
 
     def run(self, argv, *more):
         if argv[0] == "qemu-img":
             meanwhile_moved()
         done(self, argv, *more)
 
-    monkeypatch.setattr(off_pull.Puller, "_run", run)
+    monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
     it.look()
     os.rename(moved, folder)
     assert not it.is_ordinary()

@@ -388,13 +388,13 @@ def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
 
 OFF_PULL = """
 import pathlib, threading
-from acstor_checkpoint import off_pull
+from acstor_checkpoint.restore import offline_pull
 from acstor_common.model import ids
 from acstor_common.formats import recovery_marker
 disk, base, shown = (f"/var/lib/nova/instances/{name}" for name in ("one/disk", "base", "shown"))
 recovery_marker.write(disk, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
-puller = off_pull.Puller(threading.Event())
-puller(off_pull.OffDisk(disk, base, shown, pathlib.Path(shown)), lambda: True)
+puller = offline_pull.OfflinePull(threading.Event())
+puller(offline_pull.OfflineDisk(disk, base, shown, pathlib.Path(shown)), lambda: True)
 recovery_marker.remove(disk)
 """
 

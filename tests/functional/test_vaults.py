@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint import belonging
-from acstor_checkpoint import names
-from acstor_checkpoint import places
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import authorized_hosts
+from acstor_checkpoint.vault import connection_limit
+from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import certificates
@@ -29,7 +29,8 @@ OTHER_DISK = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
 PLAIN = [random.Random(n).randbytes(65536) for n in range(40)]
 NAMES = [SEAL.name(plain) for plain in PLAIN]
 CHUNKS = [
-    names.Sealed(name, SEAL.close(name, plain)) for name, plain in zip(NAMES, PLAIN, strict=True)
+    object_names.Sealed(name, SEAL.close(name, plain))
+    for name, plain in zip(NAMES, PLAIN, strict=True)
 ]
 MANIFEST = SEAL.close_manifest(b"some manifest")
 
@@ -50,8 +51,8 @@ def start(tmp_path: pathlib.Path) -> Iterator[Start]:
         yield begin
 
 
-def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> names.Disk:
-    return names.Disk(vault.name, disk)
+def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> object_names.Disk:
+    return object_names.Disk(vault.name, disk)
 
 
 def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
@@ -73,7 +74,7 @@ def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
         with pytest.raises(errors.ChunkMissing):
             client.chunk(disk, NAMES[35])
     with h1.client(h2) as client:
-        assert client.keep(disk, names.Stay(names.ALL, [*NAMES[10:20], name])) == 20
+        assert client.keep(disk, object_names.Stay(object_names.ALL, [*NAMES[10:20], name])) == 20
         assert client.missing(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
         assert client.drop(disk) == 11
         assert client.disks(h1.name) == client.manifests(disk) == []
@@ -89,7 +90,7 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
         tries: list[Callable[[], object]] = [
             lambda: client.put(of(h1), CHUNKS),
             lambda: client.put_manifest(of(h1), MANIFEST),
-            lambda: client.keep(of(h1), names.Stay(names.ALL, NAMES[:1])),
+            lambda: client.keep(of(h1), object_names.Stay(object_names.ALL, NAMES[:1])),
             lambda: client.drop(of(h1)),
             lambda: client.missing(of(h1), NAMES),
         ]
@@ -107,7 +108,7 @@ def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> N
     with h1.client(h2) as client, h3.client(h2) as other:
         client.put(of(h1), CHUNKS)
         h2.write_table("h1", "h2")
-        time.sleep(belonging.LOOK_EVERY_S + 1.0)
+        time.sleep(authorized_hosts.LOOK_EVERY_S + 1.0)
         with pytest.raises(errors.SourceUnreachable):
             other.chunk(of(h1), NAMES[0])
         assert client.missing(of(h1), NAMES) == set()
@@ -163,11 +164,11 @@ def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, told: list[bytes]) -> No
 def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
 
-    def slowly() -> Iterator[names.Sealed]:
+    def slowly() -> Iterator[object_names.Sealed]:
         for round_ in range(200):
             plain = random.Random(1000 + round_).randbytes(65536)
             name = SEAL.name(plain)
-            yield names.Sealed(name, SEAL.close(name, plain))
+            yield object_names.Sealed(name, SEAL.close(name, plain))
 
     def put() -> None:
         with h1.client(h2) as client, contextlib.suppress(errors.SourceUnreachable):
@@ -206,7 +207,7 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         with pytest.raises(errors.VaultFull, match="bytes is reached"):
             client.put(of(h3), CHUNKS[10:11])
     with h1.client(h2) as client:
-        assert client.keep(of(h1), names.Stay(names.ALL, NAMES[:5])) == 15
+        assert client.keep(of(h1), object_names.Stay(object_names.ALL, NAMES[:5])) == 15
         client.put(of(h1), CHUNKS[5:10])
     h2.kill()
     h2.start()  # counts what is there
@@ -285,7 +286,7 @@ def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     begun = f"PUT /v1/h1/{DISK}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 99\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        for _ in range(places.CONNECTIONS_OF_HOST):
+        for _ in range(connection_limit.CONNECTIONS_OF_HOST):
             stack.enter_context(h1.dial(h2)).sendall(begun.encode())
         runs.pause(time.monotonic() - 0.5)
         with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):

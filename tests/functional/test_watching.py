@@ -14,12 +14,12 @@ import prometheus_client
 import pytest
 import yaml
 
-from acstor_checkpoint import copies
-from acstor_checkpoint import failures
 from acstor_checkpoint import metrics as checkpoint_metrics
-from acstor_checkpoint import names
-from acstor_checkpoint import room
-from acstor_checkpoint import vault
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.schedule import failures
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
@@ -82,7 +82,7 @@ def names_of_the_gateway() -> set[str]:
 def names_of_a_vault(folder: pathlib.Path) -> set[str]:
     """What a checkpoint daemon tells of its vault from the start."""
     folder.mkdir()
-    kept = vault.Vault(folder, room.Limits(0, 0, 0), ids.HostId("h1"))
+    kept = vault_store.VaultStore(folder, quota.Limits(0, 0, 0), ids.HostId("h1"))
     told = prometheus_client.CollectorRegistry()
     told.register(checkpoint_metrics.VaultCollector(kept))
     kept.close()
@@ -119,7 +119,7 @@ class NoCheckpoints:
 
     def __init__(self) -> None:
         self.failures = failures.Failures()
-        slow = copies.HolderSlow(ids.HostId("h2"), "it is slow")
+        slow = holder_group.HolderSlow(ids.HostId("h2"), "it is slow")
         self.failures.note(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), slow)
         self.failures.note_wait(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), "h2")
 
@@ -131,7 +131,7 @@ class NoCheckpoints:
 
 def names_of_checkpoints() -> set[str]:
     """Return what the checkpoint daemon tells of the servers of its host."""
-    told = checkpoint_metrics.TakingCollector(NoCheckpoints()).collect()
+    told = checkpoint_metrics.CheckpointCollector(NoCheckpoints()).collect()
     return {sample.name for family in told for sample in family.samples}
 
 
@@ -218,9 +218,9 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
         )
         stack.callback(h1.close)
         h1.start()
-        disk = names.Disk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+        disk = object_names.Disk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
         with h2.client(h1) as client, pytest.raises(errors.VaultFull):
-            client.put(disk, [names.Sealed(bytes(32), b"x")])
+            client.put(disk, [object_names.Sealed(bytes(32), b"x")])
 
         def findings() -> list[str]:
             failures = store.checkpoint_failures(time.time())

@@ -16,16 +16,16 @@ from typing import Self
 
 import msgspec
 
-from acstor_checkpoint import agent_files
-from acstor_checkpoint import checkpointing
-from acstor_checkpoint import daemon
-from acstor_checkpoint import domains
-from acstor_checkpoint import names
-from acstor_checkpoint import overlay
-from acstor_checkpoint import record
-from acstor_checkpoint import scratch
-from acstor_checkpoint import states
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import take_checkpoint
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import worker_pool
+from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
@@ -70,14 +70,16 @@ class Places:
         self.avoided: list[str] = []
         self.costly: list[str] = []
 
-    def choose(self, disk: ids.ImageId, copies: int, current: Any) -> list[record.Holder]:
+    def choose(
+        self, disk: ids.ImageId, copies: int, current: Any
+    ) -> list[checkpoint_record.Holder]:
         order = sorted(self._vaults, key=lambda name: (name in self.avoided, name))
         return [
-            record.Holder(ids.HostId(name), f"127.0.0.1:{self._vaults[name]}")
+            checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{self._vaults[name]}")
             for name in order[:copies]
         ]
 
-    def client(self, holder: record.Holder) -> vault_client.VaultClient:
+    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
@@ -96,19 +98,19 @@ class Host:
         self.options, self.folder = options, pathlib.Path(options.folder)
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
-        self.scratch = scratch.Scratch(self.sockets, options.scratch_limit_bytes)
-        self.states = states.States(self.folder / "state")
+        self.scratch = scratch_files.ScratchFiles(self.sockets, options.scratch_limit_bytes)
+        self.states = disk_states.DiskStates(self.folder / "state")
         self.records = self.folder / "records"
         self.refuses = False
         self.places = Places(options)
         shown = mirrors or [options.mirrors]
-        self.domains = domains.Domains(
+        self.domains = libvirt_domains.Domains(
             options.uri,
             lambda path: next(filter(None, (overlay.base_of(path, one) for one in shown)), None),
             options.run_dir,
         )
-        self.taker = checkpointing.Checkpointing(
-            checkpointing.Settings(
+        self.taker = take_checkpoint.CheckpointTaker(
+            take_checkpoint.Settings(
                 ids.HostId(OWNER),
                 options.copies,
                 options.rate_bytes_s,
@@ -126,10 +128,12 @@ class Host:
             self.scratch,
         )
 
-    def daemon(self) -> daemon.Daemon:
-        return daemon.Daemon(self.domains, self.taker, self.states, self.options.interval_s)
+    def daemon(self) -> worker_pool.WorkerPool:
+        return worker_pool.WorkerPool(
+            self.domains, self.taker, self.states, self.options.interval_s
+        )
 
-    def register(self, new: record.Record) -> set[str]:
+    def register(self, new: checkpoint_record.Record) -> set[str]:
         """Note a checkpoint; the last two of a disk stay."""
         if self.refuses:
             raise errors.Unusable("decision service", "it does not answer")
@@ -138,18 +142,18 @@ class Host:
         mine = [each for each in self.registered() if each.vault_disk == new.vault_disk]
         return {each.manifest_name for each in mine[-2:]}
 
-    def registered(self) -> list[record.Record]:
+    def registered(self) -> list[checkpoint_record.Record]:
         if not self.records.exists():
             return []
-        return [record.Record(**json.loads(line)) for line in self.records.open()]
+        return [checkpoint_record.Record(**json.loads(line)) for line in self.records.open()]
 
-    def rebuilt(self, new: record.Record, base: bytes) -> list[bytes]:
+    def rebuilt(self, new: checkpoint_record.Record, base: bytes) -> list[bytes]:
         """Return the disk that a checkpoint is, once for each holder."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(new.key))
-        disk = names.Disk(ids.HostId(new.owner), new.vault_disk)
+        disk = object_names.Disk(ids.HostId(new.owner), new.vault_disk)
         found = []
         for holder in new.holders:
-            with self.places.client(record.Holder(*holder)) as client:
+            with self.places.client(checkpoint_record.Holder(*holder)) as client:
                 sealed = client.manifest(disk, bytes.fromhex(new.manifest_name))
                 plain = seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
                 manifest = checkpoint_manifest.Manifest.parse(plain, "it")

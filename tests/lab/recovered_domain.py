@@ -8,10 +8,10 @@ import uuid
 
 import msgspec
 
-from acstor_checkpoint import domains
-from acstor_checkpoint import off_pull
-from acstor_checkpoint import pulling
-from acstor_checkpoint import recovered
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.restore import offline_pull
+from acstor_checkpoint.restore import pull_loop
+from acstor_checkpoint.restore import recovered_disks
 from acstor_common.formats import layout
 from acstor_common.formats import local_file
 from acstor_common.formats import qcow2
@@ -53,20 +53,20 @@ class RecoveredDomain:
         (self._disks / f"{self.checkpoint_id}.data").hardlink_to(self.shown)
         self.know(key="")
         self._rebase(self.shown)
-        self.bases = recovered.Bases(str(folder / "mirror"))
+        self.bases = recovered_disks.BackingImages(str(folder / "mirror"))
         self.now_s = 0.0
         self.pulling = self.made_pulling(domain_lab.uri(host), folder, rate_bytes_s)
 
-    def made_pulling(self, uri: str, folder: pathlib.Path, rate_bytes_s: int) -> pulling.Pulling:
+    def made_pulling(self, uri: str, folder: pathlib.Path, rate_bytes_s: int) -> pull_loop.PullLoop:
         """Return what pulls, begun anew."""
         self.ended = threading.Event()
-        return pulling.Pulling(
-            domains.Domains(uri, self.bases.checkpoint_of),
-            recovered.Recovered(folder / "state"),
+        return pull_loop.PullLoop(
+            libvirt_domains.Domains(uri, self.bases.checkpoint_of),
+            recovered_disks.RecoveredDisks(folder / "state"),
             self.bases,
             rate_bytes_s,
             self.ended,
-            off_pull.Puller(self.ended),
+            offline_pull.OfflinePull(self.ended),
             lambda: self.now_s,
         )
 

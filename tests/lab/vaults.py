@@ -7,8 +7,8 @@ import socket
 import ssl
 import subprocess
 
-from acstor_checkpoint import channel
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -29,7 +29,7 @@ def credentials_of(
     folder: pathlib.Path,
     name: str,
     issuer: certificates.Authority | None = None,
-    protocol: str = channel.PROTOCOL,
+    protocol: str = tls_channel.PROTOCOL,
 ) -> credentials.Credentials:
     """Return what a host proves to vaults who it is with; its files are in ``folder``."""
     if not folder.exists():

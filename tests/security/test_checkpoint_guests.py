@@ -15,12 +15,12 @@ import pytest
 
 pytest.importorskip("libvirt")
 
-from acstor_checkpoint import daemon
-from acstor_checkpoint import domains
-from acstor_checkpoint import patience
-from acstor_checkpoint import scratch
-from acstor_checkpoint import states
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import worker_pool
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -76,10 +76,12 @@ def watching(owner: checkpoints.Host) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def working(taker: daemon.Daemon) -> Iterator[None]:
+def working(taker: worker_pool.WorkerPool) -> Iterator[None]:
     """Run the workers of a daemon in the block, as the product does."""
     ended = threading.Event()
-    threads = [supervision.start("checkpoints", taker.run, ended) for _ in range(daemon.WORKERS)]
+    threads = [
+        supervision.start("checkpoints", taker.run, ended) for _ in range(worker_pool.WORKERS)
+    ]
     try:
         yield
     finally:
@@ -100,10 +102,10 @@ def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
 ) -> None:
     """QEMU can write to the folder of scratch files; a former daemon was to remove one there."""
     attacker, victim = guests
-    state = states.new(ids.ImageId(attacker.image), CHUNK)
+    state = disk_states.new_state(ids.ImageId(attacker.image), CHUNK)
     state.begun = ["acstor-0123456789ab"]
     owner.states.save(attacker.instance, state)
-    for path in domains._files(owner.sockets, owner.sockets, state.begun[0]):
+    for path in libvirt_domains._files(owner.sockets, owner.sockets, state.begun[0]):
         path.mkdir()
     with working(owner.daemon()):
         runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
@@ -115,12 +117,12 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
 ) -> None:
     """All QEMUs are one user; where nothing else confines them, one can replace another's."""
     attacker, victim = guests
-    moment = domains.Domain.moment
+    moment = libvirt_domains.Domain.moment
 
     @contextlib.contextmanager
     def replaced(
-        domain: domains.Domain, bitmap: str, since: str, folder: pathlib.Path
-    ) -> Iterator[domains.Moment]:
+        domain: libvirt_domains.Domain, bitmap: str, since: str, folder: pathlib.Path
+    ) -> Iterator[libvirt_domains.Snapshot]:
         with moment(domain, bitmap, since, folder) as shown:
             os.rename(theirs.export.path, shown.export.path)
             yield shown
@@ -128,7 +130,7 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
     servers = {server.instance: server for server in owner.domains.present()}
     of_attacker = owner.domains.domain(servers[attacker.instance])
     with of_attacker.moment("acstor-0123456789ab", "", owner.sockets) as theirs:
-        monkeypatch.setattr(domains.Domain, "moment", replaced)
+        monkeypatch.setattr(libvirt_domains.Domain, "moment", replaced)
         with pytest.raises(errors.Unusable, match=f"process {attacker.pid()} listens there"):
             owner.taker.take(servers[victim.instance])
     monkeypatch.undo()
@@ -163,19 +165,19 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
                 guest.write(at * MIB, MIB, 8)
                 time.sleep(0.1)
                 most.append(scratch_bytes(owner))
-        time.sleep(2 * scratch.LOOK_EVERY_S)
+        time.sleep(2 * scratch_files.LOOK_EVERY_S)
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
     server = next(s for s in owner.domains.present() if s.instance == guest.instance)
-    with pytest.raises(patience.NotDone):
+    with pytest.raises(snapshot_window.PartTaken):
         owner.taker.take(server)
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
     assert (most[-1] == 0) is is_stuck  # the job was ended while the holder took its time
     assert not guest.is_busy()
     assert ("the capture is ended: it has" in caplog.text) is is_stuck
     for _ in range(3):
-        with contextlib.suppress(patience.NotDone):
+        with contextlib.suppress(snapshot_window.PartTaken):
             owner.taker.take(server)
     assert taken(owner, guest)
 
@@ -197,7 +199,7 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
             while is_busy:
                 is_busy.pop()
                 guest.write(0, 6 * MIB, 8 + owner.states.load(guest.instance).number)
-                time.sleep(2 * scratch.LOOK_EVERY_S)
+                time.sleep(2 * scratch_files.LOOK_EVERY_S)
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
@@ -205,10 +207,14 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
     kinds = []
     for _ in range(3):
         is_busy.append(True)
-        with pytest.raises(patience.NotDone) as cut:
+        with pytest.raises(snapshot_window.PartTaken) as cut:
             owner.taker.take(server)
         kinds.append(type(cut.value))
-    assert kinds == [patience.NotDone, patience.Overwritten, patience.Overwritten]
+    assert kinds == [
+        snapshot_window.PartTaken,
+        snapshot_window.Overwritten,
+        snapshot_window.Overwritten,
+    ]
     assert "scratch_limit_bytes" in str(cut.value)
     owner.taker.take(server)
     assert taken(owner, guest)
@@ -218,7 +224,7 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
 def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(domains, "CALL_S", 2.0)
+    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker, victim = guests
     owner.domains.present()
     os.kill(attacker.pid(), signal.SIGSTOP)
@@ -272,7 +278,7 @@ def test_full_disk(
     small = pathlib.Path(f"/proc/{guest.host.pid}/root{owner.sockets}")
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
     monkeypatch.setattr(owner.scratch, "_folder", small)
-    monkeypatch.setattr(scratch, "SPARE_BYTES", 16 * MIB)
+    monkeypatch.setattr(scratch_files, "SPARE_BYTES", 16 * MIB)
     put, lock, left = vault_client.VaultClient.put, threading.Lock(), list(range(15))
 
     def put_later(*words: Any) -> None:
@@ -284,7 +290,7 @@ def test_full_disk(
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
     server = next(s for s in owner.domains.present() if s.instance == guest.instance)
-    with pytest.raises(scratch.Full, match="bytes are free beside it"):
+    with pytest.raises(scratch_files.ScratchFull, match="bytes are free beside it"):
         owner.taker.take(server)
     assert not guest.is_busy()
     subprocess.run([*guest.host.enter(), "umount", str(owner.sockets)], check=True)

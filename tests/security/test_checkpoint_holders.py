@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from acstor_checkpoint import copies
-from acstor_checkpoint import garbage_collection
-from acstor_checkpoint import names
-from acstor_checkpoint import record
-from acstor_checkpoint import room
-from acstor_checkpoint import states
-from acstor_checkpoint import vault
-from acstor_checkpoint import vault_api
-from acstor_checkpoint import vault_client
-from acstor_checkpoint import vault_server
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import garbage_collection
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_server
+from acstor_checkpoint.vault import vault_store
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import credentials
 from acstor_common.model import addresses
@@ -30,19 +30,19 @@ from tests.lab import vaults
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault.MAX_DISKS))
+NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault_store.MAX_DISKS))
 
 
 class Places:
     """A hostile holder and an honest one, of which the former is asked first."""
 
-    def __init__(self, proof: credentials.Credentials, *holders: record.Holder) -> None:
+    def __init__(self, proof: credentials.Credentials, *holders: checkpoint_record.Holder) -> None:
         self._proof, self._holders = proof, holders
 
-    def others(self) -> tuple[record.Holder, ...]:
+    def others(self) -> tuple[checkpoint_record.Holder, ...]:
         return self._holders
 
-    def client(self, holder: record.Holder) -> vault_client.VaultClient:
+    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
@@ -71,14 +71,14 @@ def proof(tmp_path: pathlib.Path, honest: vaults.Vault) -> credentials.Credentia
     return vaults.credentials_of(tmp_path / "owner", "owner")
 
 
-def of(vault: vaults.Vault) -> record.Holder:
-    return record.Holder(vault.name, f"127.0.0.1:{vault.port}")
+def of(vault: vaults.Vault) -> checkpoint_record.Holder:
+    return checkpoint_record.Holder(vault.name, f"127.0.0.1:{vault.port}")
 
 
-def sealed(count: int) -> list[names.Sealed]:
+def sealed(count: int) -> list[object_names.Sealed]:
     chunks = [number.to_bytes(8) * 8192 for number in range(1, count + 1)]
     named = sorted((SEAL.name(plain), plain) for plain in chunks)
-    return [names.Sealed(name, SEAL.close(name, plain)) for name, plain in named]
+    return [object_names.Sealed(name, SEAL.close(name, plain)) for name, plain in named]
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -102,10 +102,10 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
         places = Places(proof, of(honest), hostile.holder)
         with places.client(of(honest)) as client:
-            client.put(names.Disk(ids.HostId("owner"), DISK), sealed(4))
+            client.put(object_names.Disk(ids.HostId("owner"), DISK), sealed(4))
         collection = garbage_collection.GarbageCollection(
             ids.HostId("owner"),
-            states.States(tmp_path / "states"),
+            disk_states.DiskStates(tmp_path / "states"),
             places,
             dict,
             NoServers(),
@@ -119,7 +119,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     asked = sum(line.startswith("DELETE") for line in hostile.asked)
     assert took_s < 3.0 + 4.0
     assert 1 <= asked <= garbage_collection.HOLDER_DISKS
-    print(f"{asked} of {vault.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
+    print(f"{asked} of {vault_store.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
 
 
 @pytest.mark.parametrize("how", ["is silent", "drips", "takes no bytes"])
@@ -130,7 +130,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    monkeypatch.setattr(copies, "STEP_S", 2.0)
+    monkeypatch.setattr(holder_group, "STEP_S", 2.0)
 
     def answer(line: str, tls: object) -> bytes | None:
         if how == "drips":
@@ -147,41 +147,45 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
                 stack.enter_context(places.client(holder))
                 for holder in (hostile.holder, of(honest))
             ]
-            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), clients)
+            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
             chunks = {chunk.name: chunk.data for chunk in sealed(64)}
             began_s = time.monotonic()
-            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint: it is too slow"):
+            with pytest.raises(
+                holder_group.HolderFailed, match="h2 keeps no checkpoint: it is too slow"
+            ):
                 disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client(of(honest)) as client:  # it was asked at the same time
-            assert client.missing(names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+            assert client.missing(object_names.Disk(ids.HostId("owner"), DISK), chunks) == set()
 
 
-class Denying(vault.Vault):
+class Denying(vault_store.VaultStore):
     """Keeps what it gets, and says of each chunk that it is not there."""
 
-    def missing(self, disk: names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+    def missing(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
         return list(asked)
 
 
-class Slow(vault.Vault):
+class Slow(vault_store.VaultStore):
     """Keeps what it gets, a little slower than others."""
 
-    def begin(self, disk: names.Disk, connection: int) -> None:
+    def begin(self, disk: object_names.Disk, connection: int) -> None:
         time.sleep(0.2)
         super().begin(disk, connection)
 
 
 @contextlib.contextmanager
-def served(folder: pathlib.Path, name: str, kind: type[vault.Vault]) -> Iterator[record.Holder]:
+def served(
+    folder: pathlib.Path, name: str, kind: type[vault_store.VaultStore]
+) -> Iterator[checkpoint_record.Holder]:
     proof = vaults.credentials_of(folder / "identity", name)
     (folder / "vault").mkdir()
-    kept = kind(folder / "vault", room.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
+    kept = kind(folder / "vault", quota.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
     sock = vault_server.listen("127.0.0.1", 0)
-    server = vault_server.VaultServer(sock, vault_api.Api(kept), proof)
+    server = vault_server.VaultServer(sock, vault_api.VaultApi(kept), proof)
     thread = threading.Thread(target=server.serve)
     thread.start()
-    yield record.Holder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")
+    yield checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")
     server.close()
     thread.join(10.0)
     kept.close()
@@ -191,19 +195,21 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
     """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
-    chunks = {chunk.name: chunk.data for chunk in sealed(copies.MAX_LOST + 1)}
+    chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.MAX_LOST + 1)}
     cids = sorted(map(ids.Cid, chunks))
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
-        places, disk = Places(proof), names.Disk(ids.HostId("owner"), DISK)
+        places, disk = Places(proof), object_names.Disk(ids.HostId("owner"), DISK)
         holders = (hostile, of(honest))
         clients = [stack.enter_context(places.client(holder)) for holder in holders]
-        first = copies.Copies(disk, clients)
+        first = holder_group.HolderGroup(disk, clients)
         assert first.lacking(cids) == set(cids)  # a new one lacks all, whoever it is
         assert first.put(cids, chunks.__getitem__, 1) == 2 * sum(map(len, chunks.values()))
         acknowledged = [holder.host for holder in holders]
-        with pytest.raises(copies.HolderLost, match="h2 keeps no checkpoint: it lacks 129 chunks"):
-            copies.Copies(disk, clients, acknowledged).lacking(cids)
-        assert copies.Copies(disk, clients[1:], acknowledged).lacking(cids) == set()
+        with pytest.raises(
+            holder_group.HolderLost, match="h2 keeps no checkpoint: it lacks 129 chunks"
+        ):
+            holder_group.HolderGroup(disk, clients, acknowledged).lacking(cids)
+        assert holder_group.HolderGroup(disk, clients[1:], acknowledged).lacking(cids) == set()
 
 
 def test_holder_that_is_just_quick_enough_is_named(
@@ -212,12 +218,12 @@ def test_holder_that_is_just_quick_enough_is_named(
     proof: credentials.Credentials,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copies, "SLOW_S", 1.0)
+    monkeypatch.setattr(holder_group, "SLOW_S", 1.0)
     chunks = {chunk.name: chunk.data for chunk in sealed(8)}
     with served(tmp_path / "h2", "h2", Slow) as hostile, contextlib.ExitStack() as stack:
         holders = (of(honest), hostile)
         clients = [stack.enter_context(Places(proof).client(holder)) for holder in holders]
-        disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), clients)
+        disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
         for name in sorted(map(ids.Cid, chunks)):
             disk.put([name], chunks.__getitem__, 1)
     assert disk.slow_holder() == "h2"
@@ -230,10 +236,10 @@ def test_holder_that_answers_with_an_error_is_replaced(
     """It has no reason to: each request of a checkpoint can be done."""
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: b"no", status) as hostile:
         with Places(proof).client(hostile.holder) as client:
-            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), [client])
-            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
+            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
+            with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put([SEAL.name(b"some")], bytes, 65536)
-            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
+            with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put_manifest(SEAL.close_manifest(b"a manifest"))
 
 
@@ -243,6 +249,6 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
 ) -> None:
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: answer) as hostile:
         with Places(proof).client(hostile.holder) as client:
-            disk = copies.Copies(names.Disk(ids.HostId("owner"), DISK), [client])
-            with pytest.raises(copies.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.keep([names.Stay(names.ALL, [bytes(32)])])
+            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
+            with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
+                disk.keep([object_names.Stay(object_names.ALL, [bytes(32)])])

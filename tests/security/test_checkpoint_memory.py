@@ -16,17 +16,18 @@ LIMIT_BYTES = 256 << 20
 """Of the daemon; this process has as much of it as matters."""
 PROGRAM = """
 import json, sys, threading
-from acstor_checkpoint import capture, nbd, pace
+from acstor_checkpoint.capture import disk_capture, nbd_client, rate_limit
 from acstor_common.formats import checkpoint_manifest, checkpoint_encryption, chunk_map
 from acstor_common.model import geometry, ids
 path, pid, size_bytes, chunk_bytes = sys.argv[1], *map(int, sys.argv[2:])
-id, seal = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), checkpoint_encryption.Seal(b"k" * 32)
+id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+seal = checkpoint_encryption.Seal(b"k" * 32)
 
 class Copies:
     def lacking(self, names):
         return set()
 
-class Disk(nbd.Disk):
+class Disk(nbd_client.Disk):
     def read_into(self, view, at):  # zeros, which need no holder
         pass
 
@@ -35,15 +36,15 @@ subject = checkpoint_manifest.Subject(
     id, id, "p", id, chunk_map.UNKNOWN_OS_HASH, cut, 1, checkpoint_manifest.Consistency.CRASH, 1
 )
 before = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(subject, ()), "it")
-with Disk(nbd.Export(path, "vda", pid, size_bytes), nbd.ALLOCATION, 60.0) as disk:
-    free = pace.Pace(0, threading.Event())
-    taking = capture.Taking(disk, chunk_bytes, seal, Copies(), free, lambda: True)
-    written = lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd.DIRTY)
+with Disk(nbd_client.Export(path, "vda", pid, size_bytes), nbd_client.ALLOCATION, 60.0) as disk:
+    free = rate_limit.RateLimit(0, threading.Event())
+    taking = disk_capture.DiskCapture(disk, chunk_bytes, seal, Copies(), free, lambda: True)
+    written = lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd_client.DIRTY)
     error = ""
     try:
-        for _ in taking.entries(capture.Seen(before, written, lambda: ())):
+        for _ in taking.entries(disk_capture.ChangedRanges(before, written, lambda: ())):
             pass
-    except capture.TooLarge as e:
+    except disk_capture.DiskTooLarge as e:
         error = str(e)
 with open("/proc/self/status") as file:  # ru_maxrss begins at what the parent had
     [used] = [int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")]
@@ -54,14 +55,15 @@ print(json.dumps([used, taking.read_bytes, taking.left_bytes, error]))
 LARGEST = """
 import json, os, pathlib, sys, threading
 import libvirt
-from acstor_checkpoint import capture, checkpointing, copies, pace, record, states
+from acstor_checkpoint.capture import disk_capture, take_checkpoint, rate_limit, disk_states
+from acstor_checkpoint.holders import holder_group, checkpoint_record
 from acstor_checkpoint.cmd import checkpointd
 from acstor_common.formats import checkpoint_manifest, checkpoint_encryption, chunk_map
 from acstor_common.model import geometry, ids
 id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-known = states.States(pathlib.Path(sys.argv[1]))
+known = disk_states.DiskStates(pathlib.Path(sys.argv[1]))
 count, cut = checkpoint_manifest.MAX_ENTRIES, geometry.Geometry(2 << 40, 1 << 20)
-state = states.new(id, cut.chunk_bytes)
+state = disk_states.new_state(id, cut.chunk_bytes)
 known.save(id, state)
 seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
 
@@ -86,12 +88,12 @@ class Client:
 class Disk:
     size_bytes = cut.size_bytes
 
-holders, kept = copies.Copies(None, [Client()]), []
+holders, kept = holder_group.HolderGroup(None, [Client()]), []
 
 def take(name):
     before = known.manifest(id, state, name)
-    taking = capture.Taking(Disk(), cut.chunk_bytes, seal, holders, pace.Pace(0, threading.Event()))
-    return saved(taking.entries(capture.Seen(before, lambda: (), lambda: ())), 2)
+    taking = disk_capture.DiskCapture(Disk(), cut.chunk_bytes, seal, holders, rate_limit.RateLimit(0, threading.Event()))
+    return saved(taking.entries(disk_capture.ChangedRanges(before, lambda: (), lambda: ())), 2)
 
 first = saved(map(named, range(count)), 1)
 second = take(first)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import pytest
 
-from acstor_checkpoint import channel
-from acstor_checkpoint import copies
-from acstor_checkpoint import names
-from acstor_checkpoint import vault
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -27,11 +27,13 @@ from tests.fakes import hostile_vault
 from tests.fakes import subnets
 from tests.lab import vaults
 
-DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+DISK = object_names.Disk(
+    ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+)
 REQUEST_S = 2.0
 LATE_S = 1.0
 MEMORY_BYTES = 64 << 20
-CHUNK = names.Sealed(bytes([7]) * 32, bytes(60000))
+CHUNK = object_names.Sealed(bytes([7]) * 32, bytes(60000))
 OTHER = bytes([9]) * 32
 FAULTS = (
     errors.SourceUnreachable,
@@ -100,12 +102,12 @@ def drop(client: vault_client.VaultClient) -> object:
 
 def drop_all(client: vault_client.VaultClient) -> object:
     """Do what a sweep does with all disks that a holder names."""
-    return [client.drop(names.Disk(DISK.owner, disk)) for disk in client.disks(DISK.owner)]
+    return [client.drop(object_names.Disk(DISK.owner, disk)) for disk in client.disks(DISK.owner)]
 
 
 def many_disks(tls: ssl.SSLSocket, head: bytes) -> None:
     if head.startswith(b"GET"):
-        listed = [f"0b9d4a5e-3c1f-4f0e-8d57-{n:012x}" for n in range(vault.MAX_DISKS)]
+        listed = [f"0b9d4a5e-3c1f-4f0e-8d57-{n:012x}" for n in range(vault_store.MAX_DISKS)]
         tls.sendall(ok("\n".join(listed).encode()))
     else:
         time.sleep(0.2)
@@ -168,8 +170,8 @@ def test_holder_that_is_slow_in_each_request_is_left(
     with hostile_vault.HostileVault(holder, answer) as hostile:
         client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
         began_s = time.monotonic()
-        with client, pytest.raises(copies.HolderSlow):
-            copies.call_all([client], work, 2 * REQUEST_S)
+        with client, pytest.raises(holder_group.HolderSlow):
+            holder_group.call_all([client], work, 2 * REQUEST_S)
         assert time.monotonic() - began_s < 2 * REQUEST_S + LATE_S
         assert len(hostile.requests) > 1
 
@@ -205,14 +207,15 @@ def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> No
 
 ASK = """
 import pathlib, sys
-from acstor_checkpoint import copies, names, vault_client
+from acstor_checkpoint.holders import holder_group, vault_client
+from acstor_checkpoint.vault import object_names
 from acstor_common.model import ids
 from tests.lab import vaults
 own = vaults.credentials_of(pathlib.Path(sys.argv[1]), "h1")
 client = vault_client.VaultClient(ids.HostId("h2"), (sys.argv[2], 7202), own)
 try:
-    copies.call_all([client], lambda one: one.disks(ids.HostId("h1")), 30.0)
-except (vault_client.HostFault, copies.HolderFailed) as e:
+    holder_group.call_all([client], lambda one: one.disks(ids.HostId("h1")), 30.0)
+except (vault_client.HostFault, holder_group.HolderFailed) as e:
     print(type(e).__name__, e)
 """
 
@@ -239,15 +242,15 @@ def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pat
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
         with pytest.raises(vault_client.HostFault, match="Too many open files"):
-            copies.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
+            holder_group.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
 
 
 def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
     files = identity_files.IdentityFiles(ids.HostId("h1"), identity_files.files_in(tmp_path))
-    own = credentials.Credentials(files, channel.PROTOCOL, certificates.GRACE_S)
+    own = credentials.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
     with pytest.raises(vault_client.HostFault, match="no certificate yet"):
-        copies.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
+        holder_group.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
 
 
 def test_vault_that_takes_bytes_slowly_is_left(

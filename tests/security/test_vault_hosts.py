@@ -16,12 +16,12 @@ from typing import Self
 
 import pytest
 
-from acstor_checkpoint import belonging
-from acstor_checkpoint import channel
-from acstor_checkpoint import lookup_rate
-from acstor_checkpoint import names
-from acstor_checkpoint import places
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import authorized_hosts
+from acstor_checkpoint.vault import connection_limit
+from acstor_checkpoint.vault import lookup_rate
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
@@ -31,7 +31,9 @@ from tests.lab import vaults
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-CROWD = [f"c{n}" for n in range(places.CONNECTIONS // places.CONNECTIONS_OF_HOST)]
+CROWD = [
+    f"c{n}" for n in range(connection_limit.CONNECTIONS // connection_limit.CONNECTIONS_OF_HOST)
+]
 UPLOAD_S = 5.0
 """For one chunk over a new connection, on a busy machine; alone it takes 0.03 s."""
 PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
@@ -39,7 +41,7 @@ PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 10000
 ASKING_S = 8.0
 
 Start = Callable[..., vaults.Vault]
-Ask = Callable[[vault_client.VaultClient, names.Disk, list[bytes]], object]
+Ask = Callable[[vault_client.VaultClient, object_names.Disk, list[bytes]], object]
 
 
 @pytest.fixture
@@ -62,10 +64,10 @@ def h1(tmp_path: pathlib.Path) -> vaults.Vault:
     return vaults.Vault(tmp_path / "h1", "h1")
 
 
-def chunk(number: int) -> names.Sealed:
+def chunk(number: int) -> object_names.Sealed:
     plain = number.to_bytes(8, "big") * 8192
     name = SEAL.name(plain)
-    return names.Sealed(name, SEAL.close(name, plain))
+    return object_names.Sealed(name, SEAL.close(name, plain))
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -77,14 +79,14 @@ def test_hosts_that_hold_all_connections_keep_no_other_host_out(
     with contextlib.ExitStack() as stack:
         for name in CROWD:
             host = vaults.Vault(tmp_path / name, name)
-            for _ in range(places.CONNECTIONS_OF_HOST):
+            for _ in range(connection_limit.CONNECTIONS_OF_HOST):
                 tls = stack.enter_context(host.dial(h2))
                 if is_busy:
                     tls.sendall(PUT.format(host=name, disk=DISK).encode())
         for number in range(3):
             began_s = time.monotonic()
             with h1.client(h2) as client:
-                client.put(names.Disk(h1.name, DISK), [chunk(number)])
+                client.put(object_names.Disk(h1.name, DISK), [chunk(number)])
             assert time.monotonic() - began_s < UPLOAD_S
     assert "Traceback" not in h2.log()
 
@@ -96,7 +98,7 @@ class Asking:
         self.names = 0
         self._host, self._vault, self._ask = host, vault, ask
         self._ended = threading.Event()
-        self._asked = sorted(os.urandom(32) for _ in range(names.MAX_ASKED))
+        self._asked = sorted(os.urandom(32) for _ in range(object_names.MAX_ASKED))
         self._threads = [threading.Thread(target=self._run) for _ in range(8)]
 
     def __enter__(self) -> Self:
@@ -110,19 +112,21 @@ class Asking:
             thread.join()
 
     def _run(self) -> None:
-        disk = names.Disk(self._host.name, DISK)
+        disk = object_names.Disk(self._host.name, DISK)
         with contextlib.suppress(errors.AcstorError), self._host.client(self._vault) as client:
             while not self._ended.is_set():
                 self._ask(client, disk, self._asked)
                 self.names += len(self._asked)
 
 
-def keep(client: vault_client.VaultClient, disk: names.Disk, stay: list[bytes]) -> None:
-    client.keep(disk, names.Stay(names.ALL, stay))
+def keep(client: vault_client.VaultClient, disk: object_names.Disk, stay: list[bytes]) -> None:
+    client.keep(disk, object_names.Stay(object_names.ALL, stay))
 
 
-def list_disks(client: vault_client.VaultClient, disk: names.Disk, _names: list[bytes]) -> None:
-    for _ in range(names.MAX_ASKED // lookup_rate.OF_REQUEST):
+def list_disks(
+    client: vault_client.VaultClient, disk: object_names.Disk, _names: list[bytes]
+) -> None:
+    for _ in range(object_names.MAX_ASKED // lookup_rate.OF_REQUEST):
         client.disks(disk.owner)
 
 
@@ -132,12 +136,12 @@ def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
 ) -> None:
     h2, rate = start(), lookup_rate.OF_HOST
     with h1.client(h2) as client:
-        client.put(names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])
     other, began_s = vaults.Vault(tmp_path / "h3", "h3"), time.monotonic()
     with Asking(h1, h2, ask) as asking, other.client(h2) as client:
         for number in range(int(ASKING_S)):
             put_s = time.monotonic()
-            client.put(names.Disk(other.name, DISK), [chunk(number)])
+            client.put(object_names.Disk(other.name, DISK), [chunk(number)])
             assert time.monotonic() - put_s < UPLOAD_S
             time.sleep(1.0)
         took_s, asked = time.monotonic() - began_s, asking.names
@@ -151,8 +155,8 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
 ) -> None:
     """Also of chunks that are not there, and by many connections."""
     cost, rate, took, ended = 6400, lookup_rate.OF_HOST, list[int](), threading.Event()
-    h2 = start(constants={"acstor_checkpoint.lookup_rate.OF_REQUEST": cost})
-    disk, other = names.Disk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
+    h2 = start(constants={"acstor_checkpoint.vault.lookup_rate.OF_REQUEST": cost})
+    disk, other = object_names.Disk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
     with h1.client(h2) as client:
         client.put(disk, [chunk(1)])
 
@@ -170,7 +174,7 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
     with other.client(h2) as client:
         for number in range(5):
             put_s = time.monotonic()
-            client.put(names.Disk(other.name, DISK), [chunk(number)])
+            client.put(object_names.Disk(other.name, DISK), [chunk(number)])
             assert time.monotonic() - put_s < UPLOAD_S
             time.sleep(1.0)
     ended.set()
@@ -182,7 +186,9 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
 
 
 def begin_put(tls: ssl.SSLSocket) -> None:
-    tls.sendall(PUT.format(host="h1", disk=DISK).encode() + names.HEAD.pack(bytes(32), 65536))
+    tls.sendall(
+        PUT.format(host="h1", disk=DISK).encode() + object_names.HEAD.pack(bytes(32), 65536)
+    )
 
 
 def drips(tls: ssl.SSLSocket, within_s: float) -> float:
@@ -202,8 +208,8 @@ def kept_in(vault: vaults.Vault) -> list[pathlib.Path]:
 def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
     start: Start, h1: vaults.Vault
 ) -> None:
-    h2, within_s = start(), belonging.LOOK_EVERY_S + 5.0
-    assert within_s < channel.allowed_s(1_000_000)
+    h2, within_s = start(), authorized_hosts.LOOK_EVERY_S + 5.0
+    assert within_s < tls_channel.allowed_s(1_000_000)
     with h1.dial(h2) as tls:
         begin_put(tls)
         time.sleep(0.5)
@@ -215,20 +221,20 @@ def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
 
 def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None:
     h2 = start()
-    within_s = channel.allowed_s(1_000_000) + 3.0
+    within_s = tls_channel.allowed_s(1_000_000) + 3.0
     with h1.dial(h2) as tls:
         begin_put(tls)
         assert drips(tls, within_s + 5.0) < within_s
     with h1.client(h2) as client:
-        client.put(names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])
     assert "Traceback" not in h2.log()
 
 
-def small_chunks(disk_no: int) -> tuple[names.Disk, list[names.Sealed]]:
+def small_chunks(disk_no: int) -> tuple[object_names.Disk, list[object_names.Sealed]]:
     """Return the smallest chunks that there are, one for each folder of a disk."""
-    disk = names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
+    disk = object_names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
     length = checkpoint_encryption.SEAL_BYTES + 1
-    return disk, [names.Sealed(bytes([n]) * 32, bytes(length)) for n in range(256)]
+    return disk, [object_names.Sealed(bytes([n]) * 32, bytes(length)) for n in range(256)]
 
 
 def taken(folder: pathlib.Path) -> tuple[int, int]:
@@ -251,7 +257,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         for disk_no in range(1, 7):
             disk, chunks = small_chunks(disk_no)
             client.put(disk, chunks)
-            client.keep(disk, names.Stay(names.ALL, [chunks[disk_no].name]))
+            client.keep(disk, object_names.Stay(object_names.ALL, [chunks[disk_no].name]))
         for disk_no in range(7, 40):
             client.put(*small_chunks(disk_no))
     mine = taken(h2.folder / "h1")
@@ -263,7 +269,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         client.put(*small_chunks(99))
     assert taken(h2.folder / "h1")[0] <= inodes * 1.01
     h3 = vaults.Vault(tmp_path / "h3", "h3")
-    disk = names.Disk(h3.name, DISK)
+    disk = object_names.Disk(h3.name, DISK)
     with h3.client(h2) as client:
         client.put(disk, [chunk(number) for number in range(100)])
     assert sum(path.is_file() for path in (h2.folder / "h3").rglob("*")) == 100
@@ -285,8 +291,8 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
 ) -> None:
     size_bytes = 2 << 20
-    disk = names.Disk(h1.name, DISK)
-    chunks = [names.Sealed(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
+    disk = object_names.Disk(h1.name, DISK)
+    chunks = [object_names.Sealed(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
     with small_disk(tmp_path / "h2" / "vault", size_bytes):
         h2 = start()
         with h1.client(h2) as client:
@@ -301,7 +307,9 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
                     pass
             assert client.missing(disk, [one.name for one in chunks[:put]]) == set()
             assert client.chunk(disk, chunks[0].name) == chunks[0].data
-            assert client.keep(disk, names.Stay(names.ALL, [chunks[0].name])) == put - 1
+            assert (
+                client.keep(disk, object_names.Stay(object_names.ALL, [chunks[0].name])) == put - 1
+            )
             client.put(disk, chunks[1:3])
         assert "Traceback" not in h2.log()
         h2.close()
@@ -324,4 +332,4 @@ def test_second_daemon_does_not_start_in_the_same_folder(
     told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert told.returncode == 1 and "another process keeps a vault there" in told.stderr
     with h1.client(h2) as client:
-        client.put(names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from acstor_checkpoint import names
-from acstor_checkpoint import places
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import connection_limit
+from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
@@ -26,11 +26,11 @@ from tests.security.test_vault_holders import ok
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 PLAIN = bytes(range(256)) * 4
 NAME = SEAL.name(PLAIN)
-CHUNK = names.Sealed(NAME, SEAL.close(NAME, PLAIN))
+CHUNK = object_names.Sealed(NAME, SEAL.close(NAME, PLAIN))
 MANIFEST = SEAL.close_manifest(b"a manifest")
 MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-H1, H3 = names.Disk(ids.HostId("h1"), DISK), names.Disk(ids.HostId("h3"), DISK)
+H1, H3 = object_names.Disk(ids.HostId("h1"), DISK), object_names.Disk(ids.HostId("h3"), DISK)
 PLACE = f"/v1/h1/{DISK}"
 TIMES = 25
 ANSWER_S = 0.15
@@ -43,11 +43,11 @@ def request(line: str, body: bytes = b"") -> bytes:
 
 REQUESTS = {
     "put chunks": request(
-        f"PUT {PLACE}/chunks", names.HEAD.pack(NAME, len(CHUNK.data)) + CHUNK.data
+        f"PUT {PLACE}/chunks", object_names.HEAD.pack(NAME, len(CHUNK.data)) + CHUNK.data
     ),
-    "missing": request(f"POST {PLACE}/missing", names.packed([NAME, MANIFEST_NAME])),
+    "missing": request(f"POST {PLACE}/missing", object_names.pack_names([NAME, MANIFEST_NAME])),
     "put a manifest": request(f"PUT {PLACE}/manifests/{MANIFEST_NAME.hex()}", MANIFEST),
-    "keep": request(f"POST {PLACE}/keep/00-ff", names.packed([NAME, MANIFEST_NAME])),
+    "keep": request(f"POST {PLACE}/keep/00-ff", object_names.pack_names([NAME, MANIFEST_NAME])),
     "drop": request(f"DELETE {PLACE}"),
     "get a chunk": request(f"GET {PLACE}/chunks/{NAME.hex()}"),
     "get a manifest": request(f"GET {PLACE}/manifests/{MANIFEST_NAME.hex()}"),
@@ -88,7 +88,7 @@ def test_damaged_requests_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
                     say(tls, bytes(mutations.mutate(sound, others, rng)))
         runs.wait_for(lambda: held(h2) == before, 20, f"what was held: {before}", h2.log)
         assert "Traceback" not in h2.log() and "failed" not in h2.log()
-        for _ in range(places.CONNECTIONS_OF_HOST):
+        for _ in range(connection_limit.CONNECTIONS_OF_HOST):
             tls = stack.enter_context(h1.dial(h2))
             tls.sendall(REQUESTS["put chunks"])
             assert tls.recv(1000).startswith(b"HTTP/1.1 204")
@@ -100,7 +100,7 @@ ANSWERS = {
     "put": (lambda c: c.put(H1, [CHUNK]), b"HTTP/1.1 204 No Content\r\n\r\n"),
     "missing": (lambda c: c.missing(H1, [NAME, MANIFEST_NAME]), ok(NAME)),
     "put_manifest": (lambda c: c.put_manifest(H1, MANIFEST), b"HTTP/1.1 204 No Content\r\n\r\n"),
-    "keep": (lambda c: c.keep(H1, names.Stay(names.ALL, [NAME])), ok(b"17")),
+    "keep": (lambda c: c.keep(H1, object_names.Stay(object_names.ALL, [NAME])), ok(b"17")),
     "drop": (lambda c: c.drop(H1), ok(b"17")),
     "chunk": (lambda c: c.chunk(H1, NAME), ok(CHUNK.data)),
     "manifest": (lambda c: c.manifest(H1, MANIFEST_NAME), ok(MANIFEST)),

@@ -13,7 +13,7 @@ import trio
 
 from acstor_agent.disks import holders
 from acstor_agent.disks import recovering
-from acstor_checkpoint import names
+from acstor_checkpoint.vault import object_names
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hostile_vault
@@ -97,9 +97,9 @@ class World:
         self.hostile = vaults.credentials_of(folder / "h3", "h3")
 
     def put(self, owner: vaults.Vault) -> None:
-        disk = names.Disk(OWNER, kept_checkpoints.VAULT_DISK)
+        disk = object_names.Disk(OWNER, kept_checkpoints.VAULT_DISK)
         with owner.client(self.honest) as client:
-            client.put(disk, [names.Sealed(*one) for one in self.kept.chunks.items()])
+            client.put(disk, [object_names.Sealed(*one) for one in self.kept.chunks.items()])
             client.put_manifest(disk, self.kept.manifest)
 
     def given(self) -> Given:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint import names
-from acstor_checkpoint import places
+from acstor_checkpoint.vault import connection_limit
+from acstor_checkpoint.vault import object_names
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import handshake_limiter
 from acstor_common.model import ids
@@ -36,13 +36,13 @@ def pair(tmp_path: pathlib.Path) -> Iterator[tuple[vaults.Vault, vaults.Vault]]:
         yield h1, h2
 
 
-def sealed(number: int) -> list[names.Sealed]:
+def sealed(number: int) -> list[object_names.Sealed]:
     """Return four chunks that no other number has."""
     made = []
     for part in range(4):
         plain = random.Random(4 * number + part).randbytes(65536)
         name = SEAL.name(plain)
-        made.append(names.Sealed(name, SEAL.close(name, plain)))
+        made.append(object_names.Sealed(name, SEAL.close(name, plain)))
     return made
 
 
@@ -50,7 +50,7 @@ def upload(h1: vaults.Vault, h2: vaults.Vault, number: int) -> float:
     """Put chunks over a connection of their own; return how long it took."""
     began_s = time.monotonic()
     with h1.client(h2) as client:
-        client.put(names.Disk(h1.name, DISK), sealed(number))
+        client.put(object_names.Disk(h1.name, DISK), sealed(number))
     return time.monotonic() - began_s
 
 
@@ -63,7 +63,7 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
         until_s, took_s = time.monotonic() + FLOOD_S, list[float]()
         while len(took_s) < UPLOADS or time.monotonic() < until_s:
             took_s.append(upload(h1, h2, 5 + len(took_s)))
-            going_on.put(names.Disk(h1.name, DISK), sealed(1000 + len(took_s)))
+            going_on.put(object_names.Disk(h1.name, DISK), sealed(1000 + len(took_s)))
     assert max(took_s) < UPLOAD_S
     assert "Handshakes come too quickly" in h2.log()
     assert "Traceback" not in h2.log()
@@ -86,7 +86,7 @@ def test_strangers_that_hold_all_places_are_displaced(
 ) -> None:
     """Also those at the address of the host, as a local user of its machine or a NAT has them."""
     h1, h2 = pair
-    count = len(vaults.HOSTS) * places.UNAUTHENTICATED_OF_HOST + 8
+    count = len(vaults.HOSTS) * connection_limit.UNAUTHENTICATED_OF_HOST + 8
     assert count < len(vaults.HOSTS) * handshake_limiter.OF_HOST.burst
     with contextlib.ExitStack() as stack:
         for number in range(count):

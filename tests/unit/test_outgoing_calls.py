@@ -18,9 +18,9 @@ from osc_lib import exceptions as osc_exceptions
 from oslo_config import cfg
 
 from acstor_agent.disks import holders
-from acstor_checkpoint import domains
-from acstor_checkpoint import nbd
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.holders import vault_client
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -113,12 +113,12 @@ def agent_asks_a_vault(at: Place) -> object:
 
 
 def checkpoint_daemon_reads_a_disk(at: Place) -> object:
-    return nbd.Disk(nbd.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0)
+    return nbd_client.Disk(nbd_client.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0)
 
 
 def checkpoint_daemon_asks_libvirt(at: Place) -> object:
     uri = f"qemu+unix:///system?socket={at.path}"
-    return domains.Domains(uri, lambda _: None).present()
+    return libvirt_domains.Domains(uri, lambda _: None).present()
 
 
 CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
@@ -143,7 +143,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(holders, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
-    monkeypatch.setattr(domains, "_OPEN_S", 1.0)
+    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)

@@ -4,10 +4,10 @@
 import pathlib
 import tempfile
 
-from acstor_checkpoint import names
-from acstor_checkpoint import room
-from acstor_checkpoint import vault as vault_
-from acstor_checkpoint import vault_api
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
@@ -62,7 +62,7 @@ SEALED = Target(
 
 def _request_seeds() -> list[bytes]:
     place, sealed = f"/v1/h1/{stored.IMAGE}", SEAL.close(NAME, CHUNK)
-    frame = names.HEAD.pack(NAME, len(sealed)) + sealed
+    frame = object_names.HEAD.pack(NAME, len(sealed)) + sealed
     said: list[tuple[str, bytes]] = [
         (f"PUT {place}/chunks", frame),
         (f"POST {place}/missing", NAME),
@@ -81,10 +81,12 @@ def _ask(data: bytes) -> tuple[int, bytes]:
     method, _, target = line.decode("latin-1").partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "vault").mkdir()
-        vault = vault_.Vault(pathlib.Path(folder) / "vault", room.Limits(65536, 65536, 4), HOST)
+        vault = vault_store.VaultStore(
+            pathlib.Path(folder) / "vault", quota.Limits(65536, 65536, 4), HOST
+        )
         try:
-            body = vault_api.Body(len(said), iter([said]))
-            with vault_api.Api(vault).answered(HOST, method, target, body) as answer:
+            body = vault_api.RequestBody(len(said), iter([said]))
+            with vault_api.VaultApi(vault).answered(HOST, method, target, body) as answer:
                 taken = answer.status, b"".join(answer.pieces)
         finally:
             vault.close()

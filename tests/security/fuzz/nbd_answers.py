@@ -8,9 +8,9 @@ import functools
 import struct
 import threading
 
-from acstor_checkpoint import capture
-from acstor_checkpoint import nbd
-from acstor_checkpoint import pace
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture import rate_limit
 from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
@@ -27,7 +27,7 @@ CUT = geometry.Geometry(DISK_BYTES, CHUNK)
 SUBJECT = kept.SUBJECT._replace(cut=CUT)
 TIMEOUT_S = 1.0
 
-Taken = tuple[list[checkpoint_manifest.Entry], checkpoint_copies.Holder, capture.Taking]
+Taken = tuple[list[checkpoint_manifest.Entry], checkpoint_copies.Holder, disk_capture.DiskCapture]
 
 
 @functools.cache
@@ -40,12 +40,12 @@ def _capture(data: bytes) -> Taken:
     before = checkpoint_manifest.build(SUBJECT, ())
     manifest = checkpoint_manifest.Manifest.parse(before, "before")
     _qemu().said = data
-    with nbd.Disk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
-        holder, free = checkpoint_copies.Holder(), pace.Pace(0, threading.Event())
-        taking = capture.Taking(disk, CHUNK, kept.SEAL, holder, free)
-        seen = capture.Seen(
+    with nbd_client.Disk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
+        holder, free = checkpoint_copies.Holder(), rate_limit.RateLimit(0, threading.Event())
+        taking = disk_capture.DiskCapture(disk, CHUNK, kept.SEAL, holder, free)
+        seen = disk_capture.ChangedRanges(
             manifest,
-            lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd.DIRTY),
+            lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd_client.DIRTY),
             lambda: (),
         )
         return list(taking.entries(seen)), holder, taking
@@ -70,7 +70,7 @@ def status(cookie: int, *extents: tuple[int, int]) -> bytes:
 
 
 AGREED = fake.AGREED.replace(export_info(fake.MIB), export_info(DISK_BYTES)).replace(
-    fake.option(4, struct.pack(">I", 7) + nbd.ALLOCATION.encode(), 10),
+    fake.option(4, struct.pack(">I", 7) + nbd_client.ALLOCATION.encode(), 10),
     fake.option(4, struct.pack(">I", 7) + CONTEXT.encode(), 10),
 )
 

@@ -22,7 +22,7 @@ import pytest
 import trio
 from oslo_config import cfg
 
-from acstor_checkpoint import registering
+from acstor_checkpoint.schedule import registration
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import sealed_box
@@ -319,7 +319,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = registering.Registering(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
+    daemon = registration.Registration(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
 
     def sign(text: str) -> dict[str, Any]:
         purpose = signing.CHECKPOINT_WANTED

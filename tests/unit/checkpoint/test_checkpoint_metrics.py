@@ -7,30 +7,32 @@ import urllib.request
 import pytest
 from prometheus_client import parser
 
-from acstor_checkpoint import capture
-from acstor_checkpoint import copies
-from acstor_checkpoint import failures
 from acstor_checkpoint import metrics
-from acstor_checkpoint import names
-from acstor_checkpoint import patience
-from acstor_checkpoint import room
-from acstor_checkpoint import scratch
-from acstor_checkpoint import scrubbing
-from acstor_checkpoint import vault as vault_
-from acstor_checkpoint import vault_client
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import failures
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import scrubber
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.service import metrics_endpoint
 from tests.lab import local
 
-DISK = names.Disk(ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+DISK = object_names.Disk(
+    ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+)
 OTHER = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
 NAME = bytes(range(32))
 
 
-def put(vault: vault_.Vault, name: bytes) -> None:
+def put(vault: vault_store.VaultStore, name: bytes) -> None:
     with vault.batch(DISK) as batch:
-        batch.add(names.Kind.CHUNK, name, 4, [b"abcd"])
+        batch.add(object_names.Kind.CHUNK, name, 4, [b"abcd"])
 
 
 def shown(address: str) -> dict[str, float]:
@@ -48,7 +50,7 @@ def shown(address: str) -> dict[str, float]:
 @pytest.mark.expect_log("corrupt; removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
-    vault = vault_.Vault(tmp_path, room.Limits(7 * 4096, 6 * 4096, 9), ids.HostId("h2"))
+    vault = vault_store.VaultStore(tmp_path, quota.Limits(7 * 4096, 6 * 4096, 9), ids.HostId("h2"))
     address = f"127.0.0.1:{local.unused_port()}"
     stop = metrics.serve(address, metrics.VaultCollector(vault))
     wanted = {
@@ -60,7 +62,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         "limit_inodes": 9,
         "sync_ok": 1,
         "last_scrub_timestamp_seconds": 0,
-        **{f"refused_files_total {bound}": 0 for bound in room.Bound},
+        **{f"refused_files_total {bound}": 0 for bound in quota.Bound},
         "corrupt_files_total": 0,
         "sync_seconds_count": 1,
         "throttled_seconds_total": 0,
@@ -85,10 +87,10 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     spoilt.write_bytes(b"something else")
     with (
         pytest.raises(errors.ChunkInvalid),
-        vault.opened(DISK, names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
+        vault.opened(DISK, object_names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
     ):
         pass
-    monkeypatch.setattr(scrubbing, "ended_s", lambda _folder: 5.0)
+    monkeypatch.setattr(scrubber, "ended_s", lambda _folder: 5.0)
     monkeypatch.setattr(vault.safety, "_failed", OSError())
     now = shown(address)
     assert (now["corrupt_files_total"], now["inodes"]) == (1, 5)
@@ -98,7 +100,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
-    vault = vault_.Vault(tmp_path, room.Limits(0, 0, 0), ids.HostId("h2"))
+    vault = vault_store.VaultStore(tmp_path, quota.Limits(0, 0, 0), ids.HostId("h2"))
     with pytest.raises(errors.Unusable, match="metrics_listen"):
         metrics.serve("nowhere", metrics.VaultCollector(vault))
     vault.close()
@@ -110,12 +112,12 @@ class Taking:
     def __init__(self) -> None:
         self.failures = failures.Failures()
         for e in (
-            copies.HolderSlow(ids.HostId("h2"), "it is too slow"),
-            copies.HolderLost(ids.HostId("h2"), "it lacks 200 chunks"),
-            copies.HolderFailed(ids.HostId("h2"), "it is full"),
-            capture.TooLarge(1 << 16),
-            scratch.Full("file", "it is full"),
-            patience.Overwritten(1, 1),
+            holder_group.HolderSlow(ids.HostId("h2"), "it is too slow"),
+            holder_group.HolderLost(ids.HostId("h2"), "it lacks 200 chunks"),
+            holder_group.HolderFailed(ids.HostId("h2"), "it is full"),
+            disk_capture.DiskTooLarge(1 << 16),
+            scratch_files.ScratchFull("file", "it is full"),
+            snapshot_window.Overwritten(1, 1),
             vault_client.HostFault("no route"),
             errors.CheckpointRefused("checkpoint", "no"),
             errors.DecisionUnreachable("the bus", "no answer"),
@@ -133,7 +135,7 @@ class Taking:
 
 
 def of_taking(by_server: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
-    collected = metrics.TakingCollector(Taking(), by_server).collect()
+    collected = metrics.CheckpointCollector(Taking(), by_server).collect()
     samples = {f.name: f.samples for f in collected if f.type == "gauge"}
     return {name: [(s.labels, s.value) for s in found] for name, found in samples.items()}
 
@@ -155,7 +157,7 @@ def test_longest_times_are_shown_and_servers_are_named_where_the_option_says_so(
 def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
     found = {
         tuple(sample.labels.values()): sample.value
-        for family in metrics.TakingCollector(Taking()).collect()
+        for family in metrics.CheckpointCollector(Taking()).collect()
         for sample in family.samples
         if "failures" in sample.name or "waits" in sample.name
     }

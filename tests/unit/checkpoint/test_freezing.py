@@ -6,14 +6,14 @@ import contextlib
 import libvirt
 import pytest
 
-from acstor_checkpoint import domains
-from acstor_checkpoint import servers
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import libvirt_domains
 from acstor_common import errors
 from acstor_common.model import ids
 
 INSTANCE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = 1 << 20
-DISK = servers.Disk("vda", "/disk", INSTANCE)
+DISK = domain_xml.Disk("vda", "/disk", INSTANCE)
 
 
 class Domain:
@@ -40,8 +40,8 @@ def domain_of(tmp_path):
     (run_dir / "instance-7.pid").write_text("7")
 
     def made(fake, *, has_agent=True):
-        server = servers.Server(INSTANCE, "p", DISK, {}, has_agent)
-        return domains.Domain(fake, server, str(run_dir))
+        server = domain_xml.Server(INSTANCE, "p", DISK, {}, has_agent)
+        return libvirt_domains.Domain(fake, server, str(run_dir))
 
     return made
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from acstor_checkpoint import garbage_collection as collection
-from acstor_checkpoint import names
-from acstor_checkpoint import record
-from acstor_checkpoint import room
-from acstor_checkpoint import states
-from acstor_checkpoint import vault
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.schedule import garbage_collection as collection
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
@@ -38,7 +38,7 @@ class Client:
         return self._kept.disks(owner)
 
     def keep(self, disk, stay):
-        named = names.NameList(names.packed(stay.names))
+        named = object_names.NameList(object_names.pack_names(stay.names))
         return self._kept.keep(disk, named, within=stay.within)
 
     def drop(self, disk):
@@ -54,11 +54,12 @@ class World:
     def __init__(self, folder):
         for name in ("h2", "h3"):
             (folder / name).mkdir()
-        limits = room.Limits(1 << 30, 1 << 30, 1000)
+        limits = quota.Limits(1 << 30, 1 << 30, 1000)
         self.vaults = {
-            name: vault.Vault(folder / name, limits, ids.HostId(name)) for name in ("h2", "h3")
+            name: vault_store.VaultStore(folder / name, limits, ids.HostId(name))
+            for name in ("h2", "h3")
         }
-        self.states = states.States(folder / "state")
+        self.states = disk_states.DiskStates(folder / "state")
         self.stays, self.why, self.now_s, self.asked, self.away = {}, "", 1000.0, [], set()
         self.busy, self.present = set(), {HERE}
         self.collector = self.started()
@@ -74,7 +75,7 @@ class World:
         return self.stays
 
     def others(self):
-        return [record.Holder(ids.HostId(name), "") for name in self.vaults]
+        return [checkpoint_record.Holder(ids.HostId(name), "") for name in self.vaults]
 
     @contextlib.contextmanager
     def client(self, holder):
@@ -83,7 +84,7 @@ class World:
 
     def take(self, instance, *chunks):
         """Let both holders keep a checkpoint; return its disk and the manifest's name."""
-        state = self.states.load(instance) or states.new(IMAGE, CHUNK)
+        state = self.states.load(instance) or disk_states.new_state(IMAGE, CHUNK)
         state.number, state.holders = state.number + 1, list(self.vaults)
         self.states.save(instance, state)
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
@@ -102,9 +103,11 @@ class World:
         )
         sealed = seal.close_manifest(checkpoint_manifest.build(subject, entries))
         manifest = self.states.save_manifest(instance, sealed)
-        disk = names.Disk(HOST, ids.ImageId(state.disk))
-        things = [(names.Kind.MANIFEST, bytes.fromhex(manifest), sealed)]
-        things += [(names.Kind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries]
+        disk = object_names.Disk(HOST, ids.ImageId(state.disk))
+        things = [(object_names.Kind.MANIFEST, bytes.fromhex(manifest), sealed)]
+        things += [
+            (object_names.Kind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries
+        ]
         for one in self.vaults.values():
             with one.batch(disk) as batch:
                 for kind, thing, data in things:

@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from acstor_checkpoint import domains
+from acstor_checkpoint.capture import libvirt_domains
 from acstor_common import errors
 
 
 def test_libvirt_that_never_answers_is_given_up(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(domains, "_OPEN_S", 1.0)
+    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
     path = tmp_path / "libvirt-sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        found = domains.Domains(f"qemu+unix:///system?socket={path}", lambda _: None)
+        found = libvirt_domains.Domains(f"qemu+unix:///system?socket={path}", lambda _: None)
         began_s = time.monotonic()
         for _ in range(3):
             with pytest.raises(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that asks too much waits, and no other one does."""
 
-from acstor_checkpoint import lookup_rate
+from acstor_checkpoint.vault import lookup_rate
 from acstor_common.model import ids
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint import names
-from acstor_checkpoint import room
-from acstor_checkpoint import safety
-from acstor_checkpoint import vault as vault_
-from acstor_checkpoint import vault_health
+from acstor_checkpoint.vault import group_sync
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_health
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -27,16 +27,16 @@ class Place:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.now_s = 1000.0
-        limits = room.Limits(12 * 4096, 9 * 4096, 1000)
-        self.vault = vault_.Vault(folder, limits, ids.HostId("h3"))
+        limits = quota.Limits(12 * 4096, 9 * 4096, 1000)
+        self.vault = vault_store.VaultStore(folder, limits, ids.HostId("h3"))
         self.health = vault_health.VaultHealth(
             self.vault.room, self.vault.safety, lambda: self.now_s
         )
 
     def put(self, owner: ids.HostId, *numbers: int) -> None:
-        with self.vault.batch(names.Disk(owner, DISK)) as batch:
+        with self.vault.batch(object_names.Disk(owner, DISK)) as batch:
             for number in numbers:
-                batch.add(names.Kind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
+                batch.add(object_names.Kind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
 
     def issues(self, after_s: float = 600.0) -> list[vault_health.Issue]:
         self.now_s += after_s
@@ -65,17 +65,17 @@ def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_sha
 
 
 def test_file_system_without_room_is_a_full_vault(place: Place) -> None:
-    place.vault.room.refused[room.Bound.DISK] += 1
+    place.vault.room.refused[quota.Bound.DISK] += 1
     assert place.issues() == [ISSUE.FULL]
 
 
 @pytest.mark.expect_log("may be lost")
 def test_vault_that_is_not_safe_stays_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_descriptor: int) -> int:
-        safety.ctypes.set_errno(errno.EIO)
+        group_sync.ctypes.set_errno(errno.EIO)
         return -1
 
-    monkeypatch.setattr(safety._libc, "syncfs", fails)
+    monkeypatch.setattr(group_sync._libc, "syncfs", fails)
     with pytest.raises(OSError, match="Input"):
         place.put(H1, 1)
     assert [place.issues() for _ in range(5)] == [[ISSUE.NOT_SAFE]] * 5
@@ -86,7 +86,7 @@ def test_vault_is_slow_whose_disk_takes_long_to_sync(
     place: Place, monkeypatch: pytest.MonkeyPatch, bound_s: float, issues: list[vault_health.Issue]
 ) -> None:
     monkeypatch.setattr(vault_health, "SLOW_S", bound_s)
-    monkeypatch.setattr(safety, "_fault", lambda _descriptor: time.sleep(0.1))
+    monkeypatch.setattr(group_sync, "_fault", lambda _descriptor: time.sleep(0.1))
     place.put(H1, 1)
     assert [place.issues() for _ in range(3)] == [issues] * 3
     assert place.issues() == []
@@ -101,7 +101,7 @@ def test_disk_that_hangs_is_slow_before_it_answers(
         begun.set()
         may_end.wait(10)
 
-    monkeypatch.setattr(safety, "_fault", hang)
+    monkeypatch.setattr(group_sync, "_fault", hang)
     waiting = threading.Thread(target=place.vault.safety.reach)
     waiting.start()
     assert begun.wait(5) and place.issues() == []

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint import channel
-from acstor_checkpoint import names
-from acstor_checkpoint import room
-from acstor_checkpoint import vault as vault_
-from acstor_checkpoint import vault_api
-from acstor_checkpoint import vault_client
-from acstor_checkpoint import vault_files
-from acstor_checkpoint import vault_server
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_files
+from acstor_checkpoint.vault import vault_server
+from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.model import ids
@@ -27,8 +27,8 @@ from tests.lab import runs
 from tests.lab import vaults
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
-DISK = names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
-CHUNKS = [names.Sealed(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
+DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+CHUNKS = [object_names.Sealed(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
 PUT = f"PUT /v1/h1/{DISK.disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
 
 Fault = Callable[[certificates.HostCertificate], str]
@@ -39,11 +39,13 @@ class Served:
 
     def __init__(self, folder: pathlib.Path, fault: Fault) -> None:
         (folder / "vault").mkdir()
-        self.vault = vault_.Vault(folder / "vault", room.Limits(1 << 20, 1 << 20, 100), H2)
+        self.vault = vault_store.VaultStore(
+            folder / "vault", quota.Limits(1 << 20, 1 << 20, 100), H2
+        )
         sock = vault_server.listen("127.0.0.1", 0)
         self.address: tuple[str, int] = sock.getsockname()
         own = vaults.credentials_of(folder / "h2", "h2")
-        self.server = vault_server.VaultServer(sock, vault_api.Api(self.vault), own, fault)
+        self.server = vault_server.VaultServer(sock, vault_api.VaultApi(self.vault), own, fault)
         self.credentials = vaults.credentials_of(folder / "h1", "h1")
         self.thread = threading.Thread(target=self.server.serve)
         self.thread.start()
@@ -118,8 +120,8 @@ def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
 
 
 def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SILENCE_S", 0.3)
-    monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(tls_channel, "SILENCE_S", 0.3)
+    monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 30)
     with served.tls() as tls:
         tls.sendall(PUT.encode())
         began = time.monotonic()
@@ -145,9 +147,9 @@ def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyP
 
 
 def test_who_stops_in_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SILENCE_S", 0.2)
+    monkeypatch.setattr(tls_channel, "SILENCE_S", 0.2)
     with served.tls() as tls:
-        tls.sendall(PUT.encode() + names.HEAD.pack(bytes(32), 5000) + b"some")
+        tls.sendall(PUT.encode() + object_names.HEAD.pack(bytes(32), 5000) + b"some")
         assert ends_within(tls, 5)
     assert not any(path.is_file() for path in served.vault.folder.rglob("*"))
 
@@ -156,14 +158,14 @@ def test_who_takes_an_answer_slowly_is_left(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He takes some all the time, and not all of it in time."""
-    monkeypatch.setattr(channel, "SILENCE_S", 1.5)
-    monkeypatch.setattr(channel, "_PIECE_BYTES", 8 << 20)
+    monkeypatch.setattr(tls_channel, "SILENCE_S", 1.5)
+    monkeypatch.setattr(tls_channel, "_PIECE_BYTES", 8 << 20)
     monkeypatch.setattr(vault_files, "PIECE_BYTES", 8 << 20)
-    served.vault.room.limits = room.Limits(1 << 30, 1 << 30, 100)
+    served.vault.room.limits = quota.Limits(1 << 30, 1 << 30, 100)
     with served.client() as client:
-        monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 20)
+        monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 20)
         name = client.put_manifest(DISK, bytes(8 << 20))
-    monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 30)
     runs.wait_for(lambda: served.server.connections == 0, 10, "the end of the first", str)
     with served.slow_tls() as tls:
         tls.sendall(

@@ -7,7 +7,7 @@ import time
 import pytest
 from oslo_config import cfg
 
-from acstor_checkpoint import registering
+from acstor_checkpoint.schedule import registration
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import checkpoint_intervals
@@ -65,8 +65,8 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     held = identity_files.Set(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    transport = registering.open_transport(bus, [])
-    made = registering.Registering(HOST, files, transport, lambda instance: 600)
+    transport = registration.open_transport(bus, [])
+    made = registration.Registration(HOST, files, transport, lambda instance: 600)
     asked = intervals.Intervals(nova, 300)
     kept = checkpoints.Checkpoints(
         store, nova, hosts.keeper.trust, asked, kept=2, kept_after_s=60.0

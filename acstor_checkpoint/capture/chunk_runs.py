@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which chunks of a disk are to be read for a checkpoint, as runs of their numbers.
+
+Too many is slow, too few is wrong.  So a chunk is read if anything at all says
+that the last manifest may not have it as it is.
+"""
+
+import heapq
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+
+class Run(NamedTuple):
+    """Chunks from ``first`` to the one before ``stop``."""
+
+    first: int
+    stop: int
+
+
+def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iterator[Run]:
+    """Yield the chunks that ranges of bytes lie in.
+
+    >>> list(chunks_of([(0, 1), (65535, 2), (400000, 9)], geometry.Geometry(400001, 65536)))
+    [Run(first=0, stop=2), Run(first=6, stop=7)]
+
+    :param ranges: offset and length, in the order of the disk; what is behind its end is left out
+    """
+    return merge_runs(
+        Run(at // cut.chunk_bytes, min(-(-(at + length) // cut.chunk_bytes), cut.chunk_count))
+        for at, length in ranges
+        if length and at < cut.size_bytes
+    )
+
+
+def merge_runs(*runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield the chunks that any of several lists has, each of which is in the order of the disk.
+
+    >>> list(merge_runs([Run(0, 2), Run(7, 8)], [Run(1, 3), Run(3, 4)]))
+    [Run(first=0, stop=4), Run(first=7, stop=8)]
+    """
+    first, stop = 0, 0
+    for run in heapq.merge(*runs):
+        if run.first > stop:
+            if stop > first:
+                yield Run(first, stop)
+            first = run.first
+        stop = max(stop, run.stop)
+    if stop > first:
+        yield Run(first, stop)
+
+
+def added_chunks(runs: Iterable[Run], before: Iterable[checkpoint_manifest.Entry]) -> Iterator[Run]:
+    """Yield of ``runs`` what the last manifest does not name.
+
+    >>> named = [checkpoint_manifest.Entry(chunk_no, ids.ZERO_CID) for chunk_no in (1, 3)]
+    >>> list(added_chunks([Run(0, 3), Run(3, 5)], named))
+    [Run(first=0, stop=1), Run(first=2, stop=3), Run(first=4, stop=5)]
+    """
+    numbers = (entry.chunk_no for entry in before)
+    known = next(numbers, None)
+    for first, stop in runs:
+        while known is not None and known < stop:
+            if known >= first:
+                if known > first:
+                    yield Run(first, known)
+                first = known + 1
+            known = next(numbers, None)
+        if first < stop:
+            yield Run(first, stop)
+
+
+def chunks_named(
+    names: Container[ids.Cid], before: Iterable[checkpoint_manifest.Entry]
+) -> Iterator[Run]:
+    """Yield the chunks to which the last manifest gives one of ``names``."""
+    return merge_runs(Run(no, no + 1) for no, cid in before if cid in names)
+
+
+def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterator[Run]:
+    """Yield the chunks whose length a new size of the disk changes.
+
+    >>> list(resized_chunks(geometry.Geometry(100000, 65536), geometry.Geometry(200000, 65536)))
+    [Run(first=1, stop=2)]
+    """
+    last = min(before.chunk_count, now.chunk_count) - 1
+    if last >= 0 and before.chunk_length(last) != now.chunk_length(last):
+        yield Run(last, last + 1)

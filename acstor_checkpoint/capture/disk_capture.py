@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a disk that stands still to the manifest of a checkpoint, whose chunks others have.
+
+A disk is looked at in three ways, and what any of them shows is read:
+
+* what a bitmap marks: written since the last checkpoint;
+* what the overlay's tables have and the last manifest does not name.  The first time, that
+  is all.  Tables may lack what the guest wrote and never flushed, which nobody promised to
+  keep; when they have it at last, it is read, whatever the bitmap says;
+* what a holder lacks.
+
+The one rule: an entry is given only when all holders acknowledged its chunk.
+"""
+
+import functools
+import heapq
+import itertools
+import operator
+import threading
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_checkpoint.capture import chunk_runs
+from acstor_checkpoint.capture import nbd_client
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+BATCH_BYTES: Final = 4 * geometry.MIB
+"""Of the disk: what is sealed and sent at a time, and held in memory."""
+_NOT_READ: Final = ids.Cid(b"")
+
+
+class DiskTooLarge(errors.Unusable):
+    """A disk differs from its image by more than a manifest can say."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        most = checkpoint_manifest.MAX_ENTRIES * chunk_bytes
+        why = f"it differs from its image by more than {most >> 30} GiB"
+        super().__init__("a disk", why, "Rebuild the server from an image that has what it needs.")
+
+
+class Disk(Protocol):
+    """A disk at one moment."""
+
+    size_bytes: int
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill ``view``, of at most ``nbd_client.MAX_READ_BYTES``, with its bytes from ``at``
+        on.
+        """
+
+
+class HolderGroup(Protocol):
+    """All holders of one disk's checkpoints."""
+
+    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+        """Return those of ``names``, in ascending order, that any holder has not, or more.
+
+        :raises errors.AcstorError: one of them does not answer
+        """
+
+    def put(
+        self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
+    ) -> int:
+        """Have every holder keep chunks; returns, when all acknowledged, how many bytes were sent.
+
+        :param names: in ascending order
+        :param sealed: returns one of them; is asked for those that a holder has not, by any thread
+        :param plain_bytes: that were read of the disk for them
+        :raises errors.AcstorError: a holder did not
+        """
+
+
+class RateLimit(Protocol):
+    """Bounds how fast a disk is read."""
+
+    def spend(self, count_bytes: int) -> None:
+        """Wait until as much may be read."""
+
+
+class ChangedRanges(NamedTuple):
+    """What shows which chunks are to be read.
+
+    Ranges are offset and length, in the order of the disk.  They may be more than fit into memory,
+    so they are asked for when they are needed, and may be more then.
+
+    :param before: the last manifest; None: all that the overlay has is read
+    :param written: yields what a bitmap marks since ``before``
+    :param said: yields what the overlay's tables have
+    """
+
+    before: checkpoint_manifest.Manifest | None
+    written: Callable[[], Iterable[tuple[int, int]]]
+    said: Callable[[], Iterable[tuple[int, int]]]
+
+
+class DiskCapture:
+    """Reads, seals and sends what is to be in one checkpoint; counts what it did.
+
+    After it, ``left_bytes`` says how much was not read.  What was is in the entries, and what was
+    not is in none of them, also if the last manifest has it; so the next one reads it.
+
+    :param chunk_bytes: of the base's chunk map
+    :param is_late: says, again and again, whether nothing more is to be read
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        chunk_bytes: int,
+        seal: checkpoint_encryption.Seal,
+        copies: HolderGroup,
+        pace: RateLimit,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
+        self._is_late, self.left_bytes = is_late, 0
+        self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
+        self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
+
+    def entries(self, seen: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
+        """Yield what differs from the base, in the order of the disk, as soon as it is kept.
+
+        :raises DiskTooLarge: there are too many; nothing was sent
+        :raises errors.AcstorError: the disk could not be read, or a holder did not keep it all
+        """
+        self._check_count(seen)
+        fresh = self._fresh(self._runs(seen))
+        named = itertools.takewhile(
+            lambda entry: entry.chunk_no < self.cut.chunk_count, seen.before or ()
+        )
+        before = -1
+        for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
+            # Of two, the first is what was just read, or was to be.
+            if entry.chunk_no != before and entry.cid != _NOT_READ:
+                self.changed_bytes += self.cut.chunk_length(entry.chunk_no)
+                yield entry
+            before = entry.chunk_no
+
+    def _check_count(self, seen: ChangedRanges) -> None:
+        """Refuse what has no manifest before anything of it is read or sent."""
+        limit = checkpoint_manifest.MAX_ENTRIES
+        if self.cut.chunk_count <= limit:
+            return
+        before = seen.before or ()
+        said, written = (chunk_runs.chunks_of(ranges(), self.cut) for ranges in seen[1:])
+        count = sum(entry.chunk_no < self.cut.chunk_count for entry in before)
+        for first, stop in chunk_runs.added_chunks(chunk_runs.merge_runs(said, written), before):
+            count += stop - first
+            if count > limit:
+                raise DiskTooLarge(self.cut.chunk_bytes)
+
+    def _runs(self, seen: ChangedRanges) -> Iterator[chunk_runs.Run]:
+        said = chunk_runs.chunks_of(seen.said(), self.cut)
+        before = seen.before
+        if before is None:
+            return said
+        written = chunk_runs.chunks_of(seen.written(), self.cut)
+        lacking = self._copies.lacking(before.names())
+        return self._inside(
+            chunk_runs.merge_runs(
+                written,
+                chunk_runs.added_chunks(said, before),
+                chunk_runs.chunks_named(lacking, before),
+                chunk_runs.resized_chunks(before.subject.cut, self.cut),
+            )
+        )
+
+    def _inside(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
+        """Yield runs without what a smaller disk has no more."""
+        for first, stop in runs:
+            if first < self.cut.chunk_count:
+                yield chunk_runs.Run(first, min(stop, self.cut.chunk_count))
+
+    def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
+        numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
+        count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
+        buffer = memoryview(bytearray(count * self.cut.chunk_bytes))
+        while batch := list(itertools.islice(numbers, count)):
+            chunks = self._read(batch, buffer)
+            found = [
+                (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
+                for chunk_no, plain in chunks
+            ]
+            size = sum(len(plain) for _, plain in found)
+            self._keep({entry.cid: plain for entry, plain in found}, size)
+            yield from (entry for entry, _ in found)
+            if self._is_late():
+                break
+        for chunk_no in numbers:
+            self.left_bytes += self.cut.chunk_length(chunk_no)
+            yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
+
+    def _read(self, batch: Sequence[int], buffer: memoryview) -> list[tuple[int, memoryview]]:
+        """Read chunks into a buffer, those in a row at once; return each with its number."""
+        chunks = []
+        for _, row in itertools.groupby(enumerate(batch), lambda item: item[1] - item[0]):
+            numbers = [chunk_no for _, chunk_no in row]
+            lengths = [self.cut.chunk_length(chunk_no) for chunk_no in numbers]
+            size = sum(lengths)
+            self._read_into(buffer[:size], self.cut.chunk_offset(numbers[0]))
+            for chunk_no, length in zip(numbers, lengths, strict=True):
+                chunks.append((chunk_no, buffer[:length]))
+                buffer = buffer[length:]
+        return chunks
+
+    def _read_into(self, view: memoryview, start: int) -> None:
+        for at in range(0, len(view), nbd_client.MAX_READ_BYTES):
+            part = view[at : at + nbd_client.MAX_READ_BYTES]
+            self._pace.spend(len(part))
+            self._disk.read_into(part, start + at)
+            self.read_bytes += len(part)
+
+    def _keep(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
+        """Have chunks kept by all holders; ``plain_bytes`` were read of the disk for them."""
+        chunks.pop(ids.ZERO_CID, None)
+        if chunks:
+            sealed = _once(lambda name: self._seal.close(name, chunks[name]))
+            self.sent_bytes += self._copies.put(sorted(chunks), sealed, plain_bytes)
+
+
+def _once(seal: Callable[[ids.Cid], bytes]) -> Callable[[ids.Cid], bytes]:
+    """Return what seals each chunk once, for the threads of all holders."""
+    known, lock = functools.cache(seal), threading.Lock()
+
+    def sealed(name: ids.Cid) -> bytes:
+        with lock:  # a cache calls again on a miss while another thread does
+            return known(name)
+
+    return sealed

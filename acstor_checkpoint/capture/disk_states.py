@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host knows of the disks that it takes checkpoints of, in files.
+
+``<folder>/<instance>/state.json`` and, beside it, the sealed manifests that stay, each by its
+name.  The last one is what the next one is made from.
+
+A file says what has happened, never what is to happen, but for what was begun:
+that is written down before it is begun, so that who comes after a kill can end it.
+"""
+
+import logging
+import os
+import pathlib
+import secrets
+import shutil
+import uuid
+from collections.abc import Collection
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from acstor_checkpoint.vault import object_names
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
+from acstor_common.model import patterns
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+VERSION = 1
+_MAX_STATE_BYTES = 1 << 16
+_MAX_BITMAPS = 1000
+_STATE = "state.json"
+_SUFFIX = ".manifest"
+_DISTINCT = 4  # manifests of a disk: the others are taken to have most names in common
+_Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
+
+
+class DiskState(msgspec.Struct, forbid_unknown_fields=True):
+    """One disk.
+
+    :param disk: what holders know it by; another one when it begins anew as another image
+    :param base: the image that it began as
+    :param key: of the disk, in hex
+    :param chunk_bytes: of the image's chunk map
+    :param number: of the last checkpoint that was begun
+    :param bitmap: what marks what was written since the last one; "" if nothing does
+    :param manifest: name of the last one's, in hex; "" before the first
+    :param holders: who keeps them
+    :param taken_ms: moment of the last one
+    :param begun: bitmaps that are to go
+    :param was_frozen: file systems may be held by a checkpoint that was cut off
+    :param is_part: ``manifest`` is what the next one is made from, and no checkpoint
+    :param left_bytes: that the last part left
+    :param stuck: parts since the last checkpoint that left as much as the one before
+    :param is_dropped: this host had holders drop chunks of ``manifest``
+    :param whole_because: while the first part of a checkpoint is all there is: see the record's
+    """
+
+    version: int
+    disk: str
+    base: str
+    key: patterns.Hex64
+    chunk_bytes: int
+    number: int = 0
+    bitmap: str = ""
+    manifest: str = ""
+    holders: list[str] = msgspec.field(default_factory=list)
+    taken_ms: int = 0
+    begun: _Bitmaps = msgspec.field(default_factory=list)
+    was_frozen: bool = False
+    is_part: bool = False
+    left_bytes: int = 0
+    stuck: int = 0
+    is_dropped: bool = False
+    whole_because: str = ""
+
+
+_decoder = msgspec.json.Decoder(DiskState)
+
+
+def new_state(base: ids.ImageId, chunk_bytes: int) -> DiskState:
+    """Return the state of a disk that has no checkpoint."""
+    key = secrets.token_bytes(checkpoint_encryption.KEY_BYTES).hex()
+    return DiskState(VERSION, str(uuid.uuid4()), base, key, chunk_bytes)
+
+
+class DiskStates:
+    """The files of all disks of this host; those of one are used by one thread at a time.
+
+    :param folder: made if it is not there, closed to others, for it has keys
+    :raises OSError: it cannot be made
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def known(self) -> list[ids.ImageId]:
+        """Return the instances of which there is something."""
+        found = []
+        for path in self._folder.iterdir():
+            try:
+                found.append(ids.parse_image_id(path.name))
+            except ValueError:
+                continue  # not ours
+        return sorted(found)
+
+    def load(self, instance: ids.ImageId) -> DiskState | None:
+        """Return the state of a disk; None if there is none that can be read and used."""
+        try:
+            return self.read(instance)
+        except OSError as e:
+            LOG.warning("%s: %s; its next checkpoint is a full one", self._of(instance), e)
+            return None
+
+    def read(self, instance: ids.ImageId) -> DiskState | None:
+        """Return the state of a disk; None if there is none that can be used.
+
+        :raises OSError: it cannot be read now
+        """
+        path = self._of(instance) / _STATE
+        try:
+            with path.open("rb") as file:
+                state = _decoder.decode(file.read(_MAX_STATE_BYTES))
+            ids.parse_image_id(state.disk), ids.parse_image_id(state.base)
+        except FileNotFoundError:
+            return None
+        except (ValueError, msgspec.DecodeError) as e:
+            LOG.warning("%s: %s; its next checkpoint is a full one", path, e)
+            return None
+        return state if state.version == VERSION else None
+
+    def save(self, instance: ids.ImageId, state: DiskState) -> None:
+        """Write the state down; it outlives a power failure when this returns.
+
+        :raises errors.Unusable: it could not be written
+        """
+        folder = self._of(instance)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with atomic_file.atomic_write(folder / _STATE, 0o600) as file:
+                file.write(msgspec.json.encode(state))
+        except OSError as e:
+            raise errors.Unusable(str(folder), str(e)) from e
+
+    def save_manifest(self, instance: ids.ImageId, sealed: bytes | bytearray) -> str:
+        """Keep a sealed manifest; return its name.
+
+        :raises errors.Unusable: it could not be written
+        """
+        name = checkpoint_encryption.manifest_name(sealed).hex()
+        path = self._path(instance, name)
+        try:
+            with atomic_file.atomic_write(path, 0o600) as file:
+                file.write(sealed)
+        except OSError as e:
+            raise errors.Unusable(str(path), str(e)) from e
+        return name
+
+    def manifest(
+        self, instance: ids.ImageId, state: DiskState, name: str
+    ) -> checkpoint_manifest.Manifest | None:
+        """Return a manifest that is kept here; None if it cannot be used."""
+        try:
+            return self._manifest(instance, state, name)
+        except errors.Unusable as e:
+            LOG.warning("%s", e)
+            return None
+
+    def needed(
+        self, instance: ids.ImageId, state: DiskState, stay: Collection[str]
+    ) -> Iterator[object_names.Stay]:
+        """Yield the names of some manifests, and of all chunks that they name, in parts.
+
+        One manifest and one part are in memory at a time, so each is read once for each part.
+        Parts are larger where more than _DISTINCT manifests have few names in common.
+
+        :param stay: the manifests' names, in hex
+        :raises errors.Unusable: one of them is not here, or cannot be used
+        """
+        counts = [self._count(instance, name) for name in stay]
+        count = min(sum(counts), _DISTINCT * max(counts, default=0))
+        for within in checkpoint_manifest.name_ranges(count):
+            part = {name for name in map(bytes.fromhex, stay) if name[0] in within}
+            for name in stay:
+                part |= self._manifest(instance, state, name).names_within(within)
+            yield object_names.Stay(within, part)
+
+    def _count(self, instance: ids.ImageId, name: str) -> int:
+        """Return how many entries a manifest has."""
+        path = self._path(instance, name)
+        try:
+            size_bytes = path.stat().st_size - checkpoint_manifest.HEADER_BYTES
+            return size_bytes // checkpoint_manifest.ENTRY_BYTES
+        except OSError as e:
+            raise errors.Unusable(str(path), str(e)) from e
+
+    def _manifest(
+        self, instance: ids.ImageId, state: DiskState, name: str
+    ) -> checkpoint_manifest.Manifest:
+        path = self._path(instance, name)
+        seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
+        try:
+            plain = seal.open_manifest(_read(path), checkpoint_manifest.MAX_BYTES)
+            return checkpoint_manifest.Manifest.parse(plain, str(path))
+        except (OSError, errors.NotAuthenticated, errors.FormatError) as e:
+            raise errors.Unusable(str(path), str(e)) from e
+
+    def keep(self, instance: ids.ImageId, stay: Collection[str]) -> None:
+        """Drop all manifests but those called ``stay``."""
+        for path in self._of(instance).glob(f"*{_SUFFIX}"):
+            if path.name.removesuffix(_SUFFIX) not in stay:
+                path.unlink(missing_ok=True)
+
+    def set_aside(self, instance: ids.ImageId) -> None:
+        """Move what cannot be read out of the way, so that the disk's checkpoints begin anew.
+
+        :raises OSError: it cannot be moved
+        """
+        aside = self._folder / f"{instance}.unreadable"
+        shutil.rmtree(aside, ignore_errors=True)
+        self._of(instance).rename(aside)
+        LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
+
+    def forget(self, instance: ids.ImageId) -> None:
+        """Drop all that is known of a disk."""
+        shutil.rmtree(self._of(instance), ignore_errors=True)
+
+    def _of(self, instance: ids.ImageId) -> pathlib.Path:
+        return self._folder / instance
+
+    def _path(self, instance: ids.ImageId, name: str) -> pathlib.Path:
+        return self._of(instance) / f"{name}{_SUFFIX}"
+
+
+def _read(path: pathlib.Path) -> bytearray:
+    with path.open("rb") as file:
+        data = bytearray(os.fstat(file.fileno()).st_size)
+        del data[file.readinto(data) :]
+    return data

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk of a server that is off, shown over NBD as QEMU shows that of one that runs.
+
+``qemu-nbd`` reads the overlay without locking it, so that the server can be started at any
+time.  The one rule: if anybody wrote to it meanwhile, nothing of what was read is used.
+"""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture import overlay
+from acstor_common import errors
+from acstor_common.formats import local_file
+
+EXPORT: Final = "disk"
+_DEADLINE_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.02
+_INFO_BYTES: Final = 1 << 20
+
+
+class DiskChanged(errors.Unusable):
+    """The server was started, or somebody else wrote to its disk: take it again."""
+
+
+def bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
+    """Return the bitmaps of an overlay that are whole.
+
+    :raises errors.Unusable: it cannot be read, or does not lie on the mirror of its image
+    """
+    path = disk.path
+    try:
+        with _opened(disk, base_of) as fd:
+            argv = ["qemu-img", "info", "-U", "--output=json", _image(fd)]
+            said = subprocess.run(
+                argv, capture_output=True, timeout=_DEADLINE_S, check=True, pass_fds=[fd]
+            ).stdout
+        info: Any = json.loads(said[:_INFO_BYTES])
+        found = info.get("format-specific", {}).get("data", {}).get("bitmaps", [])
+        return {bitmap["name"] for bitmap in found if "in-use" not in bitmap["flags"]}
+    except subprocess.CalledProcessError as e:
+        raise errors.Unusable(path, e.stderr.decode(errors="replace").strip()[:500]) from e
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as e:
+        raise errors.Unusable(path, f"its bitmaps are unknown: {e}") from e
+
+
+@contextlib.contextmanager
+def export_disk(
+    disk: domain_xml.Disk,
+    base_of: domain_xml.FindBase,
+    bitmap: str,
+    folder: pathlib.Path,
+    mirrors: str,
+) -> Iterator[nbd_client.Export]:
+    """Show a disk until the block ends.
+
+    :param bitmap: is shown with it; "" for none
+    :param folder: for the socket
+    :param mirrors: the folder in which the agent shows mirrors
+    :raises Started: at the end: what was read is not to be used
+    :raises errors.Unusable: it cannot be shown, or does not lie on the mirror of its image
+    """
+    before = overlay.stamp(disk.path)
+    socket = folder / f"off-{before.inode}.sock"
+    argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
+    argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else [])]
+    socket.unlink(missing_ok=True)
+    # Raw, whatever the header says of it, and not by Nova's link to it.
+    mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
+    try:
+        with _opened(disk, base_of) as fd:
+            size_bytes = overlay.size_of(fd, disk.path)
+            argv.append(_image(fd, backing=mirror))
+            server = subprocess.Popen(
+                argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
+            )
+        assert server.stderr is not None
+    except OSError as e:
+        raise errors.Unusable("qemu-nbd", str(e)) from e
+    try:
+        _wait(server, socket)
+        yield nbd_client.Export(str(socket), EXPORT, server.pid, size_bytes)
+    finally:
+        server.kill()
+        server.wait(_DEADLINE_S)
+        server.stderr.close()
+        socket.unlink(missing_ok=True)
+    if overlay.stamp(disk.path) != before:
+        raise DiskChanged(disk.path, "somebody wrote to it while it was read")
+
+
+def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
+    end_s = time.monotonic() + _DEADLINE_S
+    while not socket.is_socket():
+        if server.poll() is not None:
+            why = server.stderr.read().decode(errors="replace") if server.stderr else ""
+            raise errors.Unusable("qemu-nbd", why.strip()[:500])
+        if time.monotonic() > end_s:
+            raise errors.Unusable("qemu-nbd", f"it shows nothing after {_DEADLINE_S:g} s")
+        time.sleep(_LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _opened(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> Iterator[int]:
+    """Have the overlay open for the block: its folder is Nova's, and the tools run as root.
+
+    :raises errors.Unusable: it cannot be opened, or its header leads elsewhere than to the mirror
+    """
+    with overlay.open_file(disk.path) as fd:
+        for path in (disk.path, local_file.path_of(fd)):  # a mark lies beside the former
+            overlay.check(fd, disk.path, base_of(path), disk.base)
+        yield fd
+
+
+def _image(fd: int, **more: object) -> str:
+    """Return what QEMU's tools take for an open overlay, without a lock."""
+    path = local_file.path_of(fd)
+    return "json:" + json.dumps(
+        {"driver": "qcow2", "force-share": True, "file": _file(path), **more}
+    )
+
+
+def _file(path: str) -> dict[str, str]:
+    return {"driver": "file", "filename": path}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds the scratch files, in which QEMU keeps what guests overwrite while their disks are read.
+
+One server's file may take half of what all may.  At half of its bound nothing more is read, so
+the part that was read is kept; at the bound the backup job is ended, whatever its reader waits
+for.  Where the sum is too large, or the file system nearly full, the largest file's job is ended.
+Its space comes back later: until AGAIN_S have passed, no other one is ended for it.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+
+from acstor_common import errors
+from acstor_common.util import supervision
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 0.5
+"""A guest that overwrites 1 GB/s exceeds a bound by half of that."""
+AGAIN_S: Final = 10.0
+"""Until the next job is ended for space, and until one that is still on is ended again."""
+SPARE_BYTES: Final = 1 << 30
+"""Stays free: guests stop where their disks cannot grow."""
+
+
+class ScratchFull(errors.Unusable):
+    """A capture was ended, since its scratch file, or all of them, had become too large."""
+
+
+class ScratchFile:
+    """One scratch file.
+
+    :param end: ends the backup job
+    """
+
+    def __init__(self, path: pathlib.Path, end: Callable[[], None]) -> None:
+        self.path, self.end = path, end
+        self.is_late = False
+        """Whether nothing more is to be read."""
+        self.why = ""
+        """Why the job was ended; "" if it was not."""
+        self._again_s = -math.inf
+        self._ending: threading.Thread | None = None
+
+    def size_bytes(self) -> int:
+        """Return what it takes of the disk."""
+        try:
+            return os.stat(self.path, follow_symlinks=False).st_blocks * 512
+        except OSError:
+            return 0
+
+    def end_for(self, why: str, now_s: float) -> None:
+        """End the job; again after AGAIN_S, unless libvirt has not answered yet."""
+        if now_s < self._again_s or (self._ending is not None and self._ending.is_alive()):
+            return
+        self.why, self._again_s = why, now_s + AGAIN_S  # whoever reads it fails, and says why
+        LOG.warning("%s: the capture is ended: %s", self.path, why)
+        self._ending = supervision.start_once("end of a capture", self.end)
+
+
+class ScratchFiles:
+    """The scratch files of this host's servers; may be used by any thread.
+
+    :param limit_bytes: of all of them
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._limit_bytes, self._clock = folder, limit_bytes, clock
+        self._next_s = -math.inf
+        self._lock = threading.Lock()
+        self._watched: list[ScratchFile] = []
+
+    @contextlib.contextmanager
+    def watched(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
+        """Watch a file during the block.
+
+        :param end: ends the backup job; is called by another thread
+        :raises Full: the block failed, and the job was ended
+        """
+        one = ScratchFile(path, end)
+        with self._lock:
+            self._watched.append(one)
+        try:
+            yield one
+        except errors.AcstorError as e:
+            if one.why:
+                raise ScratchFull(str(path), one.why) from e
+            raise
+        finally:
+            with self._lock:
+                self._watched.remove(one)
+
+    def run(self, ended: threading.Event) -> None:
+        """Look at the files until the end."""
+        while not ended.wait(LOOK_EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """End what has become too large."""
+        with self._lock:
+            sizes = {one: one.size_bytes() for one in self._watched}
+        limit_bytes = self._limit_bytes // 2
+        for one, size_bytes in sizes.items():
+            one.is_late = one.is_late or size_bytes > limit_bytes // 2
+            if one.why:
+                one.end_for(one.why, self._clock())
+            elif size_bytes > limit_bytes:
+                self._end(one, f"it has {size_bytes} bytes, of {limit_bytes} at most")
+        left = {one: size_bytes for one, size_bytes in sizes.items() if not one.why}
+        if left and self._clock() >= self._next_s and (why := self._fault(sum(sizes.values()))):
+            self._end(max(left, key=left.__getitem__), why)
+
+    def _end(self, one: ScratchFile, why: str) -> None:
+        self._next_s = self._clock() + AGAIN_S
+        one.end_for(why, self._clock())
+
+    def _fault(self, size_bytes: int) -> str:
+        if size_bytes > self._limit_bytes:
+            return f"all have {size_bytes} bytes, of {self._limit_bytes} at most"
+        free = os.statvfs(self._folder)
+        if free.f_bavail * free.f_frsize < SPARE_BYTES:
+            return f"less than {SPARE_BYTES} bytes are free beside it"
+        return ""

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One checkpoint of one server, from its moment to its registration.
+
+What is done, in this order, so that whoever is killed loses the checkpoint at most:
+
+1. what is about to begin is written down: the new bitmap, and that file systems may be held;
+2. the moment is fixed, and its chunks go to all holders, then the manifest;
+3. it is registered;
+4. the state names it and its bitmap;
+5. what is not needed any more goes: former bitmaps, chunks and manifests.
+
+A moment is not shown for long (snapshot_window.py).  When its time is over, what was read so far
+is what the next attempt is made from, as if it were a checkpoint; but it is none.
+
+What is not registered is no checkpoint, and the next one is made as if it had
+never been, but that chunks that holders have are not sent again.
+"""
+
+import contextlib
+import functools
+import logging
+import pathlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture import offline_export
+from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture import rate_limit
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.vault import object_names
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+
+LOG = logging.getLogger(__name__)
+
+NBD_TIMEOUT_S: Final = 120.0
+"""QEMU reads parts of chunks from a mirror, which may have to get them from other hosts."""
+FIRST: Final = "it is the first one"
+IMAGE_CHANGED: Final = "the disk began anew"
+MANIFEST_LOST: Final = "what the last one had is not known here any more"
+NO_BITMAP: Final = "what was written since the last one was not noted"
+
+
+class Settings(NamedTuple):
+    """What an operator decides.
+
+    :param host: this one
+    :param copies: how many holders are wanted
+    :param rate_bytes_s: of reading a disk; 0: as fast as it goes
+    :param folder: for sockets and scratch files; QEMU can write to it
+    :param mirrors: the folder in which the agent shows mirrors
+    :param longest_s: how long one moment is shown, while libvirt refuses to move the server
+    :param most_s: the same, of a server that writes faster than its disk is read
+    :param ended: set when the daemon ends: the checkpoint that is on is given up
+    """
+
+    host: ids.HostId
+    copies: int
+    rate_bytes_s: int
+    folder: pathlib.Path
+    mirrors: str
+    longest_s: float
+    most_s: float
+    ended: threading.Event
+
+
+FindImage = Callable[[ids.ImageId], chunk_map.Subject]
+"""Says how an image is cut, and which hash Glance had of it."""
+
+
+class _Snapshot(NamedTuple):
+    """A moment of a disk.
+
+    :param bitmap: what marks what is written after it; "" if nothing does
+    :param is_late: whether nothing more of it is to be read, since its scratch file is too large
+    """
+
+    disk: nbd_client.Disk
+    before: checkpoint_manifest.Manifest | None
+    bitmap: str
+    is_frozen: bool
+    taken_ms: int
+    is_late: snapshot_window.IsLate = lambda: False
+
+
+class CheckpointTaker:
+    """Takes checkpoints of this host's servers; those of one server in one thread at a time.
+
+    :param register: registers a checkpoint
+    :param clock_ms: wall clock, since 1970
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        domains: libvirt_domains.Domains,
+        states: disk_states.DiskStates,
+        image_of: FindImage,
+        places: holder_group.HolderPool,
+        register: checkpoint_record.Register,
+        scratch: scratch_files.ScratchFiles,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._settings, self._domains, self._states = settings, domains, states
+        self._image_of, self._places, self._register = image_of, places, register
+        self._scratch, self._clock_ms = scratch, clock_ms
+        self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
+        self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
+
+    def take(self, server: domain_xml.Server) -> checkpoint_record.Record:
+        """Take a checkpoint; it is registered when this returns.
+
+        :raises errors.AcstorError: there is none; says why
+        """
+        self.clear(server)
+        image = self._image_of(server.disk.base)
+        state, why = self._state_of(server, image)
+        state.number += 1
+        with contextlib.ExitStack() as stack:
+            copies, chosen = self._copies(stack, state)
+            record, stay = self._registered(server, state, image, why, copies, chosen)
+            self._tidy(server, state, stay, copies)  # no manifest is in memory any more
+        return record
+
+    def _registered(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        image: chunk_map.Subject,
+        why: str,
+        copies: holder_group.HolderGroup,
+        chosen: Sequence[checkpoint_record.Holder],
+    ) -> tuple[checkpoint_record.Record, set[str]]:
+        """Take a checkpoint; return it and the manifests that stay when it is registered."""
+        instance, checkpoint_id = server.instance, str(uuid.uuid4())
+        before = None if why else self._states.manifest(instance, state, state.manifest)
+        why = why or ("" if before else MANIFEST_LOST)
+        with (
+            self._shown_for(server, state) as is_late,
+            self._shown(server, state, checkpoint_id, before) as shown,
+        ):
+            why = why or ("" if shown.before else NO_BITMAP)
+            taking, sealed = self._taken(server, state, image, shown, copies, is_late)
+        name = self._states.save_manifest(instance, sealed)
+        state.manifest, state.whole_because = name, why or state.whole_because
+        state.is_part = True
+        if taking.left_bytes:
+            left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
+            is_stuck = snapshot_window.is_useless_part(
+                left_bytes, taking.left_bytes, taking.read_bytes
+            )
+            state.stuck += is_stuck
+            self._note(instance, state, shown.bitmap, chosen)
+            kind = (
+                snapshot_window.Overwritten
+                if is_stuck and shown.is_late()
+                else snapshot_window.PartTaken
+            )
+            raise kind(taking.read_bytes, taking.left_bytes, copies.slow_holder())
+        copies.put_manifest(sealed)
+        state.taken_ms = shown.taken_ms
+        why, state.whole_because = state.whole_because, ""
+        record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+        record = record._replace(slow_holder=copies.slow_holder())
+        stay = {*self._register(record), name}
+        state.is_part, state.left_bytes, state.stuck = False, 0, 0
+        self._note(instance, state, shown.bitmap, chosen)
+        return record, stay
+
+    def clear(self, server: domain_xml.Server) -> None:
+        """End what was begun with a server and did not end well, maybe by a daemon that was killed.
+
+        :raises errors.AcstorError: it cannot be ended
+        """
+        state = self._states.load(server.instance)
+        begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
+        domain = self._domains.domain(server)
+        domain.clear(begun, self._settings.folder, was_frozen=was_frozen)
+        if state:
+            self._forget_bitmaps(server, state)
+
+    def _state_of(
+        self, server: domain_xml.Server, image: chunk_map.Subject
+    ) -> tuple[disk_states.DiskState, str]:
+        """Return the state of a disk, and why all of it must be read; "" if nothing says so."""
+        state = self._states.load(server.instance)
+        chunk_bytes = image.geometry.chunk_bytes
+        if state is None:
+            return disk_states.new_state(server.disk.base, chunk_bytes), FIRST
+        if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
+            anew = disk_states.new_state(server.disk.base, chunk_bytes)
+            anew.begun = [*state.begun, *filter(None, [state.bitmap])]
+            anew.number = state.number  # a later one has a higher number, whatever the disk is
+            return anew, IMAGE_CHANGED
+        return state, "" if state.manifest else FIRST
+
+    @contextlib.contextmanager
+    def _shown_for(
+        self, server: domain_xml.Server, state: disk_states.DiskState
+    ) -> Iterator[snapshot_window.IsLate]:
+        with self._patience.moment(state.stuck) as (is_late, is_long):
+            if is_long:
+                state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
+                LOG.warning(
+                    "server %s writes faster than its disk is read: all of it is read as it is "
+                    "now, for %g s at most; it cannot migrate meanwhile",
+                    server.instance,
+                    self._settings.most_s,
+                )
+            yield is_late
+
+    def _copies(
+        self, stack: contextlib.ExitStack, state: disk_states.DiskState
+    ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
+        disk = ids.ImageId(state.disk)
+        current = [ids.HostId(host) for host in state.holders]
+        chosen = self._places.choose(disk, self._settings.copies, current)
+        if not chosen:
+            raise errors.Unusable("checkpoints", "no other host can store them")
+        clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
+        acknowledged = [] if state.is_dropped else current
+        copies = holder_group.HolderGroup(
+            object_names.Disk(self._settings.host, disk), clients, acknowledged
+        )
+        stack.enter_context(self._failures(copies))
+        return copies, chosen
+
+    @contextlib.contextmanager
+    def _failures(self, copies: holder_group.HolderGroup) -> Iterator[None]:
+        try:
+            yield
+        except holder_group.HolderFailed as e:
+            self._places.failed(e.holder, is_costly=e.holder in copies.filled)
+            raise
+
+    @contextlib.contextmanager
+    def _shown(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        checkpoint_id: str,
+        before: checkpoint_manifest.Manifest | None,
+    ) -> Iterator[_Snapshot]:
+        """Show a moment of the disk; without what it was before if that is of no use."""
+        domain = self._domains.domain(server)
+        if not domain.is_active():
+            self._states.save(server.instance, state)
+            with self._shown_off(server, state, before) as shown:
+                yield shown
+                if domain.is_active():
+                    raise offline_export.DiskChanged(domain.name, "it was started")
+            return
+        bitmap = f"{libvirt_domains.PREFIX}{checkpoint_id}"
+        state.begun.append(bitmap)
+        state.was_frozen = server.has_agent
+        self._states.save(server.instance, state)
+        since = state.bitmap if before else ""
+        with contextlib.ExitStack() as stack:
+            try:
+                moment = self._moment(stack, domain, bitmap, since)
+            except libvirt_domains.BitmapLost as e:
+                LOG.warning("%s", e)
+                before, since = None, ""
+                moment = self._moment(stack, domain, bitmap, since)
+            taken_ms = self._clock_ms()
+            context = (
+                f"qemu:dirty-bitmap:{libvirt_domains.EXPORT_BITMAP}"
+                if since
+                else nbd_client.ALLOCATION
+            )
+            disk = stack.enter_context(nbd_client.Disk(moment.export, context, NBD_TIMEOUT_S))
+            end = functools.partial(domain.end, moment.export.path)
+            watched = stack.enter_context(self._scratch.watched(moment.scratch, end))
+            before, is_late = before if since else None, lambda: watched.is_late
+            yield _Snapshot(disk, before, bitmap, moment.is_frozen, taken_ms, is_late)
+
+    def _moment(
+        self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
+    ) -> libvirt_domains.Snapshot:
+        return stack.enter_context(domain.moment(bitmap, since, self._settings.folder))
+
+    @contextlib.contextmanager
+    def _shown_off(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        before: checkpoint_manifest.Manifest | None,
+    ) -> Iterator[_Snapshot]:
+        """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
+        base_of, settings = self._domains.base_of, self._settings
+        bitmaps = offline_export.bitmaps(server.disk, base_of)
+        since = state.bitmap if state.bitmap in bitmaps and before else ""
+        taken_ms = self._clock_ms()
+        context = f"qemu:dirty-bitmap:{since}" if since else nbd_client.ALLOCATION
+        with (
+            offline_export.export_disk(
+                server.disk, base_of, since, settings.folder, settings.mirrors
+            ) as export,
+            nbd_client.Disk(export, context, NBD_TIMEOUT_S) as disk,
+        ):
+            yield _Snapshot(disk, before if since else None, since, False, taken_ms)
+
+    def _taken(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        image: chunk_map.Subject,
+        shown: _Snapshot,
+        copies: holder_group.HolderGroup,
+        is_late: snapshot_window.IsLate,
+    ) -> tuple[disk_capture.DiskCapture, bytearray]:
+        """Have the chunks kept; return what was done, and the sealed manifest."""
+        seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
+        # Without a bitmap the next attempt would begin anew, and never come to an end.
+        ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
+        taking = disk_capture.DiskCapture(
+            shown.disk, state.chunk_bytes, seal, copies, self._pace, ends
+        )
+        seen = disk_capture.ChangedRanges(
+            shown.before,
+            functools.partial(_written, shown),
+            lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
+        )
+        entries = taking.entries(seen)
+        subject = checkpoint_manifest.Subject(
+            disk=ids.ImageId(state.disk),
+            instance=server.instance,
+            project=server.project,
+            base=server.disk.base,
+            os_hash=image.os_hash,
+            cut=taking.cut,
+            taken_ms=shown.taken_ms,
+            consistency=_consistency(shown),
+            number=state.number,
+        )
+        return taking, seal.close_manifest(checkpoint_manifest.build(subject, entries))
+
+    def _record(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        checkpoint_id: str,
+        shown: _Snapshot,
+        taking: disk_capture.DiskCapture,
+        why: str,
+        chosen: Sequence[checkpoint_record.Holder],
+    ) -> checkpoint_record.Record:
+        return checkpoint_record.Record(
+            checkpoint_id=checkpoint_id,
+            instance_id=server.instance,
+            project=server.project,
+            image_id=server.disk.base,
+            owner=self._settings.host,
+            vault_disk=ids.ImageId(state.disk),
+            taken_ms=shown.taken_ms,
+            consistency=_consistency(shown),
+            number=state.number,
+            disk_bytes=taking.cut.size_bytes,
+            changed_bytes=taking.changed_bytes,
+            read_bytes=taking.read_bytes,
+            sent_bytes=taking.sent_bytes,
+            whole_because=why,
+            manifest_name=state.manifest,
+            holders=tuple(chosen),
+            key=state.key,
+        )
+
+    def _note(
+        self,
+        instance: ids.ImageId,
+        state: disk_states.DiskState,
+        bitmap: str,
+        chosen: Sequence[checkpoint_record.Holder],
+    ) -> None:
+        """Write down what the next one is made from."""
+        former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
+        state.begun = [*(name for name in state.begun if name != bitmap), *former]
+        state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
+        state.was_frozen = state.is_dropped = False
+        self._states.save(instance, state)
+
+    def _tidy(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        stay: set[str],
+        copies: holder_group.HolderGroup,
+    ) -> None:
+        """Let go of what no checkpoint needs; what cannot be dropped now is dropped later."""
+        try:
+            self._forget_bitmaps(server, state)
+            self._states.keep(server.instance, stay)
+            copies.keep(self._states.needed(server.instance, state, stay))
+        except (errors.AcstorError, OSError) as e:
+            LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
+
+    def _forget_bitmaps(self, server: domain_xml.Server, state: disk_states.DiskState) -> None:
+        domain = self._domains.domain(server)
+        left = [name for name in state.begun if name != state.bitmap and not domain.forget(name)]
+        if left != state.begun or state.was_frozen:
+            state.begun, state.was_frozen = left, False
+            self._states.save(server.instance, state)
+
+
+def _written(shown: _Snapshot) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that were written since what ``before`` is of; nothing if there is none."""
+    extents = shown.disk.extents() if shown.before else ()
+    return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
+
+
+def _consistency(shown: _Snapshot) -> checkpoint_manifest.Consistency:
+    frozen = checkpoint_manifest.Consistency.FILESYSTEM
+    return frozen if shown.is_frozen else checkpoint_manifest.Consistency.CRASH

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts together from options what takes checkpoints of this host's servers, and runs it.
+
+Where nobody registers checkpoints none are taken.
+"""
+
+import contextlib
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import take_checkpoint
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_pool
+from acstor_checkpoint.restore import offline_pull
+from acstor_checkpoint.restore import pull_loop
+from acstor_checkpoint.restore import recovered_disks
+from acstor_checkpoint.schedule import garbage_collection
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import worker_pool
+from acstor_checkpoint.vault import vault_files
+from acstor_common import errors
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
+from acstor_common.util import supervision
+
+_ENDS_WITHIN_S = 60.0
+_MAX_FOLDER_BYTES = 70
+
+Options = cfg.ConfigOpts.GroupAttr
+
+
+class DecisionLink(NamedTuple):
+    """What is said to the decision service, and asked.
+
+    :param register: registers a checkpoint
+    :param kept: asks which stay; None: what is deleted stays until the next one is registered
+    :param intervals: asks what Nova says of intervals; None: nothing
+    """
+
+    register: checkpoint_record.Register
+    kept: garbage_collection.Kept | None = None
+    intervals: nova_intervals.AskIntervals | None = None
+
+
+@contextlib.contextmanager
+def run_captures(
+    own: Options,
+    mount_point: str,
+    host: ids.HostId,
+    proof: credentials_.Credentials,
+    link: DecisionLink,
+) -> Iterator[worker_pool.WorkerPool]:
+    """Take checkpoints as long as the block lasts.
+
+    :param mount_point: where the agent shows mirrors
+    :param proof: what this host proves to vaults
+    :raises errors.Unusable: a folder cannot be used
+    """
+    ended = threading.Event()
+    # What one has drop, another one may just have found there.
+    with _alone(pathlib.Path(own.state_dir)):
+        scratch = scratch_files.ScratchFiles(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
+        made, collection = _made(own, mount_point, host, proof, link, scratch, ended)
+        threads = [
+            *(
+                supervision.start("checkpoints", made.run, ended)
+                for _ in range(worker_pool.WORKERS)
+            ),
+            supervision.start("scratch files", lambda: scratch.run(ended), ended),
+            supervision.start("pulling", _pulling(own, mount_point, ended).run, ended),
+        ]
+        if collection is not None:
+            loop = collection.run
+            threads.append(supervision.start("garbage collection", loop, ended, is_vital=False))
+        try:
+            yield made
+        finally:
+            ended.set()
+            made.stop()
+            until_s = time.monotonic() + _ENDS_WITHIN_S
+            for thread in threads:
+                thread.join(max(0.0, until_s - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _alone(state_dir: pathlib.Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            why = "another process takes checkpoints of this host"
+            stack.enter_context(vault_files.locked(state_dir, why))
+        except OSError as e:
+            raise errors.Unusable(f"[acstor_checkpoint] state_dir {state_dir}", str(e)) from e
+        yield
+
+
+def _made(
+    own: Options,
+    mount_point: str,
+    host: ids.HostId,
+    proof: credentials_.Credentials,
+    link: DecisionLink,
+    scratch: scratch_files.ScratchFiles,
+    ended: threading.Event,
+) -> tuple[worker_pool.WorkerPool, garbage_collection.GarbageCollection | None]:
+    files = agent_files.AgentFiles.of(own)
+    bases = recovered_disks.BackingImages(mount_point)
+    folder = pathlib.Path(own.socket_dir)
+    known = _states(pathlib.Path(own.state_dir), folder)
+    served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
+    only = _holders(own.checkpoint_holders)
+    places = holder_pool.HolderPool(host, files.ring, proof, own.vault_port, only)
+    taker = take_checkpoint.CheckpointTaker(
+        take_checkpoint.Settings(
+            host,
+            own.checkpoint_copies,
+            own.checkpoint_rate_bytes_s,
+            folder,
+            bases.mirrors,
+            own.capture_slice_s,
+            own.capture_limit_s,
+            ended,
+        ),
+        served,
+        known,
+        files.image,
+        places,
+        link.register,
+        scratch,
+    )
+    made = worker_pool.WorkerPool(
+        served, taker, known, own.checkpoint_interval_s, ask_intervals=link.intervals
+    )
+    if link.kept is None:
+        return made, None
+    return made, garbage_collection.GarbageCollection(host, known, places, link.kept, made, ended)
+
+
+def _pulling(own: Options, mount_point: str, ended: threading.Event) -> pull_loop.PullLoop:
+    bases = recovered_disks.BackingImages(mount_point)
+    return pull_loop.PullLoop(
+        libvirt_domains.Domains(own.libvirt_uri, bases.checkpoint_of),
+        recovered_disks.RecoveredDisks(pathlib.Path(own.agent_state_dir)),
+        bases,
+        own.checkpoint_rate_bytes_s,
+        ended,
+        offline_pull.OfflinePull(ended),
+    )
+
+
+def _holders(named: Sequence[str]) -> list[ids.HostId]:
+    try:
+        return [ids.parse_host_id(name) for name in named]
+    except ValueError as e:
+        raise errors.Unusable("[acstor_checkpoint] checkpoint_holders", str(e)) from e
+
+
+def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskStates:
+    if len(bytes(folder)) > _MAX_FOLDER_BYTES:
+        why = f"{folder} is too long for addresses of sockets"
+        raise errors.Unusable("[acstor_checkpoint] socket_dir", why)
+    try:
+        if not folder.is_dir():
+            folder.mkdir()
+            owner = folder.parent.stat()  # libvirt's own folders are those of QEMU's user
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        return disk_states.DiskStates(state_dir)
+    except OSError as e:
+        raise errors.Unusable("[acstor_checkpoint] state_dir, socket_dir", str(e)) from e

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All holders of one disk's checkpoints, as one.
+
+A chunk counts as kept only when each holder has acknowledged it.
+
+A holder that lacks more than MAX_LOST chunks that it acknowledged is replaced, whether its disk was
+replaced or it lies: to fill it again costs a read of the whole disk, as another holder does.  When
+it may be chosen again it is filled as a new one (``HolderPool.failed`` says how often).
+"""
+
+import collections
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Final
+from typing import Protocol
+from typing import TypeVar
+
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import object_names
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import supervision
+
+T = TypeVar("T")
+STEP_S: Final = 60.0
+"""Beyond what rates allow: in it a slow disk makes a few MiB safe."""
+SLOWEST_BYTES_S: Final = 1 << 20
+"""Of the disk, or of a manifest: a holder that takes it more slowly is replaced."""
+SLOWEST_NAMES_S: Final = 1 << 13
+"""Names that a holder looks up: an eighth of what its vault allows to all disks of a host."""
+MAX_LACKING: Final = 1 << 16
+"""Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
+MAX_LOST: Final = 128
+"""Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
+of scrubbing removes up to 100 that cannot be read."""
+SLOW_S: Final = 60.0
+"""Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
+twice as long, is named."""
+_ENDS_S: Final = 5.0
+"""A request whose connection was ended."""
+
+
+class HolderFailed(errors.AcstorError):
+    """One of the holders does not keep what it was given: another one is to be chosen."""
+
+    def __init__(self, holder: ids.HostId, why: str) -> None:
+        super().__init__(holder, why)
+        self.holder, self.why = holder, why
+
+    def __str__(self) -> str:
+        return f"{self.holder} keeps no checkpoint: {self.why}"
+
+
+class HolderSlow(HolderFailed):
+    """A holder used up its time."""
+
+
+class HolderLost(HolderFailed):
+    """A holder lacks chunks that it acknowledged."""
+
+
+class HolderPool(Protocol):
+    """Who can keep checkpoints."""
+
+    def choose(
+        self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
+    ) -> Sequence[checkpoint_record.Holder]:
+        """Return holders of a disk; those that keep it now, if they still can."""
+
+    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+        """Return who asks the vault of a holder."""
+
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        """Choose this one no more for a while.
+
+        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        """
+
+
+class AllNames(Container[ids.Cid]):
+    """Has all there is."""
+
+    def __contains__(self, _one: object) -> bool:
+        return True
+
+
+class HolderGroup:
+    """The holders of one disk, asked at the same time; for one thread.
+
+    A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
+    what is left of STEP_S, which a quicker request fills up again.  Each method raises
+    :class:`HolderFailed` if one of them is slower, or does not do it.
+
+    :param clients: one for each holder
+    :param acknowledged: holders that acknowledged every chunk of the last manifest
+    :param clock: monotonic
+    :ivar left_s: of STEP_S
+    :ivar filled: holders that acknowledged chunks of the disk, now or before
+    """
+
+    def __init__(
+        self,
+        disk: object_names.Disk,
+        clients: Sequence[vault_client.VaultClient],
+        acknowledged: Collection[ids.HostId] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._disk, self._clients, self._clock = disk, clients, clock
+        self._acknowledged, self.filled = acknowledged, set(acknowledged)
+        self.left_s = STEP_S
+        self.holders = tuple(client.holder for client in clients)
+        self._took_s = dict.fromkeys(self.holders, 0.0)
+
+    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+        """Return those of ``names``, in ascending order, that any holder has not.
+
+        All of them, where a holder lacks more than MAX_LACKING.
+
+        :raises HolderLost: a holder lacks more than MAX_LOST that it acknowledged
+        """
+        found: set[bytes] = set()
+        lost = collections.Counter[ids.HostId]()
+        left = iter(names)
+        while part := list(itertools.islice(left, object_names.MAX_ASKED)):
+            work = functools.partial(_missing, self._disk, part)
+            missing = self._all(work, len(part) / SLOWEST_NAMES_S)
+            lost.update(dict(zip(self.holders, map(len, missing), strict=True)))
+            self._check_lost(lost)
+            found.update(*missing)
+            if len(found) > MAX_LACKING:
+                return AllNames()
+        return {ids.Cid(name) for name in found}
+
+    def _check_lost(self, lost: Mapping[ids.HostId, int]) -> None:
+        for holder in self._acknowledged:
+            if lost.get(holder, 0) > MAX_LOST:
+                raise HolderLost(holder, f"it lacks {lost[holder]} chunks that it acknowledged")
+
+    def put(
+        self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
+    ) -> int:
+        """Have every holder keep chunks; return how many bytes were sent to all of them.
+
+        :param sealed: returns the chunk of a name; is called by several threads
+        :param plain_bytes: that were read of the disk for them
+        """
+
+        def put(client: vault_client.VaultClient) -> int:
+            missing = map(ids.Cid, sorted(client.missing(self._disk, names)))
+            chunks = [object_names.Sealed(name, sealed(name)) for name in missing]
+            client.put(self._disk, chunks)
+            return sum(len(chunk.data) for chunk in chunks)
+
+        sent = self._all(put, plain_bytes / SLOWEST_BYTES_S)
+        self.filled.update(self.holders)
+        return sum(sent)
+
+    def put_manifest(self, sealed: bytes | bytearray) -> None:
+        """Have every holder keep a sealed manifest."""
+        size_s = len(sealed) / SLOWEST_BYTES_S
+        self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
+
+    def keep(self, parts: Iterable[object_names.Stay]) -> None:
+        """Have every holder drop all but chunks and manifests that stay."""
+        for part in parts:
+            self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
+
+    def slow_holder(self) -> str:
+        """Return the holder that the others waited for until now (SLOW_S); "" if none."""
+        slow = max(self.holders, key=self._took_s.__getitem__)
+        slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
+        return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
+
+    def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
+        """Do something with all holders.
+
+        :param size_s: what its size takes at the slowest rate
+        """
+        allowed_s, began_s = self.left_s + size_s, self._clock()
+
+        def timed(client: vault_client.VaultClient) -> T:
+            answer = work(client)
+            self._took_s[client.holder] += self._clock() - began_s
+            return answer
+
+        answers = call_all(self._clients, timed, allowed_s)
+        self.left_s = min(STEP_S, allowed_s - (self._clock() - began_s))
+        return answers
+
+
+def _missing(
+    disk: object_names.Disk, names: Sequence[ids.Cid], client: vault_client.VaultClient
+) -> set[bytes]:
+    return client.missing(disk, names)
+
+
+def _keep(
+    disk: object_names.Disk, part: object_names.Stay, client: vault_client.VaultClient
+) -> int:
+    return client.keep(disk, part)
+
+
+def call_all(
+    clients: Sequence[vault_client.VaultClient],
+    work: Callable[[vault_client.VaultClient], T],
+    allowed_s: float,
+) -> list[T]:
+    """Do something with all holders at the same time; return what it returned for each.
+
+    The first failure ends the others' requests.
+
+    :param allowed_s: a holder that takes longer fails, however it answers
+    :raises HolderFailed: one of them failed
+    :raises vault_client.HostFault: this host has no threads, descriptors or routes
+    """
+    answers = [_begun(client, work) for client in clients]
+    done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
+    for client, answer in zip(clients, answers, strict=True):
+        if answer not in done:
+            client.abort()
+    futures.wait(answers, _ENDS_S)
+    has_failed = any(answer.exception() for answer in done)
+    for client, answer in zip(clients, answers, strict=True):
+        if answer in done:
+            with _blamed(client):
+                answer.result()
+        elif not has_failed:
+            raise HolderSlow(client.holder, "it is too slow")
+    return [answer.result() for answer in answers]
+
+
+def _begun(
+    client: vault_client.VaultClient, work: Callable[[vault_client.VaultClient], T]
+) -> futures.Future[T]:
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work(client))
+        except BaseException as e:
+            answer.set_exception(e)
+
+    try:
+        supervision.start_once(f"holder {client.holder}", run)
+    except RuntimeError as e:  # no thread can be started; requests that were begun are ended
+        answer.set_exception(vault_client.HostFault(str(e)))
+    return answer
+
+
+@contextlib.contextmanager
+def _blamed(client: vault_client.VaultClient) -> Iterator[None]:
+    try:
+        yield
+    except vault_client.HostFault:
+        raise
+    except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client
+        raise HolderFailed(client.holder, str(e)) from e

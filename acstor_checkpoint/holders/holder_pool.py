@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holders as the v-node table gives them.
+
+A host that failed is left alone for AVOIDED_S, and then as good as any.  After a failure that costs
+a read of a whole disk it is left alone for twice as long each time, up to LONGEST_S: so a hostile
+host costs one such read of a disk a day, also where no other host can keep checkpoints.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_placement
+from acstor_checkpoint.holders import vault_client
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+
+AVOIDED_S: Final = 600.0
+LONGEST_S: Final = 86400.0
+"""When a host has been usable again for as long, its failures are forgotten."""
+
+
+class _Avoided(NamedTuple):
+    """A host that is left alone until then; its last costly failure took ``costly_s``."""
+
+    until_s: float = -math.inf
+    costly_s: float = 0.0
+
+
+class HolderPool:
+    """Chooses among the hosts of the v-node table.
+
+    :param ring: returns the table
+    :param proof: what this host proves to vaults
+    :param vault_port: on which each host's vault listens, at the address of its agent
+    :param only: hosts that may be chosen; none: all
+    """
+
+    def __init__(
+        self,
+        host: ids.HostId,
+        ring: Callable[[], hash_ring.Ring],
+        proof: credentials_.Credentials,
+        vault_port: int,
+        only: Collection[ids.HostId] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host, self._ring, self._proof = host, ring, proof
+        self._vault_port, self._clock = vault_port, clock
+        self._only = frozenset(only)
+        self._avoided: dict[ids.HostId, _Avoided] = {}
+
+    def choose(
+        self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
+    ) -> Sequence[checkpoint_record.Holder]:
+        """Return holders of a disk.
+
+        :raises errors.Unusable: there is no v-node table
+        """
+        ring = self._ring()
+        chosen = holder_placement.choose_holders(
+            ring, self._host, disk, copies, current, self._is_usable
+        )
+        return [checkpoint_record.Holder(host, self._address(ring, host)) for host in chosen]
+
+    def others(self) -> Sequence[checkpoint_record.Holder]:
+        """Return all hosts but this one.
+
+        :raises errors.Unusable: there is no v-node table
+        """
+        ring = self._ring()
+        hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
+        return [checkpoint_record.Holder(host, self._address(ring, host)) for host in hosts]
+
+    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+        """Return who asks the vault of a holder."""
+        return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
+
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        """Choose this one no more for a while.
+
+        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        """
+        now_s, last = self._clock(), self._avoided.get(holder, _Avoided())
+        if now_s < last.until_s:  # disks of other workers, at the same time
+            return
+        costly_s = last.costly_s if now_s < last.until_s + LONGEST_S else 0.0
+        if is_costly:
+            costly_s = min(max(AVOIDED_S, 2 * costly_s), LONGEST_S)
+        pause_s = costly_s if is_costly else AVOIDED_S
+        self._avoided[holder] = _Avoided(now_s + pause_s, costly_s)
+
+    def _is_usable(self, host: ids.HostId) -> bool:
+        is_allowed = not self._only or host in self._only
+        return is_allowed and self._clock() >= self._avoided.get(host, _Avoided()).until_s
+
+    def _address(self, ring: hash_ring.Ring, host: ids.HostId) -> str:
+        ip = addresses.parse(ring.address_of(host))[0]
+        return f"[{ip}]:{self._vault_port}" if ":" in ip else f"{ip}:{self._vault_port}"

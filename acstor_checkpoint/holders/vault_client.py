@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host asks the vault of another one.
+
+It is that host, or nothing is sent: its certificate must have its name.
+
+A connection is kept between requests.  One that has ended meanwhile is replaced and the
+request sent again, once, for each request may be done twice.
+
+A request has REQUEST_S, and one second for each BYTES_PER_S that it sends or gets.
+"""
+
+import contextlib
+import errno
+import itertools
+import math
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+from typing import NamedTuple
+from typing import Self
+
+import h11
+
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_store
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
+
+CONNECT_S: Final = 10.0
+BATCH_BYTES: Final = 8 << 20
+"""Sent together: 128 chunks of 64 KiB, for which the vault's disk waits once."""
+SHORT_BYTES: Final = 4096
+"""Of an answer that is a number or words."""
+REQUEST_S: Final = 120.0
+"""A vault on a slow disk takes 20 s to drop vault_store.MAX_REMOVED files, or to sync a batch."""
+BYTES_PER_S: Final = 1 << 20
+
+OWN_ERRORS: Final = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+    }
+)
+"""This host has no descriptor, memory or port left."""
+_DISK_BYTES: Final = 37
+"""Of a list: a UUID, and the end of its line."""
+_MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REMOVED
+
+
+class HostFault(errors.Unusable):
+    """This host can ask no vault, or has no route to this one: no holder is to blame."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("this host", why)
+
+
+class _Request(NamedTuple):
+    """A request, and the longest answer that it may have."""
+
+    method: str
+    path: str
+    body: Sequence[bytes | bytearray]
+    limit: int
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.body))
+
+
+class _Answer(NamedTuple):
+    status: int
+    data: bytes
+
+
+class VaultClient:
+    """The vault of one host, for one thread; a context manager that ends its connection.
+
+    Each method may raise
+
+    * errors.SourceUnreachable: it cannot be reached, or broke off; ask again later
+    * errors.NotAuthenticated: who answers there is not that host
+    * errors.VaultRefused: this host may not do that, or it makes no sense to the vault
+    * HostFault: it was not asked
+
+    :param holder: whose vault it is
+    :param address: where it listens
+    :param credentials: for ``tls_channel.PROTOCOL``
+    """
+
+    def __init__(
+        self, holder: ids.HostId, address: tuple[str, int], credentials: credentials_.Credentials
+    ) -> None:
+        self.holder = holder
+        self._address, self._credentials = address, credentials
+        self._channel: tls_channel.TlsChannel | None = None
+        self._sock: socket.socket | None = None
+        self._is_aborted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; the next request makes another one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def abort(self) -> None:
+        """Have the request under way, and all later ones, fail; may be called by any thread."""
+        self._is_aborted = True
+        if (sock := self._sock) is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def put(self, disk: object_names.Disk, chunks: Iterable[object_names.Sealed]) -> None:
+        """Have chunks kept; all of them are safe when this returns.
+
+        :param chunks: are taken as they are sent, so that few are in memory
+        :raises errors.VaultFull: there is no room for one; those before it may be kept
+        """
+        for batch in _batches(chunks):
+            self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
+
+    def missing(self, disk: object_names.Disk, chunks: Iterable[bytes]) -> set[bytes]:
+        """Return which of these chunks the vault has not got."""
+        found: set[bytes] = set()
+        left = iter(sorted(set(chunks)))
+        while part := list(itertools.islice(left, object_names.MAX_ASKED)):
+            limit = len(part) * object_names.NAME_BYTES
+            answer = self._ask("POST", _path(disk, "missing"), [b"".join(part)], limit)
+            named = set(_names(answer, self.holder))
+            if not named <= set(part):
+                raise errors.RemoteProtocolError(self.holder, "it names chunks that were not asked")
+            found |= named
+        return found
+
+    def put_manifest(self, disk: object_names.Disk, sealed: bytes | bytearray) -> bytes:
+        """Have a sealed manifest kept; it is safe when this returns. Return its name.
+
+        :raises errors.VaultFull: there is no room
+        """
+        name = checkpoint_encryption.manifest_name(sealed)
+        self._ask("PUT", _path(disk, "manifests", name), [sealed])
+        return name
+
+    def keep(self, disk: object_names.Disk, stay: object_names.Stay) -> int:
+        """Have chunks and manifests of a disk dropped but those that stay; return how many went."""
+        gone = 0
+        for within, some in object_names.split(stay):
+            path = f"{_path(disk, 'keep')}/{within[0]:02x}-{within[-1]:02x}"
+            gone += self._until_all_went("POST", path, b"".join(some))
+        return gone
+
+    def drop(self, disk: object_names.Disk) -> int:
+        """Have all of a disk dropped; return how many things went."""
+        return self._until_all_went("DELETE", _path(disk), b"")
+
+    def chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
+        """Return a sealed chunk, as the vault says; ``Seal.open`` finds out if it is.
+
+        :raises errors.ChunkMissing: the vault has not got it
+        """
+        limit = checkpoint_encryption.MAX_SEALED_BYTES
+        return self._ask("GET", _path(disk, "chunks", name), [], limit)
+
+    def manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
+        """Return a sealed manifest.
+
+        :raises errors.ChunkMissing: the vault has not got it
+        :raises errors.ChunkInvalid: it gave another one
+        """
+        limit = vault_api.MAX_MANIFEST_BYTES
+        sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
+        if checkpoint_encryption.manifest_name(sealed) != name:
+            raise errors.ChunkInvalid(f"manifest {name.hex()}", self.holder, "it is another one")
+        return sealed
+
+    def manifests(self, disk: object_names.Disk) -> list[bytes]:
+        """Return the names of the disk's manifests."""
+        limit = vault_store.MAX_MANIFESTS * object_names.NAME_BYTES
+        return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
+
+    def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
+        """Return the disks of which something is kept for a host.
+
+        :raises errors.RemoteProtocolError: the answer makes no sense
+        """
+        limit = vault_store.MAX_DISKS * _DISK_BYTES
+        text = self._ask("GET", f"/v1/{owner}", [], limit).decode("ascii", "replace")
+        try:
+            return [ids.parse_image_id(line) for line in text.splitlines()]
+        except ValueError as e:
+            raise errors.RemoteProtocolError(self.holder, str(e)) from e
+
+    def _until_all_went(self, method: str, path: str, body: bytes) -> int:
+        gone = 0
+        for _ in range(_MOST_ROUNDS):
+            went = _number(self._ask(method, path, [body]), self.holder)
+            gone += went
+            if went < vault_store.MAX_REMOVED:
+                return gone
+        raise errors.RemoteProtocolError(self.holder, f"{gone} items were deleted, without an end")
+
+    def _ask(
+        self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = SHORT_BYTES
+    ) -> bytes:
+        status, data = self._answer(_Request(method, path, body, max(limit, SHORT_BYTES)))
+        if status in (vault_api.OK, vault_api.NO_CONTENT):
+            return data
+        why = data[:300].decode("utf-8", "replace")
+        if status in (vault_api.NOT_HERE, vault_api.GONE):
+            raise errors.ChunkMissing(path, self.holder, why)
+        if status == vault_api.FULL:
+            raise errors.VaultFull(self.holder, why)
+        if status >= vault_api.FAULT:
+            raise errors.SourceUnreachable(path, self.holder, why)
+        raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
+
+    def _answer(self, request: _Request) -> _Answer:
+        until_s = time.monotonic() + REQUEST_S + request.length / BYTES_PER_S
+        try:
+            return self._try_again(request, until_s)
+        except (tls_channel.ConnectionBroken, OSError) as e:
+            why = str(e) or "no answer"
+            raise errors.SourceUnreachable(request.path, self.holder, why) from e
+
+    def _try_again(self, request: _Request, until_s: float) -> _Answer:
+        if self._channel is not None:
+            with contextlib.suppress(tls_channel.ConnectionBroken):  # it has ended meanwhile
+                return self._try(request, until_s)
+        return self._try(request, until_s)
+
+    def _try(self, request: _Request, until_s: float) -> _Answer:
+        channel = self._channel or self._connect(until_s)
+        self._channel = None  # unless all goes well
+        with contextlib.ExitStack() as stack:
+            stack.callback(channel.close)
+            answer = _exchange(channel, request, until_s)
+            if channel.begin_again():
+                stack.pop_all()
+                self._channel = channel
+        return answer
+
+    def _connect(self, until_s: float) -> tls_channel.TlsChannel:
+        """Connect, and find out that it is the holder.
+
+        :raises OSError: there is no connection
+        :raises errors.NotAuthenticated: it is another one
+        :raises HostFault: this host cannot connect
+        """
+        self._check_not_aborted()
+        context = self._context()
+        until_s = min(until_s, time.monotonic() + CONNECT_S)
+        sock = self._dial(_left_s(until_s))
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(_left_s(until_s))
+            tls = stack.enter_context(context.wrap_socket(sock))
+            self._check(tls)
+            self._sock = tls
+            self._check_not_aborted()  # else abort() has seen the connection
+            stack.pop_all()
+        return tls_channel.TlsChannel(tls, h11.CLIENT)
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            self._credentials.look()
+            return self._credentials.context(is_server=False)
+        except OSError as e:
+            raise HostFault(str(e)) from e
+
+    def _dial(self, within_s: float) -> socket.socket:
+        try:
+            return socket.create_connection(self._address, within_s)
+        except OSError as e:
+            if e.errno in OWN_ERRORS or not _has_route(self._address):
+                raise HostFault(str(e)) from e
+            raise
+
+    def _check_not_aborted(self) -> None:
+        if self._is_aborted:
+            raise OSError("it was given up")
+
+    def _check(self, tls: ssl.SSLSocket) -> None:
+        found = self._credentials.check(tls.getpeercert(binary_form=True))
+        if found.host != self.holder:
+            why = f"that of {self.holder} is expected"
+            raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
+        if tls.selected_alpn_protocol() != tls_channel.PROTOCOL:
+            raise errors.NotAuthenticated(
+                f"the vault of {self.holder}", "it speaks another protocol"
+            )
+
+
+def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float) -> _Answer:
+    channel.end_by(until_s)
+    headers = [("host", "vault"), ("content-length", str(request.length))]
+    with contextlib.suppress(
+        tls_channel.ConnectionBroken
+    ):  # who refuses answers before all has come
+        channel.send(h11.Request(method=request.method, target=request.path, headers=headers))
+        channel.send_body(request.body, request.length)
+    response = channel.receive(math.inf)
+    if not isinstance(response, h11.Response):
+        raise tls_channel.ConnectionBroken("it ended without an answer")
+    announced = tls_channel.content_length(response) or 0
+    if announced > request.limit:
+        raise tls_channel.ConnectionBroken(
+            f"an answer of {announced} bytes, {request.limit} at most are expected"
+        )
+    channel.end_by(until_s + announced / BYTES_PER_S)
+    return _Answer(response.status_code, b"".join(channel.body(announced)))
+
+
+def _has_route(address: tuple[str, int]) -> bool:
+    """Return whether the kernel has a route: what comes from the network may be forged."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+    except OSError:
+        return False
+    return True
+
+
+def _left_s(until_s: float) -> float:
+    """Return how long there is until a time.
+
+    :raises tls_channel.ConnectionBroken: it is over
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise tls_channel.ConnectionBroken("it is too slow")
+    return left_s
+
+
+def _batches(chunks: Iterable[object_names.Sealed]) -> Iterator[list[bytes]]:
+    """Yield bodies of requests."""
+    batch: list[bytes] = []
+    size = 0
+    for name, data in chunks:
+        head = object_names.HEAD.pack(name, len(data))
+        if batch and (size + len(data) > BATCH_BYTES or len(batch) >= 2 * vault_api.MAX_BATCH):
+            yield batch
+            batch, size = [], 0
+        batch += (head, data)
+        size += len(head) + len(data)
+    if batch:
+        yield batch
+
+
+def _path(disk: object_names.Disk, what: str = "", name: bytes = b"") -> str:
+    return "/".join(filter(None, ["/v1", disk.owner, disk.disk, what, name.hex()]))
+
+
+def _names(data: bytes, holder: ids.HostId) -> object_names.NameList:
+    try:
+        return object_names.NameList(data)
+    except ValueError as e:
+        raise errors.RemoteProtocolError(holder, str(e)) from e
+
+
+def _number(data: bytes, holder: ids.HostId) -> int:
+    if len(data) > 20 or not data.isdigit():
+        raise errors.RemoteProtocolError(holder, f"{data[:40]!r} is no number")
+    return int(data)

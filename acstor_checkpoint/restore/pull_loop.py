@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes ordinary servers of recovered ones: what a checkpoint has is copied into the server's disk.
+
+The disk of a recovered server lies on what the agent shows of a checkpoint, which lies on the
+image's mirror.  When all of the checkpoint is on this host, what it has is pulled: by QEMU while
+the server runs, by qemu-img while it is off.  The disk then lies on the mirror as any other one,
+so the server can move, and has checkpoints.  Disks of servers that are off have a thread of their
+own, one after the other: a large one keeps nobody that runs from his turn.
+
+What a disk lies on, and a mark beside it until its file has all
+(:mod:`acstor_common.formats.recovery_marker`), say how far it is.  So what is killed, or ended by
+Nova for a snapshot or a move, begins again.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.restore import offline_pull
+from acstor_checkpoint.restore import recovered_disks
+from acstor_common import errors
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 10.0
+FIRST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_S: Final = 1800.0
+_ENDS_WITHIN_S: Final = 30.0
+
+
+class PullOffline(Protocol):
+    """Pulls into a disk that nobody has open."""
+
+    def __call__(self, disk: offline_pull.OfflineDisk, is_off: Callable[[], bool]) -> None:
+        """Pull all of it.
+
+        :raises errors.Unusable: it was not done: the server was started, or there is no room
+        """
+
+
+class _Tried(NamedTuple):
+    again_s: float
+    pause_s: float
+
+
+class PullLoop:
+    """The loop, for a thread of its own.
+
+    :param domains: of the servers whose disks lie on checkpoints, or may lack some of one; these
+        stand as what they lie on
+    :param rate_bytes_s: of QEMU, for each disk; 0: as fast as it goes
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self,
+        domains: libvirt_domains.Domains,
+        recovered: recovered_disks.RecoveredDisks,
+        bases: recovered_disks.BackingImages,
+        rate_bytes_s: int,
+        ended: threading.Event,
+        pull_off: PullOffline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domains, self._recovered, self._bases = domains, recovered, bases
+        self._rate_bytes_s, self._ended = rate_bytes_s, ended
+        self._pull_off, self._clock = pull_off, clock
+        self._tried: dict[ids.ImageId, _Tried] = {}
+        self._off: threading.Thread | None = None
+        self._off_instance: ids.ImageId | None = None
+        self._faults = log_once.LogOnce(LOG)
+
+    def run(self) -> None:
+        """Look and pull until the end."""
+        while not self._ended.wait(LOOK_EVERY_S):
+            try:
+                self.look()
+            except Exception:
+                LOG.exception("disks of recovered servers are not checked")
+        self.join()
+
+    def join(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
+        """Wait until nothing is pulled into the disk of a server that is off."""
+        if self._off is not None:
+            self._off.join(timeout_s)
+
+    def look(self) -> None:
+        """Begin what is to be pulled and is not."""
+        try:
+            found = self._domains.present()
+        except errors.AcstorError as e:
+            self._faults.say(str(e))
+            return
+        self._faults.say("")
+        here = {server.instance for server in found}
+        for instance in set(self._tried) - here:
+            del self._tried[instance]
+            LOG.info("server %s: its disk lies on no checkpoint any more", instance)
+        for server in found:
+            if not self._ended.is_set():
+                self._try(server)
+
+    def _is_due(self, instance: ids.ImageId) -> bool:
+        tried = self._tried.get(instance)
+        return tried is None or self._clock() >= tried.again_s
+
+    def _try(self, server: domain_xml.Server) -> None:
+        if self._is_pulled_off() and server.instance == self._off_instance:
+            return
+        with self._told(server.instance):
+            if not self._bases.lies_on_checkpoint(server.disk.path):
+                self._end(server)
+            elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
+                self._pull(server)
+
+    @contextlib.contextmanager
+    def _told(self, instance: ids.ImageId) -> Iterator[None]:
+        """Have what fails in the block in the log, and tried again later."""
+        try:
+            yield
+        except Exception as e:
+            is_known = isinstance(e, errors.AcstorError | OSError | ValueError)
+            why = "server %s: its checkpoint is not in its disk: %s"
+            LOG.warning(why, instance, e, exc_info=not is_known)
+            self._pause(instance)
+
+    def _pull(self, server: domain_xml.Server) -> None:
+        checkpoint_id = server.disk.base
+        base = self._recovered.base(checkpoint_id)
+        domain = self._domains.domain(server)
+        if not domain.is_active():
+            self._begin_off(server, base, domain)
+            return
+        offline_pull.remove_copy(server.disk.path)
+        if recovery_marker.read(server.disk.path) != checkpoint_id:
+            recovery_marker.write(server.disk.path, checkpoint_id)
+        if domain.pull(base, self._rate_bytes_s):
+            LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
+            self._pause(server.instance)
+
+    def _is_pulled_off(self) -> bool:
+        return self._off is not None and self._off.is_alive()
+
+    def _begin_off(
+        self, server: domain_xml.Server, base: str, domain: libvirt_domains.Domain
+    ) -> None:
+        """Pull into a disk that is off, unless another one is on: it is looked at again then."""
+        if self._is_pulled_off():
+            return
+        path, checkpoint_id = server.disk.path, server.disk.base
+        shown, file = self._bases.shown(checkpoint_id), self._recovered.file(checkpoint_id)
+
+        def pull() -> None:
+            with self._told(server.instance):
+                disk = offline_pull.OfflineDisk(path, base, shown, file)
+                self._pull_off(disk, lambda: not domain.is_active())
+                recovery_marker.remove(path)
+
+        self._off_instance = server.instance
+        self._off = supervision.start_once("pulling off", pull)
+
+    def _end(self, server: domain_xml.Server) -> None:
+        """Take the mark away when the file has all; lay a disk that lost some on it again.
+
+        Where QEMU runs and the file lacks something, that comes when the guest flushes.
+        """
+        path, checkpoint_id = server.disk.path, server.disk.base
+        offline_pull.remove_copy(path)
+        domain = self._domains.domain(server)
+        is_active = domain.is_active()
+        if self._recovered.is_in(path, checkpoint_id):
+            offline_pull.sync_file(path)
+            recovery_marker.remove(path)
+            LOG.info(
+                "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
+            )
+        elif not is_active:
+            shown, base = self._bases.shown(checkpoint_id), self._recovered.base(checkpoint_id)
+            offline_pull.rebase(path, shown, base)
+
+    def _pause(self, instance: ids.ImageId) -> None:
+        """Let it be for a while, longer each time."""
+        former = self._tried.get(instance)
+        pause_s = min(2 * former.pause_s, LONGEST_PAUSE_S) if former else FIRST_PAUSE_S
+        self._tried[instance] = _Tried(self._clock() + pause_s, pause_s)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts checkpoints that failed or waited, by what operators can do about it, and by holder."""
+
+import collections
+import enum
+import threading
+from collections.abc import Collection
+from collections.abc import Mapping
+
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import scratch_files
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.holders import vault_client
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+
+
+class Reason(enum.StrEnum):
+    """Why there is no checkpoint."""
+
+    HOLDER = "holder"  # another one is chosen, as for the next two
+    HOLDER_SLOW = "holder_slow"
+    HOLDER_LOST = "holder_lost"  # it lacks what it acknowledged
+    TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
+    SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
+    OVERWRITTEN = "overwritten"  # the same, and what was read is kept, but it gets nowhere
+    HOST = "host"  # this one has no threads, descriptors or routes
+    REFUSED = "refused"  # by the decision service
+    DECISION = "decision"  # the decision service does not answer
+    OTHER = "other"
+
+
+_REASONS = (
+    (holder_group.HolderSlow, Reason.HOLDER_SLOW),
+    (holder_group.HolderLost, Reason.HOLDER_LOST),
+    (holder_group.HolderFailed, Reason.HOLDER),
+    (disk_capture.DiskTooLarge, Reason.TOO_LARGE),
+    (scratch_files.ScratchFull, Reason.SCRATCH_FULL),
+    (snapshot_window.Overwritten, Reason.OVERWRITTEN),
+    (vault_client.HostFault, Reason.HOST),
+    (errors.CheckpointRefused, Reason.REFUSED),
+    (errors.DecisionUnreachable, Reason.DECISION),
+)
+
+
+class Failures:
+    """Those of this host since its daemon started; may be used by any thread.
+
+    Servers whose last attempt failed, or waited for a slow holder, are known until one does not, or
+    they leave the host.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
+        self._holders = collections.Counter[tuple[ids.HostId, Reason]]()
+        self._waits = collections.Counter[str]()
+        self._failing: dict[ids.ImageId, messages.Failing] = {}
+
+    def note(self, instance: ids.ImageId, e: Exception) -> None:
+        """Count a checkpoint of a server that failed with an error."""
+        reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+        with self._lock:
+            self._reasons[reason] += 1
+            holder = ""
+            if isinstance(e, holder_group.HolderFailed):
+                holder = e.holder
+                self._holders[e.holder, reason] += 1
+            self._failing[instance] = messages.Failing(instance, reason, holder)
+
+    def note_success(self, instance: ids.ImageId) -> None:
+        """Note that a server has a new checkpoint."""
+        with self._lock:
+            self._failing.pop(instance, None)
+
+    def note_wait(self, instance: ids.ImageId, holder: str) -> None:
+        """Note that a server's checkpoint, or a part of it, waited for one holder; "" for none."""
+        if holder:
+            with self._lock:
+                self._waits[holder] += 1
+                self._failing[instance] = messages.Failing(instance, Reason.HOLDER_SLOW, holder)
+
+    def failing(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
+        """Return the servers whose last attempt failed, or waited for a slow holder.
+
+        :param here: servers of this host; others are forgotten; None: not known, none is
+        """
+        with self._lock:
+            if here is not None:
+                self._failing = {one: what for one, what in self._failing.items() if one in here}
+            return list(self._failing.values())
+
+    def by_reason(self) -> Mapping[Reason, int]:
+        """Return how many checkpoints failed, for each reason."""
+        with self._lock:
+            return dict(self._reasons)
+
+    def waits(self) -> Mapping[str, int]:
+        """Return how many checkpoints and parts waited for each holder."""
+        with self._lock:
+            return dict(self._waits)
+
+    def by_holder(self) -> Mapping[tuple[ids.HostId, Reason], int]:
+        """Return how many failed by a holder, for each one and reason."""
+        with self._lock:
+            return dict(self._holders)

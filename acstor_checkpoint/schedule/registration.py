@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers checkpoints at the decision service, and hears which are wanted now: over the bus.
+
+Only a clear yes of the service counts.  Whatever else comes, or does not come in
+time, is an error, and the next checkpoint is taken as if this one had never been.
+"""
+
+import base64
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+from typing import TypeVar
+
+import msgspec
+import oslo_messaging
+from oslo_config import cfg
+
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_common import errors
+from acstor_common.identity import identity_files
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+
+LOG = logging.getLogger(__name__)
+
+ANSWER_S: Final = 60
+"""For which the service asks Nova, and writes to its database."""
+SEND_RETRIES: Final = 1
+RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+"""While the service asks to come again, such as where many hosts wait for Nova; half or half as
+much again, by chance."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_Said = TypeVar("_Said", bound=messages.Response)
+
+
+class _Identity(NamedTuple):
+    """Key and certificate of this host, PEM."""
+
+    key: bytes
+    certificate: bytes
+
+
+AskCheckpoint = Callable[[ids.ImageId], int]
+"""Lets an instance have the next turn; returns the number of its checkpoint that was begun last.
+
+Raises errors.Unusable if it has none here; that says why."""
+
+
+def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
+    """Return the way to the broker that these configuration files name; connects to nothing.
+
+    :raises errors.Unusable: it is no broker that oslo.messaging knows
+    """
+    args = [part for file in files for part in ("--config-file", file)]
+    args += [part for folder in folders for part in ("--config-dir", folder)]
+    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
+    return message_bus.open_transport(cfg.CONF)
+
+
+class Registration:
+    """This host's way to the decision service; may be used by any thread.
+
+    :param transport: see :func:`open_transport`
+    :param promised_s: says how often an instance has checkpoints; 0: only when it is asked for
+    :param vault_issues: returns what is wrong with the vault of this host, in single words
+    :param wall: wall clock
+    """
+
+    def __init__(
+        self,
+        host: ids.HostId,
+        files: identity_files.IdentityFiles,
+        transport: Any,
+        promised_s: Callable[[ids.ImageId], int],
+        vault_issues: Callable[[], Sequence[str]] = tuple,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._host, self._files, self._transport = host, files, transport
+        self._promised_s, self._vault_issues, self._wall = promised_s, vault_issues, wall
+        self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
+        self._stopping = threading.Event()
+        self._server: message_bus.BusServer | None = None
+
+    def register(self, record: checkpoint_record.Record) -> set[str]:
+        """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
+
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
+        :raises errors.CheckpointRefused: it refuses this one
+        """
+        what = f"checkpoint {record.checkpoint_id}"
+        answer = self._registered(record)
+        for pause_s in RETRY_PAUSES_S:
+            if not answer.may_pass or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
+                break
+            answer = self._registered(record)
+        if answer.may_pass:
+            raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
+        if answer.why:
+            raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
+        return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
+
+    def _registered(self, record: checkpoint_record.Record) -> messages.CheckpointResponse:
+        identity = self._identity()
+        told = self._concealed(self._taken(record))
+        return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
+
+    def kept(self) -> dict[str, set[str]]:
+        """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.
+
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say all of it
+        """
+        asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
+        answer = self._ask(
+            messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.CheckpointResponse
+        )
+        if answer.why or not answer.is_complete:
+            why = answer.why or "it has more checkpoints than it tells"
+            raise errors.DecisionUnreachable("the message bus", why)
+        kept: dict[str, set[str]] = {}
+        for one in answer.kept:
+            kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
+        return kept
+
+    def intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Answer:
+        """Return what Nova says of intervals of this host and its servers.
+
+        :param failing: is shown to operators, with the issues of the vault
+
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it
+        """
+        told = (*(messages.Failing("", issue) for issue in self._vault_issues()), *failing)
+        asked = messages.IntervalRequest(
+            host=self._host, sent_s=self._wall(), failing=told[: messages.MAX_FAILING]
+        )
+        answer = self._ask(
+            messages.INTERVALS,
+            asked,
+            self._identity(),
+            messages.IntervalResponse,
+            signing.CHECKPOINT_INTERVALS,
+        )
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
+        return nova_intervals.Answer(answer.of_host, of_servers)
+
+    def gone(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
+        """Return which of these hosts are gone for good, and have no checkpoint any more.
+
+        :param owners: MAX_OWNERS at most
+        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
+            answers
+        :raises errors.DecisionUnreachable: the service does not say it
+        """
+        asked = messages.OwnerRequest(host=self._host, owners=tuple(owners), sent_s=self._wall())
+        answer = self._ask(
+            messages.OWNERS,
+            asked,
+            self._identity(),
+            messages.OwnerResponse,
+            signing.CHECKPOINT_OWNERS,
+        )
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        return set(map(ids.HostId, answer.gone))
+
+    def _taken(self, record: checkpoint_record.Record) -> messages.RegisteredCheckpoint:
+        return messages.RegisteredCheckpoint(
+            checkpoint_id=record.checkpoint_id,
+            host=self._host,
+            instance_id=record.instance_id,
+            project_id=record.project,
+            vault_disk=record.vault_disk,
+            image_id=record.image_id,
+            taken_ms=record.taken_ms,
+            consistency=record.consistency.name.lower(),
+            number=record.number,
+            size_bytes=record.disk_bytes,
+            changed_bytes=record.changed_bytes,
+            sent_bytes=record.sent_bytes,
+            interval_s=self._promised_s(record.instance_id),
+            manifest_name=record.manifest_name,
+            holders=tuple(messages.Holder(*holder) for holder in record.holders),
+            key=record.key,
+            sent_s=self._wall(),
+        )
+
+    def _concealed(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
+        """Return what only the service can read: others read what is on the bus."""
+        purpose = signing.CHECKPOINT_KEY
+        key = self._opened(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
+        data, said = msgspec.json.encode(taken), taken.host.encode()
+        box = sealed_box.encrypt(bytes.fromhex(key.public), data, said)
+        return messages.SealedMessage(
+            host=taken.host, box=base64.b64encode(box).decode(), sent_s=taken.sent_s
+        )
+
+    def _opened(self, said: object, purpose: str, kind: type[_T]) -> _T:
+        signed = decision_messages.decode(said, decision_messages.Signed)
+        return signed_messages.verify_from_service(signed, purpose, self._files.signers(), kind)
+
+    def _identity(self) -> _Identity:
+        identity = self._files.current()
+        if identity.certificate is None:
+            what = f"this host ({self._files.files.certificate})"
+            raise errors.NotAuthenticated(what, "it has no certificate")
+        return _Identity(identity.key, identity.certificate.pem)
+
+    def _ask(
+        self,
+        method: str,
+        payload: messages.SealedMessage | messages.RetentionRequest | messages.OwnerRequest,
+        identity: _Identity,
+        kind: type[_Said],
+        purpose: str = signing.CHECKPOINT_ANSWER,
+    ) -> _Said:
+        told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *identity)
+        said = self._call(method, decision_messages.encode(told))
+        answer = self._opened(said, purpose, kind)
+        if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
+            raise errors.NotAuthenticated(
+                "the decision service's answer", "it is to another question"
+            )
+        return answer
+
+    def _call(self, method: str, payload: dict[str, Any]) -> object:
+        target = oslo_messaging.Target(
+            topic=decision_messages.TOPIC, version=decision_messages.VERSION
+        )
+        client = oslo_messaging.get_rpc_client(
+            self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
+        )
+        try:
+            said: object = client.call({}, method, payload=payload)
+        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+            why = message_bus.why_unreachable(e, self._transport)
+            raise errors.DecisionUnreachable("the message bus", why) from e
+        return said
+
+    def listen(self, ask: AskCheckpoint) -> None:
+        """Hear which checkpoints are wanted now, as soon as the broker is there."""
+        heard = {messages.CHECKPOINT_WANTED: lambda payload: self.want(payload, ask)}
+        endpoint = message_bus.Endpoint(heard, time.monotonic)
+        supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
+
+    def want(self, payload: object, ask: AskCheckpoint) -> dict[str, Any]:
+        """Let an instance have its turn, if the decision service wants that; return the answer.
+
+        :raises errors.NotAuthenticated: it has not said so, or not now, or to another host
+        :raises errors.RemoteProtocolError: it makes no sense
+        """
+        signed = decision_messages.decode(payload, decision_messages.Signed)
+        signers = self._files.signers()
+        purpose = signing.CHECKPOINT_WANTED
+        wanted = signed_messages.verify_from_service(
+            signed, purpose, signers, messages.CheckpointRequest
+        )
+        what = f"request {wanted.request} for a checkpoint"
+        if wanted.host != self._host:
+            raise errors.NotAuthenticated(what, f"it is to {wanted.host}")
+        with self._lock:
+            fault = self._freshness.why_not(wanted.request, wanted.given_s, self._wall())
+        if fault:
+            raise errors.NotAuthenticated(what, fault)
+        number, why = 0, ""
+        try:
+            number = ask(ids.ImageId(wanted.instance_id))
+        except errors.Unusable as e:
+            why = str(e)[:1000]
+        heard = messages.CheckpointReply(
+            request=wanted.request, host=self._host, why=why, number=number
+        )
+        return decision_messages.encode(
+            signed_messages.sign_payload(heard, signing.CHECKPOINT_HEARD, *self._identity())
+        )
+
+    def _serve(self, endpoint: message_bus.Endpoint) -> None:
+        target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=self._host)
+        self._server = message_bus.serve(self._transport, target, endpoint, self._stopping)
+
+    def stop(self) -> None:
+        """Let go of the broker.  Waits a few seconds at most."""
+        self._stopping.set()
+        message_bus.close_in_background(self._close)()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._transport.cleanup()

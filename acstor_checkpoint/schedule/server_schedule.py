@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server's turn it is to have a checkpoint taken.
+
+Times are those of a monotonic clock, so that a wall clock that jumps moves no turn.  The server
+that has waited longest beyond its interval is next.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Iterable
+from typing import Final
+
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_common import errors
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+
+_FIRST_PAUSE_S: Final = 30.0
+"""After a failure; twice as long after each further one, and never longer than the interval."""
+
+
+def interval_s(server: domain_xml.Server, told: nova_intervals.Answer, default_s: int) -> int:
+    """Return how often a server's checkpoints are taken, in seconds; 0: never.
+
+    :param default_s: of this host
+    """
+    spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
+    wanted_s = nova_intervals.server_interval_s(server.instance, spec_s, told, default_s)
+    return checkpoint_intervals.clamp(wanted_s)
+
+
+@dataclasses.dataclass
+class _Entry:
+    server: domain_xml.Server
+    every_s: float
+    due_s: float
+    since_s: float
+    failures: int = 0
+    is_retried: bool = False
+    asked_s: float = -math.inf
+    promised_s: float = 0.0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it has checkpoints, or one more, which takes back what the last one promised."""
+        return bool(self.every_s or self.promised_s)
+
+
+class ServerSchedule:
+    """The turns of all servers of a host.
+
+    :param default_s: interval of servers of which nothing else is said
+    """
+
+    def __init__(self, default_s: int) -> None:
+        self._default_s = default_s
+        self._turns: dict[ids.ImageId, _Entry] = {}
+
+    def see(
+        self,
+        present: Iterable[domain_xml.Server],
+        now_s: float,
+        age_s: Callable[[ids.ImageId], float | None],
+        told: nova_intervals.Answer = nova_intervals.Answer(),  # noqa: B008 (it is never changed)
+    ) -> None:
+        """Take note of the servers that are here now; others are forgotten.
+
+        :param age_s: says how old a server's last checkpoint is; None: there is none
+        :param told: what the decision service says of intervals
+        """
+        turns = {}
+        for server in present:
+            every_s = interval_s(server, told, self._default_s)
+            turn = self._turns.get(server.instance)
+            if turn is None:
+                age = age_s(server.instance)
+                past_s = every_s if age is None else min(max(age, 0.0), every_s)
+                turn = _Entry(server, every_s, now_s + every_s - past_s, now_s - past_s)
+            if not turn.is_owed:  # it has not waited while it was to have none
+                turn.due_s = turn.since_s = now_s
+            turn.due_s = min(turn.due_s, now_s + every_s)
+            turn.server, turn.every_s = server, every_s
+            turns[server.instance] = turn
+        self._turns = turns
+
+    def is_here(self, instance: ids.ImageId) -> bool:
+        """Say whether a server was here when it was looked last."""
+        return instance in self._turns
+
+    def every_s(self, instance: ids.ImageId) -> int:
+        """Return how often a server has checkpoints; 0: it has none, or is not here."""
+        turn = self._turns.get(instance)
+        return 0 if turn is None else int(turn.every_s)
+
+    def overdue_s(self, now_s: float) -> dict[ids.ImageId, float]:
+        """Return for how long each server has waited beyond its interval; 0: its is new enough."""
+        return {
+            instance: max(0.0, now_s - turn.since_s - turn.every_s)
+            for instance, turn in self._turns.items()
+            if turn.every_s
+        }
+
+    def is_retried(self, instance: ids.ImageId) -> bool:
+        """Return whether a server's last attempt ended without a checkpoint, or was held up."""
+        turn = self._turns.get(instance)
+        return turn is not None and turn.is_retried
+
+    def next(
+        self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
+    ) -> domain_xml.Server | None:
+        """Return the server that is next; None if none is due.
+
+        :param busy: servers that are not considered
+        :param may_retry: consider servers of which :meth:`is_retried` is true
+        """
+        due = [
+            turn
+            for instance, turn in self._turns.items()
+            if turn.is_owed
+            and turn.due_s <= now_s
+            and instance not in busy
+            and (may_retry or not turn.is_retried)
+        ]
+        return min(due, key=lambda turn: turn.due_s).server if due else None
+
+    def ask(self, instance: ids.ImageId, now_s: float) -> None:
+        """Let a server have the next turn.
+
+        :raises errors.Unusable: it is not here, or has none; says why
+        """
+        turn = self._turns.get(instance)
+        if turn is None:
+            raise errors.Unusable(
+                f"server {instance}", "it is not on this host, or not on a mirror"
+            )
+        if not turn.every_s:
+            names = f"[acstor_checkpoint] checkpoint_interval_s, {checkpoint_intervals.NAME}"
+            why = f"it has no interval ({names})"
+            raise errors.Unusable(f"server {instance}", why)
+        turn.asked_s = now_s
+        turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
+
+    def taken(self, instance: ids.ImageId, began_s: float, *, is_held_up: bool = False) -> None:
+        """Take note of a checkpoint whose turn began at ``began_s``.
+
+        Who asked for one meanwhile means one of a later moment.
+
+        :param is_held_up: it waited for a slow holder
+        """
+        if turn := self._turns.get(instance):
+            turn.failures, turn.is_retried = 0, is_held_up
+            turn.since_s, turn.promised_s = began_s, turn.every_s
+            if turn.asked_s <= began_s:
+                turn.due_s = began_s + turn.every_s
+
+    def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
+        """Take note of one that goes on as soon as all who wait already had their turn."""
+        if turn := self._turns.get(instance):
+            turn.due_s, turn.is_retried = now_s, True
+
+    def failed(self, instance: ids.ImageId, now_s: float) -> float:
+        """Take note of one that could not be taken; return in how many seconds to try again."""
+        turn = self._turns.get(instance)
+        if turn is None:
+            return 0.0
+        longest_s = turn.every_s or turn.promised_s
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
+        turn.failures, turn.is_retried = turn.failures + 1, True
+        turn.due_s = now_s + pause_s
+        return pause_s

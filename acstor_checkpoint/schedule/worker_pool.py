@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes checkpoints of this host's servers, in a few worker threads.
+
+Each worker takes the checkpoint of one server at a time, and each server has one worker at most.
+A failure of one server is logged and counted, and ends that work alone.  Servers whose last
+attempt did not end with a checkpoint, or waited for a slow holder, share RETRY_WORKERS, and leave
+the other workers to others.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+from typing import Protocol
+
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.schedule import failures as failures_
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import server_schedule
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
+
+LOG = logging.getLogger(__name__)
+
+WORKERS: Final = 4
+"""Each has two manifests in memory at most, of 80 MiB with 2 million entries."""
+RETRY_WORKERS: Final = 2
+FAILURES: Final = "checkpoint"
+"""Name under which :mod:`supervision` counts the failures of servers."""
+_LOOK_EVERY_S: Final = 10.0
+"""How long a new server, or a request, waits until it is seen."""
+
+
+class ServerList(Protocol):
+    """Who knows the servers of this host."""
+
+    def present(self) -> list[domain_xml.Server]:
+        """Return them.
+
+        :raises errors.Unusable: it is not known now
+        """
+
+
+class CheckpointTaker(Protocol):
+    """Takes one checkpoint of one server; is called by several threads."""
+
+    def take(self, server: domain_xml.Server) -> checkpoint_record.Record:
+        """Take it, and register it.
+
+        :raises errors.AcstorError: there is none
+        """
+
+    def clear(self, server: domain_xml.Server) -> None:
+        """End what a former daemon began with it.
+
+        :raises errors.AcstorError: it cannot be ended
+        """
+
+
+class WorkerPool:
+    """The schedule, and the loop of a worker.
+
+    ``failures`` counts checkpoints that failed.
+
+    :param clock: monotonic
+    :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
+    :param ask_intervals: asks the decision service; None: it is not asked
+    """
+
+    def __init__(
+        self,
+        domains: ServerList,
+        taker: CheckpointTaker,
+        states: disk_states.DiskStates,
+        default_s: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        ask_intervals: nova_intervals.AskIntervals | None = None,
+    ) -> None:
+        self._domains, self._taker, self._states = domains, taker, states
+        self._cadence = server_schedule.ServerSchedule(default_s)
+        self._intervals = nova_intervals.NovaIntervals(ask_intervals, clock, self._failing)
+        self._clock, self._wall_ms = clock, wall_ms
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._woken = threading.Event()
+        self._has_ended = False
+        self._look_s = clock()
+        self._present: list[domain_xml.Server] | None = None
+        self._cleared: set[ids.ImageId] = set()
+        self._on: dict[ids.ImageId, float] = {}
+        self._held: set[ids.ImageId] = set()
+        self._faults = log_once.LogOnce(LOG)
+        self.failures = failures_.Failures()
+
+    def run(self) -> None:
+        """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""
+        while not self._has_ended:
+            if not self.turn():
+                self._woken.wait(_LOOK_EVERY_S)
+                if not self._has_ended:
+                    self._woken.clear()
+
+    def stop(self) -> None:
+        """Let :meth:`run` return; may be called by any thread."""
+        self._has_ended = True
+        self._woken.set()
+
+    def ask(self, instance: ids.ImageId) -> int:
+        """Let a server have the next turn; return the number of its checkpoint that was begun last.
+
+        The moment of each with a higher number is after this call: numbers are written down before
+        moments are.  May be called by any thread.
+
+        :raises errors.Unusable: it has no checkpoints here; says why
+        """
+        with self._lock:
+            is_here = self._cadence.is_here(instance)
+        if not is_here:  # maybe not yet: it arrived since the last look
+            self._see(self._domains.present(), self._intervals.last)
+        state = self._states.load(instance)  # first: the turn that this gives it may begin at once
+        with self._lock:
+            self._cadence.ask(instance, self._clock())
+        self._woken.set()
+        return state.number if state else 0
+
+    def promised_s(self, instance: ids.ImageId) -> int:
+        """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
+        with self._lock:
+            return self._cadence.every_s(instance)
+
+    def overdue_s(self) -> dict[ids.ImageId, float]:
+        """Return how long servers have waited beyond their intervals; for any thread."""
+        with self._lock:
+            return self._cadence.overdue_s(self._clock())
+
+    def taking_s(self) -> dict[ids.ImageId, float]:
+        """Return how long the checkpoints that are on have taken; may be called by any thread."""
+        with self._lock:
+            return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
+
+    def here(self) -> frozenset[ids.ImageId] | None:
+        """Return the servers of this host, None while libvirt does not say; for any thread."""
+        with self._lock:
+            present = self._present
+        return None if present is None else frozenset(server.instance for server in present)
+
+    @contextlib.contextmanager
+    def held(self, instance: ids.ImageId) -> Iterator[bool]:
+        """Take no checkpoint of a server during the block; yield False if one is on already.
+
+        May be called by any thread.
+        """
+        with self._lock:
+            is_held = instance not in self._on and instance not in self._held
+            if is_held:
+                self._held.add(instance)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                with self._lock:
+                    self._held.discard(instance)
+                self._woken.set()
+
+    def turn(self) -> bool:
+        """Do what is due for one server; return whether anything was."""
+        self._look()
+        with self._lock:
+            found = self._next()
+            if found is None:
+                return False
+            server, work = found
+            self._on[server.instance] = self._clock()
+        try:
+            work(server)
+        finally:
+            with self._lock:
+                del self._on[server.instance]
+        return True
+
+    def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
+        """Return a server whose work is due, and the work; None if nothing is due."""
+        busy = self._on.keys() | self._held
+        for server in self._present or ():
+            if server.instance not in self._cleared and server.instance not in busy:
+                return server, self._clear
+        may_retry = sum(map(self._cadence.is_retried, self._on)) < RETRY_WORKERS
+        due = self._cadence.next(self._clock(), busy, may_retry=may_retry)
+        return None if due is None else (due, self._try)
+
+    def _look(self) -> None:
+        """See which servers are here, unless another worker does, or did a moment ago."""
+        if self._clock() < self._look_s or not self._looking.acquire(blocking=False):
+            return
+        try:
+            present = self._seen()
+            self._look_s = self._clock() + _LOOK_EVERY_S
+        finally:
+            self._looking.release()
+        with self._lock:
+            self._present = present
+            self._cleared &= {server.instance for server in present or ()}
+
+    def _seen(self) -> list[domain_xml.Server] | None:
+        try:
+            told = self._intervals.told()  # what fails is reported while libvirt does not answer
+            present = self._domains.present()
+            self._see(present, told)
+        except Exception as e:
+            self._faults.say(str(e))
+            if _counted(e):
+                LOG.exception("the servers of this host are unknown now")
+            return None
+        self._faults.say("")
+        return present
+
+    def _failing(self) -> list[messages.Failing]:
+        return self.failures.failing(self.here())
+
+    def _see(self, present: list[domain_xml.Server], told: nova_intervals.Answer) -> None:
+        with self._lock:
+            self._cadence.see(present, self._clock(), self._age_s, told)
+
+    def _clear(self, server: domain_xml.Server) -> None:
+        try:
+            self._taker.clear(server)
+        except Exception as e:
+            LOG.warning(
+                "server %s: its previous checkpoint job did not end: %s",
+                server.instance,
+                e,
+                exc_info=_counted(e),
+            )
+        with self._lock:
+            self._cleared.add(server.instance)
+
+    def _try(self, server: domain_xml.Server) -> None:
+        instance, began_s = server.instance, self._clock()
+        try:
+            record = self._taker.take(server)
+        except snapshot_window.PartTaken as e:
+            with self._lock:  # a guest that writes without end keeps nobody from his turn
+                self._cadence.cut_off(instance, self._clock())
+            self.failures.note_wait(instance, e.slow_holder)
+            if isinstance(e, snapshot_window.Overwritten):
+                self.failures.note(instance, e)
+            LOG.info("server %s: %s", instance, e)
+            return
+        except Exception as e:
+            with self._lock:
+                pause_s = self._cadence.failed(instance, self._clock())
+            self.failures.note(instance, e)
+            LOG.warning(
+                "server %s: no checkpoint: %s; tried again in %.0f s",
+                instance,
+                e,
+                pause_s,
+                exc_info=_counted(e),
+            )
+            return
+        with self._lock:
+            self._cadence.taken(instance, began_s, is_held_up=bool(record.slow_holder))
+        self.failures.note_success(instance)
+        self.failures.note_wait(instance, record.slow_holder)
+        LOG.info(
+            "server %s: checkpoint %s, %d bytes read, %d sent, in %.1f s%s%s",
+            instance,
+            record.checkpoint_id,
+            record.read_bytes,
+            record.sent_bytes,
+            self._clock() - began_s,
+            f"; all of it, for {record.whole_because}" if record.whole_because else "",
+            f"; the others waited for {record.slow_holder}" if record.slow_holder else "",
+        )
+
+    def _age_s(self, instance: ids.ImageId) -> float | None:
+        """Return how old the last checkpoint is; by the wall clock, so it may be anything."""
+        state = self._states.load(instance)
+        if state is None or not state.taken_ms:
+            return None
+        return (self._wall_ms() - state.taken_ms) / 1000
+
+
+def _counted(e: Exception) -> bool:
+    """Count a failure of one server; return whether it is a fault of this program's."""
+    supervision.count_failure(FAILURES)
+    return not _is_known(e)
+
+
+def _is_known(e: Exception) -> bool:
+    return isinstance(e, errors.AcstorError | OSError)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts may speak to the vault of this one: those of the v-node table that are not revoked.
+
+A certificate says who a host is, and the v-node table whether it is of this cloud.
+The last table that could be read stays in force.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.ring import hash_ring
+
+LOOK_EVERY_S: Final = 10.0
+"""To read the table of a large cloud takes a second or two."""
+
+
+class AuthorizedHosts:
+    """Follows the v-node table; may be used by many threads.
+
+    :param ring: returns the table in force; raises errors.Unusable if there is none
+    """
+
+    def __init__(
+        self, ring: Callable[[], hash_ring.Ring], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ring, self._clock = ring, clock
+        self._lock = threading.Lock()
+        self._table: hash_ring.Ring | None = None
+        self._why = ""
+        self._looked_s = -LOOK_EVERY_S
+
+    def fault(self, certificate: certificates.HostCertificate) -> str:
+        """Return why a host that has proven who it is may not speak; empty if it may."""
+        with self._lock:
+            if self._clock() - self._looked_s >= LOOK_EVERY_S:
+                self._look()
+            table, why = self._table, self._why
+        if table is None:
+            return f"this host knows no other: {why}"
+        if certificates.is_revoked(certificate, table.revoked):
+            return "its certificate was revoked"
+        if certificate.host not in table:
+            return f"it is not in v-node table {table.epoch}"
+        return ""
+
+    def hosts_at(self, ip: str) -> int:
+        """Return how many hosts of the table stand at an IP address.
+
+        It waits for no table, but for the first one.
+        """
+        if self._table is None:
+            with self._lock:
+                if self._clock() - self._looked_s >= LOOK_EVERY_S:
+                    self._look()
+        table = self._table
+        return 0 if table is None else table.hosts_at(ip)
+
+    def _look(self) -> None:
+        self._looked_s = self._clock()
+        try:
+            self._table = self._ring()
+        except errors.Unusable as e:
+            self._why = str(e)

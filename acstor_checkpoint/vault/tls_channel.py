@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection between a host and a vault: HTTP/1.1 (h11) inside TLS, for one thread.
+
+Each wait has an end.  The other side may not be silent for SILENCE_S, and has a total deadline for
+each body that it sends or takes.
+"""
+
+import math
+import ssl
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Final
+
+import h11
+
+from acstor_common.wire import vault_paths
+
+PROTOCOL: Final = vault_paths.PROTOCOL
+"""What both sides agree on inside TLS, by ALPN."""
+SILENCE_S: Final = 30.0
+"""A host whose disk has a long queue is slow; one that says nothing for so long has gone."""
+SLOWEST_BYTES_PER_S: Final = 256 * 1024
+"""Who takes or sends more slowly holds a thread for too long."""
+_MAX_HEAD_BYTES: Final = 16 * 1024
+_PIECE_BYTES: Final = 256 * 1024
+_Clock = Callable[[], float]
+
+
+class ConnectionBroken(Exception):
+    """The other side has gone, is too slow, or speaks no HTTP; the connection is of no use."""
+
+
+class TlsChannel:
+    """One side of a connection.
+
+    :param role: ``h11.CLIENT`` or ``h11.SERVER``
+    """
+
+    def __init__(
+        self,
+        sock: ssl.SSLSocket,
+        role: type[h11.CLIENT | h11.SERVER],
+        clock: _Clock = time.monotonic,
+    ) -> None:
+        self._sock, self._clock = sock, clock
+        self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._until_s = math.inf
+
+    def end_by(self, until_s: float) -> None:
+        """Let no wait last beyond a time of the clock."""
+        self._until_s = until_s
+
+    def receive(self, within_s: float) -> h11.Event | None:
+        """Return what the other side says next; None if it goes on before it may.
+
+        :raises Broken: it says nothing, or no HTTP
+        """
+        until_s = self._clock() + within_s
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._wait_until(until_s)
+                self._http.receive_data(self._sock.recv(_PIECE_BYTES))
+        except (OSError, h11.RemoteProtocolError) as e:
+            raise ConnectionBroken(str(e) or type(e).__name__) from e
+        return event if isinstance(event, h11.Event) else None
+
+    def send(self, *events: h11.Event) -> None:
+        """Say something short.
+
+        :raises Broken: the other side does not take it
+        """
+        self._write(b"".join(self._http.send(event) or b"" for event in events), SILENCE_S)
+
+    def send_body(self, pieces: Iterable[bytes | bytearray], length: int) -> None:
+        """Send a body, and that it ends.
+
+        :raises Broken: the other side does not take it
+        """
+        until_s = self._clock() + allowed_s(length)
+        for piece in pieces:
+            view = memoryview(piece)
+            for at in range(0, len(view), _PIECE_BYTES):
+                event = h11.Data(data=view[at : at + _PIECE_BYTES])  # type: ignore[arg-type]
+                for data in self._http.send_with_data_passthrough(event) or ():  # without a copy
+                    self._write(data, min(SILENCE_S, until_s - self._clock()))
+        self.send(h11.EndOfMessage())
+
+    def body(self, length: int) -> Iterator[bytes]:
+        """Yield the body that comes next.
+
+        :param length: that it has
+        :raises Broken: it does not come to its end, or is longer
+        """
+        until_s = self._clock() + allowed_s(length)
+        left_s, left = SILENCE_S, length
+        while isinstance(event := self.receive(left_s), h11.Data):
+            left -= len(event.data)
+            if left < 0:
+                raise ConnectionBroken(
+                    f"a body of more than the {length} bytes that were announced"
+                )
+            yield bytes(event.data)
+            left_s = min(SILENCE_S, until_s - self._clock())
+        if not isinstance(event, h11.EndOfMessage):
+            raise ConnectionBroken("it ended in the middle")
+
+    def begin_again(self) -> bool:
+        """Say whether another request can follow on this connection, and be ready for it."""
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+    def close(self) -> None:
+        """End the connection at once."""
+        self._sock.close()
+
+    def _wait_until(self, until_s: float) -> None:
+        left_s = min(until_s, self._until_s) - self._clock()
+        if left_s <= 0:
+            raise ConnectionBroken("it is too slow")
+        self._sock.settimeout(left_s)
+
+    def _write(self, data: bytes, within_s: float) -> None:
+        try:
+            self._wait_until(self._clock() + within_s)
+            self._sock.sendall(data)
+        except OSError as e:
+            raise ConnectionBroken(str(e) or type(e).__name__) from e
+
+
+def allowed_s(length: int) -> float:
+    """Return how long a body of this length may take."""
+    return SILENCE_S + length / SLOWEST_BYTES_PER_S
+
+
+def content_length(message: h11.Request | h11.Response) -> int | None:
+    """Return the length of the body that a message announces; None if it does not."""
+    for name, value in message.headers:
+        if name == b"content-length":
+            return int(value)  # h11 has looked at it
+    return None

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts may ask of a vault, and what they are answered.
+
+============================================ ==================================================
+``PUT /v1/<owner>/<disk>/chunks``            keeps chunks: each with its name and length before it
+``POST /v1/<owner>/<disk>/missing``          which of these chunks are not here
+``PUT /v1/<owner>/<disk>/manifests/<name>``  keeps a manifest
+``POST /v1/<owner>/<disk>/keep/<range>``     drops all of the disk but these names, of those whose
+                                             first byte is in the range: ``00-ff`` for all
+``DELETE /v1/<owner>/<disk>``                drops all of the disk
+``GET /v1/<owner>/<disk>/chunks/<name>``     a sealed chunk
+``GET /v1/<owner>/<disk>/manifests/<name>``  a sealed manifest
+``GET /v1/<owner>/<disk>/manifests``         the names of the disk's manifests
+``GET /v1/<owner>``                          the host's disks, one a line
+============================================ ==================================================
+
+The one rule: a host changes nothing but what is kept for itself.  Every host of the cloud may
+read, since an instance may be recovered on any of them; what it gets is sealed.
+
+Nothing here knows of connections: a request is a method, a path and a body.
+"""
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Final
+from typing import NamedTuple
+
+from acstor_checkpoint.vault import lookup_rate
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_store
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
+
+LOG = logging.getLogger(__name__)
+
+MAX_BATCH_BYTES: Final = 32 << 20
+MAX_BATCH: Final = 4096
+"""Chunks that are put together, and wait for the disk together."""
+MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
+
+OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+LATE, LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 409, 411, 413, 500, 507
+
+
+class Response(NamedTuple):
+    """What a request is answered: a status, and a body of ``length`` bytes."""
+
+    status: int
+    length: int = 0
+    pieces: Iterable[bytes] = ()
+
+
+class RequestBody:
+    """What a request brings.
+
+    :param length: in bytes; None: it was not announced
+    :param pieces: of it, as they come
+    :param connection: by which it comes; later ones are larger
+    """
+
+    def __init__(self, length: int | None, pieces: Iterator[bytes], connection: int = 0) -> None:
+        self.length, self.connection = length, connection
+        self._pieces = pieces
+        self._rest = bytearray()
+
+    def pieces(self, limit: int) -> Iterator[bytes]:
+        """Yield all of it; see :meth:`bounded`."""
+        self.bounded(limit)
+        return self._pieces
+
+    def bounded(self, limit: int) -> int:
+        """Return its length.
+
+        :raises _Refused: it was not announced, or is above the limit
+        """
+        if self.length is None:
+            raise _Refused(LENGTH_REQUIRED, "the length of the body must be announced")
+        if self.length > limit:
+            raise _Refused(TOO_LONG, f"{self.length} bytes, at most {limit} are taken")
+        return self.length
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield what nobody has looked at."""
+        return self._pieces
+
+    def exactly(self, count: int) -> bytes:
+        """Return the next bytes.
+
+        :raises ValueError: there are not so many
+        """
+        while len(self._rest) < count:
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise ValueError("the body ends in the middle")
+            self._rest += piece
+        found = bytes(memoryview(self._rest)[:count])
+        del self._rest[:count]
+        return found
+
+
+class _Refused(Exception):
+    """A request that makes no sense, or may not be."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.status, self.why = status, why
+
+
+class _Place(NamedTuple):
+    """What a path names; ``what`` and ``name`` are empty where it ends before."""
+
+    owner: ids.HostId
+    disk: str = ""
+    what: str = ""
+    name: str = ""
+
+    @property
+    def of(self) -> object_names.Disk:
+        return object_names.Disk(self.owner, ids.parse_image_id(self.disk))
+
+
+class VaultApi:
+    """Answers for a vault; may be used by many threads."""
+
+    def __init__(self, vault: vault_store.VaultStore) -> None:
+        self._vault = vault
+        self._table: dict[tuple[str, str, bool], _Handler] = {
+            ("GET", "", False): self._disks,
+            ("GET", "manifests", False): self._manifests,
+            ("GET", "chunks", True): self._get,
+            ("GET", "manifests", True): self._get,
+            ("PUT", "chunks", False): self._put_chunks,
+            ("PUT", "manifests", True): self._put_manifest,
+            ("POST", "missing", False): self._missing,
+            ("POST", "keep", True): self._keep,
+            ("DELETE", "", False): self._drop,
+        }
+
+    @contextlib.contextmanager
+    def answered(
+        self, host: ids.HostId, method: str, target: str, body: RequestBody
+    ) -> Iterator[Response]:
+        """Yield the answer to a request, which must be sent before the block ends.
+
+        :param host: who has proven to be it
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                answer = self._answer(host, method, target, body, stack)
+            except _Refused as e:
+                answer = _said(e.status, e.why)
+            except ValueError as e:
+                answer = _said(BAD, str(e))
+            except errors.VaultFull as e:
+                answer = _said(FULL, e.what)
+            except errors.VaultRefused as e:
+                answer = _said(LATE, e.why)
+            except errors.ChunkInvalid as e:
+                answer = _said(GONE, e.why)
+            except errors.ChunkMissing:
+                answer = _said(NOT_HERE, "it is not here")
+            except OSError as e:
+                LOG.error("%s %s of %s: %s", method, target, host, e)
+                is_full = e.errno in _FULL
+                self._vault.room.refused[quota.Bound.DISK] += is_full
+                answer = _said(
+                    FULL if is_full else FAULT, e.strerror or "the folder cannot be used"
+                )
+            yield answer
+
+    def _answer(
+        self,
+        host: ids.HostId,
+        method: str,
+        target: str,
+        body: RequestBody,
+        stack: contextlib.ExitStack,
+    ) -> Response:
+        place = _parse(target)
+        handler = self._table.get((method, place.what, bool(place.name)))
+        if handler is None:
+            raise _Refused(NOT_HERE, f"there is no {method} of that")
+        if method != "GET" and host != place.owner:
+            raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
+        if method != "GET":
+            self._vault.begin(place.of, body.connection)
+            return handler(place, body, stack)
+        self._vault.lookups.spend(host, lookup_rate.OF_REQUEST)
+        answer = handler(place, body, stack)
+        per_name = lookup_rate.BYTES if place.name else object_names.NAME_BYTES  # else it is a list
+        self._vault.lookups.spend(host, answer.length // per_name)
+        return answer
+
+    def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
+        if place.disk:
+            raise _Refused(NOT_HERE, "a disk is read by its manifests")
+        return _said(OK, "\n".join(self._vault.disks(place.owner)))
+
+    def _manifests(
+        self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack
+    ) -> Response:
+        return _whole(b"".join(self._vault.manifests(place.of)))
+
+    def _get(self, place: _Place, _body: RequestBody, stack: contextlib.ExitStack) -> Response:
+        name = object_names.parse_name(place.name)
+        kept = stack.enter_context(
+            self._vault.opened(place.of, object_names.Kind(place.what), name)
+        )
+        return Response(OK, kept.length, kept.pieces())
+
+    def _put_chunks(
+        self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
+    ) -> Response:
+        left = body.bounded(MAX_BATCH_BYTES)
+        with self._vault.batch(place.of, body.connection) as batch:
+            for _ in range(MAX_BATCH):
+                if not left:
+                    break
+                name, length = object_names.HEAD.unpack(body.exactly(object_names.HEAD.size))
+                object_names.check_length(length)
+                batch.add(object_names.Kind.CHUNK, name, length, [body.exactly(length)])
+                left -= object_names.HEAD.size + length
+            if left:
+                raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
+        return Response(NO_CONTENT)
+
+    def _put_manifest(
+        self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
+    ) -> Response:
+        length, name = body.bounded(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
+        with self._vault.batch(place.of, body.connection) as batch:
+            batch.add(object_names.Kind.MANIFEST, name, length, body.pieces(length))
+        return Response(NO_CONTENT)
+
+    def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
+        return _whole(b"".join(self._vault.missing(place.of, _names(body))))
+
+    def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
+        within, stay = object_names.parse_range(place.name), _names(body)
+        if not stay and within == object_names.ALL:
+            raise ValueError("nothing is to stay: that is a DELETE")
+        return _said(OK, str(self._vault.keep(place.of, stay, body.connection, within)))
+
+    def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
+        return _said(OK, str(self._vault.drop(place.of, body.connection)))
+
+
+_Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
+
+
+def _names(body: RequestBody) -> object_names.NameList:
+    return object_names.NameList(
+        body.exactly(body.bounded(object_names.MAX_ASKED * object_names.NAME_BYTES))
+    )
+
+
+def _parse(target: str) -> _Place:
+    parts = target.split("/")
+    if not 3 <= len(parts) <= 6 or parts[:2] != ["", "v1"] or not all(parts[2:]):
+        raise _Refused(NOT_HERE, "there is no such path")
+    return _Place(ids.parse_host_id(parts[2]), *parts[3:])
+
+
+def _whole(data: bytes) -> Response:
+    return Response(OK, len(data), [data])
+
+
+def _said(status: int, text: str) -> Response:
+    data = text.encode()
+    return Response(status, len(data), [data])

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a vault: where they lie, what is written in them, which are there.
+
+What has no name that a vault gives is left alone, but for what a killed process has
+not finished.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import IO
+from typing import Final
+from typing import TypeVar
+
+import blake3
+
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+CHECKSUM_BYTES: Final = 32
+PIECE_BYTES: Final = 1 << 20
+_LOCK: Final = ".lock"
+_SHARD: Final = re.compile("[0-9a-f]{2}")
+
+Pieces = Iterable[bytes]
+_T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def locked(
+    folder: pathlib.Path, why: str = "another process keeps a vault there"
+) -> Iterator[None]:
+    """Have a folder, which is made if it is not there, for this process alone.
+
+    :param why: it cannot be had
+    :raises errors.Unusable: another process has it, or others than its owner may enter it
+    :raises OSError: it cannot be made
+    """
+    atomic_file.make_private(folder)
+    with (folder / _LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise errors.Unusable(str(folder), why, "Give each a folder of its own") from e
+        yield
+
+
+def path_of(folder: pathlib.Path, kind: object_names.Kind, name: bytes) -> pathlib.Path:
+    """Return where something lies below the folder of its disk."""
+    text = name.hex()
+    return folder / (kind.value if kind is object_names.Kind.MANIFEST else text[:2]) / text
+
+
+def chunk_path(folder: str, name: bytes) -> str:
+    """Return the same of a chunk, quickly."""
+    text = name.hex()
+    return f"{folder}/{text[:2]}/{text}"
+
+
+def owners_in(folder: pathlib.Path) -> Iterator[ids.HostId]:
+    """Yield the hosts for which something is kept."""
+    return _parsed(folder, ids.parse_host_id)
+
+
+def disks_in(folder: pathlib.Path) -> Iterator[ids.ImageId]:
+    """Yield the disks in the folder of a host."""
+    return _parsed(folder, ids.parse_image_id)
+
+
+def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the folders of a disk that hold files."""
+    for name in _folders(folder):
+        if name == object_names.Kind.MANIFEST or _SHARD.fullmatch(name):
+            yield folder / name
+
+
+def names_in(part: pathlib.Path) -> Iterator[bytes]:
+    """Yield the names of what is kept in one folder of a disk."""
+    with contextlib.suppress(FileNotFoundError):
+        for text in os.listdir(part):
+            try:
+                name = object_names.parse_name(text)
+            except ValueError:
+                _say(part / text)
+            else:
+                yield name
+
+
+def sizes_in(folder: pathlib.Path) -> Iterator[int]:
+    """Yield the length of each file and folder of a disk; unfinished files are removed."""
+    atomic_file.remove_leftovers(folder)
+    yield quota.BLOCK_BYTES
+    for part in parts_of(folder):
+        yield quota.BLOCK_BYTES
+        with os.scandir(part) as found:
+            for entry in found:
+                yield entry.stat(follow_symlinks=False).st_size
+
+
+def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | None = None) -> None:
+    """Write a file of ``length`` bytes and their checksum; it is not safe yet.
+
+    :param checksum: what it must be, if that is known
+    :raises ValueError: the pieces are longer or shorter, or have another checksum
+    :raises OSError: it cannot be written
+    """
+    found = blake3.blake3(max_threads=1)
+    with path.open("xb", buffering=0) as file:
+        for piece in _exactly(pieces, length):
+            found.update(piece)
+            _write_all(file.fileno(), piece)
+        digest = found.digest()
+        if checksum not in (None, digest):
+            raise ValueError("its name is not the hash of its bytes")
+        _write_all(file.fileno(), digest)
+
+
+def discard(pieces: Pieces, length: int) -> None:
+    """Go through pieces of which nothing is needed.
+
+    :raises ValueError: they are longer or shorter
+    """
+    for _ in _exactly(pieces, length):
+        pass
+
+
+def checked_length(file: IO[bytes]) -> int | None:
+    """Return how long what a file keeps is; None if it is not what was written."""
+    length = os.fstat(file.fileno()).st_size - CHECKSUM_BYTES
+    found = blake3.blake3(max_threads=1)
+    for piece in pieces_of(file, length):
+        found.update(piece)
+    return length if file.read(CHECKSUM_BYTES) == found.digest() else None
+
+
+def pieces_of(file: IO[bytes], length: int) -> Iterator[bytes]:
+    """Yield the next ``length`` bytes of a file, as far as it has them."""
+    while length > 0 and (piece := file.read(min(length, PIECE_BYTES))):
+        length -= len(piece)
+        yield piece
+
+
+def _exactly(pieces: Pieces, length: int) -> Iterator[bytes]:
+    left = length
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            break
+        yield piece
+    if left:
+        raise ValueError(f"not the {length} bytes that were announced")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _folders(folder: pathlib.Path) -> list[str]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
+def _parsed(folder: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T]:
+    for name in _folders(folder):
+        try:
+            parsed = parse(name)
+        except ValueError:
+            _say(folder / name)
+        else:
+            yield parsed
+
+
+def _say(path: pathlib.Path) -> None:
+    LOG.warning("%s: not a file of a vault; ignored", path)

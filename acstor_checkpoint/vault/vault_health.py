@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the vault of this host, for operators."""
+
+import enum
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Final
+
+from acstor_checkpoint.vault import group_sync
+from acstor_checkpoint.vault import quota
+from acstor_common.util import sliding_window
+
+WINDOW_S: Final = 1800.0
+SLOW_S: Final = 5.0
+"""Of a sync, on average: the bound of the alert AcstorVaultSlow."""
+
+
+class Issue(enum.StrEnum):
+    """What is wrong; the value is a word of the status of the cloud."""
+
+    FULL = "full"  # for all hosts; one that has used up its share is not the vault's fault
+    SLOW = "slow"
+    NOT_SAFE = "not_safe"
+
+
+class VaultHealth:
+    """The health of a vault over the last WINDOW_S; for one thread.
+
+    :param clock: monotonic
+    """
+
+    def __init__(
+        self,
+        room: quota.Quota,
+        safety: group_sync.GroupSync,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._room, self._safety, self._clock = room, safety, clock
+        self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
+
+    def issues(self) -> Sequence[Issue]:
+        """Return what is wrong."""
+        grown = self._window.grown(self._clock(), self._totals())
+        syncs = max(1, grown.get("syncs", 0))  # the first one may never end
+        has = {
+            Issue.FULL: "refused" in grown,
+            Issue.SLOW: grown.get("sync_ms", 0) > 1000 * SLOW_S * syncs,
+            Issue.NOT_SAFE: self._safety.has_failed,
+        }
+        return [issue for issue in Issue if has[issue]]
+
+    def _totals(self) -> dict[str, int]:
+        return {
+            "refused": sum(self._room.refused[bound] for bound in quota.Bound if not bound.of_host),
+            "syncs": self._safety.passes,
+            "sync_ms": int(1000 * self._safety.took_s),
+        }

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where other hosts reach the vault of this one: mutual TLS 1.3, a thread for each connection.
+
+The server answers only a host that has proven its identity.  It checks before each request, and
+each second of a body, that the host's certificate was not revoked.
+
+Everything has a bound: connections (places.py), handshakes a second of an address, how long a
+handshake, a silence and a body take, how long a connection has nothing to say.  Each connection
+has its handshake in its own thread: the reason for not taking a WSGI server, of which cheroot (10
+and 11) has all handshakes in the one thread that accepts.
+"""
+
+import contextlib
+import itertools
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+
+import h11
+
+from acstor_checkpoint.vault import connection_limit
+from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault import vault_api
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import handshake_limiter
+from acstor_common.util import supervision
+
+LOG = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+"""Of a host whose processor is busy; who is unauthenticated holds one of few places for so long."""
+IDLE_S: Final = 120.0
+"""A daemon comes back for the next disk within less, or connects anew."""
+LINGER_S: Final = 2.0
+"""How long more is taken from who was refused, so that he can read why."""
+_BACKLOG: Final = 128
+_LOOK_S: Final = 1.0
+_SAY_AGAIN_S: Final = 10.0
+_METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
+
+Fault = Callable[[certificates.HostCertificate], str]
+"""Says why a host that has proven who it is may not speak; empty if it may."""
+
+
+def listen(ip: str, port: int) -> socket.socket:
+    """Return a socket that takes connections.
+
+    :raises OSError: the address is not this host's, or in use
+    """
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return socket.create_server((ip, port), family=family, backlog=_BACKLOG)
+
+
+class VaultServer:
+    """Answers hosts until it is closed.
+
+    :param sock: see :func:`listen`; it is closed with the server
+    :param credentials: for ``tls_channel.PROTOCOL``
+    :param fault: revoked hosts, hosts that are not of this cloud any more
+    :param hosts_at: returns how many hosts of the v-node table stand at an address
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        api: vault_api.VaultApi,
+        credentials: credentials_.Credentials,
+        fault: Fault = lambda _certificate: "",
+        hosts_at: Callable[[str], int] = lambda ip: 0,
+    ) -> None:
+        self._sock, self._api = sock, api
+        self._credentials, self._fault = credentials, fault
+        self._places = connection_limit.ConnectionLimit(hosts_at)
+        self._handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
+        self._said_s = self._told_s = -_SAY_AGAIN_S
+        self._numbers = itertools.count(1)
+        self._is_closed = threading.Event()
+
+    def serve(self) -> None:
+        """Take connections until :meth:`close` is called."""
+        self._sock.settimeout(_LOOK_S)
+        while not self._is_closed.is_set():
+            try:
+                sock, address = self._sock.accept()
+            except TimeoutError:
+                continue
+            except OSError as e:  # too many descriptors, a connection that was reset
+                if not self._is_closed.is_set():
+                    LOG.warning("no connection to the vault can be taken: %s", e)
+                    self._is_closed.wait(_LOOK_S)
+                continue
+            self._take(sock, address[0])
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are authenticated."""
+        return self._places.hosts
+
+    def close(self) -> None:
+        """Take no more connections, and end those that are there."""
+        self._is_closed.set()
+        self._sock.close()
+        self._places.end_all()
+
+    def _take(self, sock: socket.socket, ip: str) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(sock)
+            if not self._may_begin(ip, time.monotonic()):
+                return
+            try:
+                handle = stack.enter_context(sock.dup())  # TLS takes the socket itself over
+                stack.callback(self._places.remove, handle, ip)
+                self._places.add(handle, ip)
+                supervision.start_once("vault connection", lambda: self._meet(sock, handle, ip))
+            except (OSError, RuntimeError) as e:  # no more descriptors, or threads
+                LOG.warning("a connection of %s cannot be served: %s", ip, e)
+                return
+            stack.pop_all()
+
+    def _may_begin(self, ip: str, now_s: float) -> bool:
+        may = self._handshakes.may_begin(ip, now_s)
+        if not may and now_s - self._said_s >= _SAY_AGAIN_S:
+            LOG.warning(
+                "Handshakes come too quickly: one from %s is refused (and %d before it)",
+                ip,
+                self._handshakes.refused - 1,
+            )
+            self._said_s = now_s
+        return may
+
+    def _say(self, ip: str, error: Exception) -> None:
+        """Log why a connection ended, once a second at most: strangers decide how many end."""
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _LOOK_S:
+            LOG.info("connection of %s: %s", ip, error)
+            self._told_s = now_s
+
+    def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
+        """Find out who it is, and answer him."""
+        try:
+            with sock, handle, contextlib.ExitStack() as unauthenticated:
+                unauthenticated.callback(self._places.remove, handle, ip)
+                with self._shaken(sock) as tls:
+                    certificate = self._known(tls)
+                    unauthenticated.close()
+                    with self._places.host(handle, certificate.host) as has_place:
+                        if has_place:
+                            self._converse(tls, handle, certificate)
+        except (OSError, ValueError, errors.NotAuthenticated, tls_channel.ConnectionBroken) as e:
+            self._say(ip, e)
+
+    def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
+        self._credentials.look()
+        sock.settimeout(HANDSHAKE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self._credentials.context(is_server=True).wrap_socket(sock, server_side=True)
+
+    def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
+        if tls.selected_alpn_protocol() != tls_channel.PROTOCOL:
+            raise errors.NotAuthenticated("the other side's TLS", "it does not speak to vaults")
+        return self._trusted(tls.getpeercert(binary_form=True))
+
+    def _trusted(self, certificate: bytes | None) -> certificates.HostCertificate:
+        found = self._credentials.check(certificate)
+        if why := self._fault(found):
+            raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
+        return found
+
+    def _converse(
+        self, tls: ssl.SSLSocket, handle: socket.socket, certificate: certificates.HostCertificate
+    ) -> None:
+        channel, number = tls_channel.TlsChannel(tls, h11.SERVER), next(self._numbers)
+        while isinstance(request := channel.receive(IDLE_S), h11.Request):
+            with self._places.busy(handle):
+                if not self._answer(channel, request, certificate, number):
+                    return
+
+    def _answer(
+        self,
+        channel: tls_channel.TlsChannel,
+        request: h11.Request,
+        certificate: certificates.HostCertificate,
+        connection: int,
+    ) -> bool:
+        """Answer a request; say whether another one can follow.
+
+        :raises errors.NotAuthenticated: the host is revoked
+        """
+        self._credentials.look()
+        self._trusted(certificate.pem)
+        if request.method not in _METHODS:
+            return False
+        length = tls_channel.content_length(request)
+        pieces = self._while_trusted(channel.body(length or 0), certificate)
+        body = vault_api.RequestBody(length, pieces, connection)
+        method, target = request.method.decode(), request.target.decode("latin-1")
+        with self._api.answered(certificate.host, method, target, body) as answer:
+            _send(channel, answer)
+        return _finished(channel, body)
+
+    def _while_trusted(
+        self, pieces: Iterator[bytes], certificate: certificates.HostCertificate
+    ) -> Iterator[bytes]:
+        """Yield a body; a host that is revoked meanwhile is cut off in the middle of it.
+
+        :raises errors.NotAuthenticated: it is revoked
+        """
+        checked_s = time.monotonic()
+        for piece in pieces:
+            if time.monotonic() - checked_s >= _LOOK_S:
+                self._credentials.look()
+                self._trusted(certificate.pem)
+                checked_s = time.monotonic()
+            yield piece
+
+
+def _send(channel: tls_channel.TlsChannel, answer: vault_api.Response) -> None:
+    length = (
+        [] if answer.status == vault_api.NO_CONTENT else [("content-length", str(answer.length))]
+    )
+    channel.send(h11.Response(status_code=answer.status, headers=length))
+    channel.send_body(answer.pieces, answer.length)
+
+
+def _finished(channel: tls_channel.TlsChannel, body: vault_api.RequestBody) -> bool:
+    """Take what is left of a request; say whether another one can follow."""
+    until_s = time.monotonic() + LINGER_S
+    for _ in body.rest():
+        if time.monotonic() > until_s:
+            return False
+    return channel.begin_again()

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vault: what this host keeps of other hosts' disks.
+
+``<folder>/<owner>/<disk>/<first byte of the name>/<name>`` is a sealed chunk, and
+``<folder>/<owner>/<disk>/manifests/<name>`` a sealed manifest, each with the BLAKE3 of its
+bytes behind it.  There is no index: what is in the folder is what is kept, whatever was
+killed before.
+
+The one rule: what was put is on the disk, with its name, before anybody is told so.  A file
+gets its name when its bytes are safe, and :meth:`VaultStore.batch` ends when the name is, too.
+
+Nobody here can read what is kept, so all that can be checked is that it is what came.  What
+is not any more goes when it is found: its owner is told that it is missing, and sends it again.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import pathlib
+import threading
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import IO
+from typing import Final
+
+from acstor_checkpoint.vault import connection_fencing
+from acstor_checkpoint.vault import group_sync
+from acstor_checkpoint.vault import lookup_rate
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_files
+from acstor_checkpoint.vault import vault_health
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+MAX_DISKS: Final = 4096
+"""Of one host: sixteen times the instances of a large one."""
+MAX_REMOVED: Final = 5000
+"""By one request: 20 s on a disk that others keep very busy."""
+_AT_ONCE: Final = 64
+"""Looked at, and maybe removed, while another connection that wants to begin waits."""
+MAX_MANIFESTS: Final = 1024
+"""Of one disk: forty days of one an hour, if nobody drops any."""
+
+
+class StoredObject:
+    """Something of the vault that was checked and is open: ``length`` bytes of it, in pieces."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        self._file, self.length = file, length
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes."""
+        self._file.seek(0)
+        yield from vault_files.pieces_of(self._file, self.length)
+
+
+class VaultStore:
+    """What is kept in a folder; may be used by many threads, of one process.
+
+    To make one reads all names in the folder, and their lengths, for what is kept counts.
+
+    :param folder: only this process may use it (:func:`vault_files.locked`)
+    :raises OSError: it cannot be read
+    """
+
+    def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
+        self.folder = folder
+        self.room = quota.Quota(limits, here)
+        self.lookups = lookup_rate.LookupRate()
+        self.spoilt = 0  #: files that were not what was put, since the start
+        self._numbers = itertools.count()
+        self._making = threading.RLock()
+        self._turns = connection_fencing.ConnectionFencing()
+        self.safety = group_sync.GroupSync(folder)
+        self.safety.reach()  # a name that a killed process has given may not be safe yet
+        for owner in vault_files.owners_in(folder):
+            self.room.count(owner, quota.BLOCK_BYTES)
+            for disk in vault_files.disks_in(folder / owner):
+                for size_bytes in vault_files.sizes_in(folder / owner / disk):
+                    self.room.count(owner, size_bytes)
+        self.health = vault_health.VaultHealth(self.room, self.safety)
+
+    def close(self) -> None:
+        """Let go of the folder's file system."""
+        self.safety.close()
+
+    @contextlib.contextmanager
+    def batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
+        """Yield what chunks of a disk are put into; all are safe when the block ends.
+
+        :param connection: see :meth:`begin`
+        :raises errors.VaultFull: there is no room; of what was put, nothing is kept
+        :raises OSError: the folder cannot be written; some of it may be kept
+        """
+        made = Batch(self, self._folder_for(disk), disk.owner)
+        self.begin(disk, connection)
+        try:
+            yield made
+            made.commit()
+        finally:
+            made.close()
+
+    def begin(self, disk: object_names.Disk, connection: int) -> None:
+        """Let nothing go of a disk that a connection before this one wanted to go.
+
+        A host that asks too much waits here, as in :meth:`missing` and :meth:`keep`.
+
+        :param connection: a number; later ones are larger
+        """
+        self.lookups.spend(disk.owner, lookup_rate.OF_REQUEST)
+        if self._folder_of(disk).is_dir():
+            self._turns.begin(disk, connection)
+
+    def latest(self, disk: object_names.Disk) -> int:
+        """Return which connection has begun with a disk last; 0: none since the start."""
+        return self._turns.latest(disk)
+
+    def missing(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+        """Return which of these chunks are not here.
+
+        :param asked: object_names.MAX_ASKED at most
+        """
+        self.lookups.spend(disk.owner, len(asked))
+        folder = str(self._folder_of(disk))
+        return [name for name in asked if not os.path.exists(vault_files.chunk_path(folder, name))]
+
+    @contextlib.contextmanager
+    def opened(
+        self, disk: object_names.Disk, kind: object_names.Kind, name: bytes
+    ) -> Iterator[StoredObject]:
+        """Yield something that is kept, checked.
+
+        :raises errors.ChunkMissing: it is not here
+        :raises errors.ChunkInvalid: it is not what was put, and has been removed
+        :raises OSError: it cannot be read
+        """
+        path = vault_files.path_of(self._folder_of(disk), kind, name)
+        what = f"{kind} {name.hex()} of {disk.disk}"
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            raise errors.ChunkMissing(what, str(path)) from None
+        with file:
+            length = vault_files.checked_length(file)
+            if length is None:
+                LOG.error("%s: corrupt; removed", path)
+                self.remove(disk, kind, name)
+                raise errors.ChunkInvalid(what, str(path), "its data is corrupt")
+            yield StoredObject(file, length)
+
+    def remove(self, disk: object_names.Disk, kind: object_names.Kind, name: bytes) -> int:
+        """Let go of what is not what was put any more; return 1, or 0 if it has gone already.
+
+        :raises OSError: it cannot be removed
+        """
+        path = vault_files.path_of(self._folder_of(disk), kind, name)
+        gone = self._remove(disk.owner, path)
+        self.spoilt += gone
+        return gone
+
+    def manifests(self, disk: object_names.Disk) -> list[bytes]:
+        """Return the names of a disk's manifests, in ascending order."""
+        return sorted(vault_files.names_in(self._folder_of(disk) / object_names.Kind.MANIFEST))
+
+    def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
+        """Return the disks of which something is kept for a host."""
+        return sorted(vault_files.disks_in(self.folder / owner))
+
+    def everything(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
+        """Yield all that is kept; what comes or goes meanwhile may be among it or not.
+
+        A folder that cannot be read is said in the log and left out.
+        """
+        for owner in vault_files.owners_in(self.folder):
+            for disk in map(object_names.Disk, itertools.repeat(owner), self.disks(owner)):
+                for part in vault_files.parts_of(self._folder_of(disk)):
+                    is_shard = part.name != object_names.Kind.MANIFEST
+                    kind = object_names.Kind.CHUNK if is_shard else object_names.Kind.MANIFEST
+                    yield from ((disk, kind, name) for name in _listed(part))
+
+    def keep(
+        self,
+        disk: object_names.Disk,
+        stay: object_names.NameList,
+        connection: int = 0,
+        within: range = object_names.ALL,
+    ) -> int:
+        """Drop what a disk has but chunks and manifests of these names; return how many went.
+
+        MAX_REMOVED: there may be more, so ask again. What is put meanwhile over the same
+        connection, and is not named, may go, too.
+
+        :param connection: see :meth:`begin`
+        :param within: only names whose first byte is one of these go
+        :raises errors.VaultRefused: a later one has begun
+        :raises OSError: something cannot be removed
+        """
+        gone = 0
+        self.lookups.spend(disk.owner, len(stay))
+        for part in vault_files.parts_of(self._folder_of(disk)):
+            is_shard = part.name != object_names.Kind.MANIFEST
+            if is_shard and int(part.name, 16) not in within:
+                continue
+            staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
+            found = (name for name in vault_files.names_in(part) if name[0] in within)
+            for some in _dozens(found):
+                self.lookups.spend(disk.owner, len(some))
+                with self._turns.held(disk, connection):
+                    for name in some:
+                        if gone >= MAX_REMOVED:
+                            return gone
+                        if name not in staying:
+                            gone += self._remove(disk.owner, part / name.hex())
+            self._remove_folder(disk.owner, part)
+        return gone
+
+    def drop(self, disk: object_names.Disk, connection: int = 0) -> int:
+        """Drop all of a disk; return how many things went, as :meth:`keep` does.
+
+        :raises errors.VaultRefused: a later connection has begun
+        :raises OSError: something cannot be removed
+        """
+        gone = self.keep(disk, object_names.NameList(b""), connection)
+        folder = self._folder_of(disk)
+        for empty in (folder, folder.parent):
+            self._remove_folder(disk.owner, empty)
+        if not folder.is_dir():
+            self._turns.forget(disk)
+        return gone
+
+    def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
+        """Make a folder for what is kept for a host, if it is not there.
+
+        :raises errors.VaultFull: there is no room for it
+        :raises OSError: it cannot be made
+        """
+        if folder.is_dir():
+            return
+        with self._making:
+            if folder.is_dir():
+                return
+            self.room.take(owner, quota.BLOCK_BYTES)
+            try:
+                os.mkdir(folder, mode=0o700)
+            except OSError:
+                self.room.give_back(owner, quota.BLOCK_BYTES)
+                raise
+
+    def next_path(self, folder: pathlib.Path) -> pathlib.Path:
+        """Return what a file in the folder of a disk is called before it has its name."""
+        return folder / f"{atomic_file.INCOMING}{next(self._numbers)}"
+
+    def _folder_of(self, disk: object_names.Disk) -> pathlib.Path:
+        return self.folder / disk.owner / disk.disk
+
+    def _folder_for(self, disk: object_names.Disk) -> pathlib.Path:
+        """Return the folder of a disk, which is made if it is not there."""
+        folder = self._folder_of(disk)
+        if folder.is_dir():
+            return folder
+        self.lookups.spend(disk.owner, MAX_DISKS)  # all of them are listed
+        with self._making:
+            if len(self.disks(disk.owner)) >= MAX_DISKS:
+                raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
+            self.make_folder(disk.owner, folder.parent)
+            self.make_folder(disk.owner, folder)
+        return folder
+
+    def _remove_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
+        """Remove a folder in which nothing is left."""
+        with self._making, contextlib.suppress(OSError):
+            folder.rmdir()
+            self.room.give_back(owner, quota.BLOCK_BYTES)
+
+    def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
+        try:
+            size_bytes = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            return 0
+        self.room.give_back(owner, size_bytes)
+        return 1
+
+
+def _listed(part: pathlib.Path) -> list[bytes]:
+    try:
+        return list(vault_files.names_in(part))
+    except OSError as e:
+        LOG.error("%s", e)
+        return []
+
+
+def _dozens(found: Iterable[bytes]) -> Iterator[list[bytes]]:
+    left = iter(found)
+    while some := list(itertools.islice(left, _AT_ONCE)):
+        yield some
+
+
+class _Incoming:
+    """A file that has no name of its own yet."""
+
+    def __init__(self, path: pathlib.Path, final: pathlib.Path, size_bytes: int) -> None:
+        self.path, self.final, self.size_bytes = path, final, size_bytes
+        self.is_kept = False
+
+
+class Batch:
+    """What is put into the folder of one disk together, and is safe together.
+
+    When it fails, some of it may have its name.  That is no harm, for nobody was told so, and
+    nothing gets a name whose bytes are not safe; what has one may be another connection's, too.
+    """
+
+    def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:
+        self._vault, self._folder, self._owner = vault, folder, owner
+        self._incoming: list[_Incoming] = []
+
+    def add(
+        self, kind: object_names.Kind, name: bytes, length: int, pieces: vault_files.Pieces
+    ) -> None:
+        """Write something that has ``length`` bytes.
+
+        :raises ValueError: it is longer or shorter, or not what its name says
+        """
+        final = vault_files.path_of(self._folder, kind, name)
+        if final.exists():
+            vault_files.discard(pieces, length)
+            return
+        is_manifest = kind is object_names.Kind.MANIFEST
+        if is_manifest:
+            self._vault.lookups.spend(self._owner, MAX_MANIFESTS)
+            if len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
+                raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
+        self._vault.make_folder(self._owner, final.parent)
+        size_bytes = length + vault_files.CHECKSUM_BYTES
+        self._vault.room.take(self._owner, size_bytes)
+        incoming = _Incoming(self._vault.next_path(self._folder), final, size_bytes)
+        self._incoming.append(incoming)
+        vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
+
+    def commit(self) -> None:
+        """Make all of it safe, first its bytes, then its names.
+
+        What was there already may have come a moment ago, and is made safe, too.
+        """
+        self._vault.safety.reach()
+        if not self._incoming:
+            return
+        for incoming in self._incoming:
+            # A sweep removes empty folders.
+            self._vault.make_folder(self._owner, incoming.final.parent)
+            with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
+                os.link(incoming.path, incoming.final)
+                incoming.is_kept = True
+        self._vault.safety.reach()
+
+    def close(self) -> None:
+        """Remove what has another name by now, and what got none."""
+        for incoming in self._incoming:
+            incoming.path.unlink(missing_ok=True)
+            if not incoming.is_kept:
+                self._vault.room.give_back(self._owner, incoming.size_bytes)

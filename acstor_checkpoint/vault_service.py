@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the vault of this host together from its options, and serves it.
+
+Without a place to listen there is no vault, and nothing of it is made.
+"""
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import scrubber
+from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_files
+from acstor_checkpoint.vault import vault_server
+from acstor_checkpoint.vault import vault_store
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import identity_files
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.util import supervision
+
+_ENDS_WITHIN_S = 10.0
+
+Options = cfg.ConfigOpts.GroupAttr
+
+
+def host_of(own: Options) -> ids.HostId:
+    """Return which host this is.
+
+    :raises errors.Unusable: its name is none
+    """
+    try:
+        return ids.parse_host_id(own.host)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_checkpoint] host", str(e)) from e
+
+
+def credentials(own: Options) -> credentials_.Credentials:
+    """Return what this host proves to other vaults, and to those who ask its own.
+
+    :raises errors.Unusable: the host has no name
+    """
+    folder = pathlib.Path(own.identity_dir)
+    files = identity_files.IdentityFiles(host_of(own), identity_files.files_in(folder))
+    made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
+    made.look()
+    return made
+
+
+@contextlib.contextmanager
+def serve_vault(
+    own: Options,
+    proof: credentials_.Credentials,
+    fault: vault_server.Fault = lambda _certificate: "",
+    hosts_at: Callable[[str], int] = lambda ip: 0,
+) -> Iterator[vault_store.VaultStore | None]:
+    """Serve the vault of this host as long as the block lasts; None if it keeps nothing.
+
+    :param proof: see :func:`credentials`
+    :param fault: see :class:`vault_server.VaultServer`, as for ``hosts_at``
+    :raises errors.Unusable: the options make no sense, or the folder or the address cannot be used
+    """
+    if not own.vault_listen:
+        yield None
+        return
+    folder = pathlib.Path(own.vault_dir)
+    limits = quota.Limits(
+        own.vault_limit_bytes, own.vault_quota_per_host_bytes, own.vault_limit_inodes
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(vault_files.locked(folder))
+            vault = vault_store.VaultStore(folder, limits, host_of(own))
+        except OSError as e:
+            raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
+        stack.callback(vault.close)
+        server = _server(own.vault_listen, vault_api.VaultApi(vault), proof, fault, hosts_at)
+        ended = threading.Event()
+        scrubbing = scrubber.Scrubber(vault, ended)
+        for name, loop, end in (
+            ("vault", server.serve, server.close),
+            ("scrubbing", scrubbing.run, ended.set),
+        ):
+            thread = supervision.start(name, loop, ended)
+            stack.callback(thread.join, _ENDS_WITHIN_S)
+            stack.callback(end)
+        yield vault
+
+
+def _server(
+    listen: str,
+    api: vault_api.VaultApi,
+    proof: credentials_.Credentials,
+    fault: vault_server.Fault,
+    hosts_at: Callable[[str], int],
+) -> vault_server.VaultServer:
+    try:
+        sock = vault_server.listen(*addresses.parse(listen))
+    except (OSError, ValueError) as e:
+        raise errors.Unusable("[acstor_checkpoint] vault_listen", f"{listen}: {e}") from e
+    return vault_server.VaultServer(sock, api, proof, fault, hosts_at)

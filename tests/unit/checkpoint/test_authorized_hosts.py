@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that were revoked, or that the v-node table does not have, are not answered."""
+
+import time
+
+from acstor_checkpoint.vault import authorized_hosts
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.ring import hash_ring
+from tests.lab import identities
+
+
+def certificate_of(name: str, age_s: float = 0.0) -> certificates.HostCertificate:
+    files = identities.issue(name, age_s=age_s)
+    return certificates.read_host_certificate(files.certificate, files.ca)
+
+
+def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> hash_ring.Ring:
+    listed = (hash_ring.RingHost(h, f"10.0.0.{n}:7201", 100) for n, h in enumerate(hosts, 1))
+    return hash_ring.Ring(7, tuple(listed), revoked=revoked or {})
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> str:
+    return authorized_hosts.AuthorizedHosts(lambda: ring).fault(certificate)
+
+
+def test_a_host_of_the_table_may_speak() -> None:
+    assert fault(ring_of("h1", "h2"), certificate_of("h1")) == ""
+
+
+def test_a_host_that_the_table_does_not_have_may_not() -> None:
+    assert "table 7" in fault(ring_of("h2"), certificate_of("h1"))
+
+
+def test_a_revoked_certificate_is_refused_and_the_next_one_taken() -> None:
+    before_s = certificates.refused_before(time.time() - 100)
+    ring = ring_of("h1", "h2", revoked={"h1": before_s})
+    assert "revoked" in fault(ring, certificate_of("h1", age_s=500))
+    assert fault(ring, certificate_of("h1")) == ""
+
+
+def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
+    tables = [ring_of("h1"), ring_of("h2")]
+
+    def ring() -> hash_ring.Ring:
+        if not tables:
+            raise errors.Unusable("ring_file", "it is not there")
+        return tables.pop(0)
+
+    clock = Clock()
+    here, one = authorized_hosts.AuthorizedHosts(ring, clock), certificate_of("h1")
+    assert here.fault(one) == here.fault(one) == ""
+    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    assert "table 7" in here.fault(one)
+    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    assert "table 7" in here.fault(one) and here.fault(certificate_of("h2")) == ""
+
+
+def test_without_a_table_nobody_may() -> None:
+    def none() -> hash_ring.Ring:
+        raise errors.Unusable("ring_file", "it is not there")
+
+    assert "not there" in authorized_hosts.AuthorizedHosts(none).fault(certificate_of("h1"))
+
+
+def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
+    tables: list[hash_ring.Ring] = []
+
+    def ring() -> hash_ring.Ring:
+        if not tables:
+            raise errors.Unusable("ring_file", "it is not there")
+        return tables[0]
+
+    clock = Clock()
+    here, ip = authorized_hosts.AuthorizedHosts(ring, clock), "10.0.0.1"
+    assert here.hosts_at(ip) == 0
+    tables.append(ring_of("h1"))
+    assert here.hosts_at(ip) == 0  # it is looked for every ten seconds
+    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    assert here.hosts_at(ip) == tables[0].hosts_at(ip) == 1

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of disks: closed to others, and what is damaged is said and begun anew."""
+
+import stat
+
+import msgspec
+import pytest
+
+from acstor_checkpoint.capture import disk_states
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+INSTANCE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+BASE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+
+
+@pytest.fixture
+def known(tmp_path):
+    return disk_states.DiskStates(tmp_path / "state")
+
+
+def sealed_of(state, number, entries=()):
+    subject = checkpoint_manifest.Subject(
+        ids.ImageId(state.disk),
+        INSTANCE,
+        "p",
+        BASE,
+        chunk_map.UNKNOWN_OS_HASH,
+        geometry.Geometry(1 << 20, 65536),
+        number,
+        checkpoint_manifest.Consistency.CRASH,
+        number,
+    )
+    seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
+    return seal.close_manifest(checkpoint_manifest.build(subject, entries))
+
+
+def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
+    state = disk_states.new_state(BASE, 65536)
+    state.bitmap, state.begun, state.number = "acstor-1", ["acstor-2"], 9
+    assert known.load(INSTANCE) is None
+    known.save(INSTANCE, state)
+    assert known.load(INSTANCE) == state and known.known() == [INSTANCE]
+    for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+    assert disk_states.new_state(BASE, 65536).key != state.key
+    known.forget(INSTANCE)
+    assert known.load(INSTANCE) is None and known.known() == []
+
+
+@pytest.mark.expect_log("is a full one")
+@pytest.mark.parametrize(
+    "change",
+    [{"key": "00"}, {"disk": "x"}, {"other": 1}, {"number": "1"}, {"begun": ["a"] * 2000}],
+)
+def test_damaged_state_counts_for_nothing(known, tmp_path, change):
+    known.save(INSTANCE, disk_states.new_state(BASE, 65536))
+    path = tmp_path / "state" / INSTANCE / "state.json"
+    path.write_bytes(msgspec.json.encode({**msgspec.json.decode(path.read_bytes()), **change}))
+    assert known.load(INSTANCE) is None
+
+
+@pytest.mark.expect_log("is a full one")
+def test_state_that_cannot_be_read_is_an_error_where_it_counts(known, tmp_path):
+    (tmp_path / "state" / INSTANCE / "state.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        known.read(INSTANCE)
+    assert known.load(INSTANCE) is None
+
+
+def test_state_of_another_version_counts_for_nothing(known):
+    state = disk_states.new_state(BASE, 65536)
+    state.version += 1
+    known.save(INSTANCE, state)
+    assert known.load(INSTANCE) is None
+
+
+@pytest.mark.expect_log("proves nothing")
+@pytest.mark.expect_log("No such file")
+def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
+    state = disk_states.new_state(BASE, 65536)
+    known.save(INSTANCE, state)
+    names = [known.save_manifest(INSTANCE, sealed_of(state, number)) for number in (1, 2, 3)]
+    assert [known.manifest(INSTANCE, state, name).subject.number for name in names] == [1, 2, 3]
+    known.keep(INSTANCE, {names[2], names[1], "0" * 64})
+    assert known.manifest(INSTANCE, state, names[0]) is None
+    other = disk_states.new_state(BASE, 65536)
+    assert known.manifest(INSTANCE, other, names[1]) is None
+
+
+@pytest.mark.parametrize("at_once", [1 << 19, 4])
+def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(
+    known, monkeypatch, at_once
+):
+    monkeypatch.setattr(checkpoint_manifest, "_NAMES_AT_ONCE", at_once)
+    state = disk_states.new_state(BASE, 65536)
+    known.save(INSTANCE, state)
+    cids = [ids.Cid(bytes([17 * n]) + bytes([n]) * 30 + b"\1") for n in range(15)]
+    of_one, of_other = (
+        [checkpoint_manifest.Entry(n, cid) for n, cid in enumerate([ids.ZERO_CID, *some])]
+        for some in (cids[:10], cids[5:])
+    )
+    stay = {
+        known.save_manifest(INSTANCE, sealed_of(state, number, entries))
+        for number, entries in enumerate((of_one, of_other), 1)
+    }
+    parts = list(known.needed(INSTANCE, state, stay))
+    assert [first for part in parts for first in part.within] == list(range(256))
+    assert len(parts) == (1 if at_once > 100 else 8)
+    assert all(name[0] in part.within for part in parts for name in part.names)
+    assert set().union(*(part.names for part in parts)) == {*cids, *map(bytes.fromhex, stay)}
+    with pytest.raises(errors.Unusable, match="No such file"):
+        list(known.needed(INSTANCE, state, {*stay, "0" * 64}))
+
+
+def test_disk_that_cannot_be_written_is_said(known, tmp_path):
+    state = disk_states.new_state(BASE, 65536)
+    (tmp_path / "state" / INSTANCE).write_text("not a folder")
+    with pytest.raises(errors.Unusable, match=INSTANCE):
+        known.save(INSTANCE, state)
+    with pytest.raises(errors.Unusable, match=INSTANCE):
+        known.save_manifest(INSTANCE, b"sealed")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which domains are servers, and which of their disks are taken."""
+
+import os
+
+import pytest
+
+from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.holders import holder_pool
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+INSTANCE = "8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+NOVA = """\
+<metadata><nova:instance xmlns:nova="http://openstack.org/xmlns/libvirt/nova/1.1">
+  <nova:flavor name="f"><nova:extraSpecs>
+    <nova:extraSpec name="acstor:checkpoint_interval_s">60</nova:extraSpec>
+  </nova:extraSpecs></nova:flavor>
+  <nova:owner><nova:project uuid="p1">a</nova:project></nova:owner>
+</nova:instance></metadata>
+"""
+DISK = """\
+<disk type='file' device='{device}'><driver name='qemu' type='{format}'/>
+<source file='{path}'/><target dev='{target}'/></disk>
+"""
+AGENT = "<channel><target type='virtio' name='org.qemu.guest_agent.0' state='{state}'/></channel>"
+
+
+def xml(*parts, nova=NOVA, instance=INSTANCE):
+    return f"<domain><uuid>{instance}</uuid>{nova}<devices>{''.join(parts)}</devices></domain>"
+
+
+def disk(path, target="vda", device="disk", format="qcow2"):
+    return DISK.format(path=path, target=target, device=device, format=format)
+
+
+def base_of(path):
+    return IMAGE if path.endswith("/disk") else None
+
+
+def test_root_disk_alone_is_taken():
+    text = xml(
+        disk("/i/disk.config", "hda", "cdrom", "raw"),
+        "<disk type='network' device='disk'><target dev='vdc'/></disk>",
+        "<disk type='file' device='disk'/>",
+        disk("/i/disk.eph0", "vdb"),
+        disk("/i/raw/disk", "vdd", format="raw"),
+        disk("/i/disk"),
+        AGENT.format(state="disconnected"),
+    )
+    server = domain_xml.parse(text, base_of)
+    assert server.disk == ("vda", "/i/disk", IMAGE)
+    assert (server.instance, server.project) == (INSTANCE, "p1")
+    assert server.specs == {"acstor:checkpoint_interval_s": "60"} and not server.has_agent
+    connected = domain_xml.parse(xml(disk("/i/disk"), AGENT.format(state="connected")), base_of)
+    assert connected.has_agent
+
+
+def test_disk_that_a_server_is_rescued_with_is_not_taken_for_its_own():
+    rescued = xml(disk("/i/disk.rescue"), disk("/i/disk", "vdb"))
+    assert domain_xml.parse(rescued, lambda _path: IMAGE).disk == ("vdb", "/i/disk", IMAGE)
+    assert domain_xml.parse(xml(disk("/i/disk.rescue")), lambda _path: IMAGE) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        xml(disk("/i/disk"), nova=""),
+        xml(disk("/i/disk"), nova=NOVA.replace('uuid="p1"', "")),
+        xml(disk("/i/disk"), nova=NOVA.replace("p1", "p" * 65)),
+        xml(disk("/i/disk"), instance="none"),
+        xml(disk("/i/other")),
+        xml(),
+    ],
+)
+def test_what_is_not_novas_or_lies_on_no_mirror_is_no_server(text):
+    assert domain_xml.parse(text, base_of) is None
+
+
+def test_files_that_are_no_overlays_lie_on_nothing(tmp_path):
+    mirrors = tmp_path / "images"
+    name = str(tmp_path / "base").encode()
+    (tmp_path / "base").symlink_to(mirrors / f"{IMAGE}.raw")
+    head = b"QFI\xfb" + (3).to_bytes(4, "big") + (20).to_bytes(8, "big")
+    good = head + len(name).to_bytes(4, "big") + name
+    cases = {
+        good: IMAGE,
+        good[:-1]: None,
+        good[:10]: None,
+        b"QCOW" + good[4:]: None,
+        head + (1 << 20).to_bytes(4, "big") + name: None,
+        b"": None,
+    }
+    for number, (raw, wanted) in enumerate(cases.items()):
+        path = tmp_path / f"disk{number}"
+        path.write_bytes(raw)
+        assert overlay.base_of(str(path), str(mirrors)) == wanted, number
+    assert overlay.base_of(str(tmp_path / "disk0"), "/other") is None
+    with pytest.raises(errors.Unusable):
+        list(overlay.allocated_ranges(str(tmp_path / "none")))
+    with pytest.raises(errors.Unusable):
+        list(overlay.allocated_ranges(str(tmp_path / "disk0")))
+    with pytest.raises(errors.Unusable):
+        overlay.stamp(str(tmp_path / "none"))
+
+
+def test_stamp_tells_a_write_whose_time_was_set_back(tmp_path):
+    path = tmp_path / "disk"
+    path.write_bytes(b"before")
+    before, times = overlay.stamp(str(path)), path.stat()
+    path.write_bytes(b"behind")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = overlay.stamp(str(path))
+    assert after.mtime_ns == before.mtime_ns and after != before
+
+
+def test_agent_has_written_down_what_is_needed(tmp_path):
+    files = agent_files.AgentFiles(tmp_path, None)
+    with pytest.raises(errors.Unusable, match="chunk map is not here"):
+        files.image(IMAGE)
+    with pytest.raises(errors.Unusable, match="no v-node table"):
+        files.ring()
+    subject = chunk_map.Subject(
+        IMAGE, geometry.Geometry(1 << 20, 65536), chunk_map.UNKNOWN_OS_HASH, (), layout.raw(1 << 20)
+    )
+    (tmp_path / "maps").mkdir()
+    path = tmp_path / "maps" / f"{IMAGE}.acmap"
+    path.write_bytes(chunk_map.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
+    assert files.image(IMAGE) == subject
+    path.write_bytes(bytes(2000))
+    with pytest.raises(errors.Unusable, match="chunk map is not here"):
+        files.image(IMAGE)
+    for raw in (b"", b"{}", b"[" * 1000):
+        (tmp_path / "ring.json").write_bytes(raw)
+        with pytest.raises(errors.Unusable, match="no v-node table"):
+            files.ring()
+
+
+TABLE = b"""{"version": 1, "epoch": 3, "hosts": [
+  {"host": "h1", "address": "192.0.2.1:7201", "vnodes": 8},
+  {"host": "h2", "address": "[2001:db8::2]:7201", "vnodes": 8},
+  {"host": "h3", "address": "192.0.2.3:7201", "vnodes": 8}]}"""
+
+
+def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
+    (tmp_path / "ring").write_bytes(TABLE)
+    files, now_s = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0]
+    places = holder_pool.HolderPool(
+        ids.HostId("h1"), files.ring, None, 7202, clock=lambda: now_s[0]
+    )
+    both = {"h2": "[2001:db8::2]:7202", "h3": "192.0.2.3:7202"}
+    assert dict(places.choose(IMAGE, 2, [])) == dict(places.others()) == both
+    places.failed(ids.HostId("h2"), is_costly=False)
+    assert dict(places.choose(IMAGE, 2, [ids.HostId("h2")])) == {"h3": both["h3"]}
+    now_s[0] += 601.0
+    assert places.choose(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
+
+
+def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer(tmp_path):
+    """As it acknowledges chunks and fails as soon as it may be chosen: one read a day remains."""
+    (tmp_path / "ring").write_bytes(TABLE)
+    files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
+    places = holder_pool.HolderPool(
+        ids.HostId("h1"), files.ring, None, 7202, [h2], clock=lambda: now_s[0]
+    )
+    pauses_s = []
+    for failures in range(12):
+        places.failed(h2, is_costly=True)
+        places.failed(h2, is_costly=True)  # another disk, at the same time
+        failed_s = now_s[0]
+        while not places.choose(IMAGE, 2, []):
+            now_s[0] += 300.0
+        pauses_s.append(now_s[0] - failed_s)
+        if failures % 2:
+            places.failed(h2, is_costly=False)  # that is no way to begin anew
+            now_s[0] += holder_pool.AVOIDED_S
+            assert places.choose(IMAGE, 2, [])
+    assert pauses_s == [min(600.0 * 2**n, 86400.0) for n in range(12)]
+    now_s[0] += holder_pool.LONGEST_S
+    places.failed(h2, is_costly=True)
+    now_s[0] += holder_pool.AVOIDED_S
+    assert places.choose(IMAGE, 2, [])
+
+
+def test_holders_may_be_named(tmp_path):
+    (tmp_path / "ring").write_bytes(TABLE)
+    files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
+    places = holder_pool.HolderPool(here, files.ring, None, 7202, only=[ids.HostId("h3")])
+    assert [holder.host for holder in places.choose(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
+    assert len(places.others()) == 2  # those that it had before let go of what is theirs

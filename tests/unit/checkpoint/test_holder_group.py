@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An honest holder has the time that it needs, and a slow one no more than rates allow."""
+
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import pytest
+
+from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.vault import object_names
+from acstor_common.model import ids
+
+MIB = 1 << 20
+DISK = object_names.Disk(
+    ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+)
+NAMES = [ids.Cid(bytes([number]) * 32) for number in range(1, 4)]
+
+
+class Client:
+    """Asks a holder in this process.
+
+    :param wait: lasts as long as a request
+    """
+
+    def __init__(self, wait: Callable[[], object], name: str = "h2") -> None:
+        self.holder, self._wait = ids.HostId(name), wait
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def missing(self, _disk: object_names.Disk, asked: Iterable[bytes]) -> set[bytes]:
+        self._wait()
+        return set(asked)
+
+    def put(self, _disk: object_names.Disk, _chunks: object) -> None:
+        self._wait()
+
+    def put_manifest(self, _disk: object_names.Disk, _sealed: bytes) -> bytes:
+        self._wait()
+        return bytes(32)
+
+    def keep(self, _disk: object_names.Disk, _stay: object) -> int:
+        for _ in range(100):
+            self._wait()
+            if self.is_aborted:
+                break
+        return 0
+
+
+class Clock:
+    """A clock that requests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, took_s: float) -> None:
+        self.now_s += took_s
+
+
+def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
+    """10,000 batches of 4 MiB, 30 ms away: 40 GiB at 67 MiB/s."""
+    clock = Clock()
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: clock.wait(0.03))], clock=clock)
+    for _ in range(10_000):
+        disk.put(NAMES, bytes, disk_capture.BATCH_BYTES)
+    assert clock.now_s == pytest.approx(1000.0 + 10_000 * 0.06)
+
+
+def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_again() -> None:
+    clock, took_s = Clock(), [0.0]
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: clock.wait(took_s[0]))], clock=clock)
+    took_s[0] = 8.0
+    disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == holder_group.STEP_S - 6.0
+    took_s[0] = 0.5
+    disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == holder_group.STEP_S - 4.5
+    for _ in range(10):
+        disk.put_manifest(bytes(2 * MIB))
+    assert disk.left_s == holder_group.STEP_S
+
+
+def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.0))])
+    disk.put_manifest(bytes(2 * MIB))
+    with pytest.raises(holder_group.HolderFailed, match="too slow"):
+        disk.put_manifest(bytes(MIB))
+
+
+def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They stand for 4 GiB of the disk, and are 2 MiB."""
+    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
+    monkeypatch.setattr(holder_group, "SLOWEST_NAMES_S", len(NAMES))
+    asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))])
+    assert asked.lacking(NAMES) == set(NAMES)
+    with pytest.raises(holder_group.HolderFailed, match="too slow"):
+        holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.5))]).lacking(NAMES)
+
+
+MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST + 2)]
+
+
+@pytest.mark.parametrize("lost", [holder_group.MAX_LOST, holder_group.MAX_LOST + 1])
+def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> None:
+    """It may lack a few: scrubbing removed them."""
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
+    if lost <= holder_group.MAX_LOST:
+        assert disk.lacking(MANY[:lost]) == set(MANY[:lost])
+    else:
+        with pytest.raises(holder_group.HolderLost, match="lacks 129 chunks that it acknowledged"):
+            disk.lacking(MANY)
+    assert disk.filled == {"h2"}
+
+
+def test_chunks_that_are_lost_are_counted_over_all_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_names, "MAX_ASKED", 2)
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
+    with pytest.raises(holder_group.HolderLost):
+        disk.lacking(MANY)
+
+
+@pytest.mark.parametrize(("fast_s", "slow_s"), [(0.0, 0.3), (0.2, 0.3), (0.0, 0.0)])
+def test_holder_that_the_others_wait_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, fast_s: float, slow_s: float
+) -> None:
+    """It took more than twice as long as the fastest one, and SLOW_S longer."""
+    monkeypatch.setattr(holder_group, "SLOW_S", 0.5)
+    clients = [Client(lambda: time.sleep(fast_s)), Client(lambda: time.sleep(slow_s), "h3")]
+    disk = holder_group.HolderGroup(DISK, clients)
+    disk.put_manifest(b"sealed")
+    assert disk.slow_holder() == ""
+    for _ in range(2):
+        disk.put_manifest(b"sealed")
+    assert disk.slow_holder() == ("h3" if slow_s > 2 * fast_s else "")
+
+
+def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: None)])
+    assert disk.lacking(MANY) == set(MANY) and disk.filled == set()
+    disk.put(NAMES, bytes, MIB)
+    assert disk.filled == {"h2"}
+
+
+def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
+    client = Client(lambda: time.sleep(0.1))
+    with pytest.raises(holder_group.HolderFailed, match="too slow"):
+        holder_group.HolderGroup(DISK, [client]).keep([object_names.Stay(object_names.ALL, NAMES)])
+    assert client.is_aborted
+
+
+def test_holders_are_left_where_a_thread_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread of the second holder cannot; the first one's request ends."""
+    first, begun = Client(lambda: ended.wait(30.0)), list[threading.Thread]()
+    second, ended = Client(lambda: None, "h3"), threading.Event()
+    monkeypatch.setattr(first, "abort", ended.set)
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    with pytest.raises(vault_client.HostFault, match="can't start new thread"):
+        holder_group.HolderGroup(DISK, [first, second]).put_manifest(b"sealed")
+    begun[0].join(5.0)
+    assert ended.is_set() and not begun[0].is_alive()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which interval counts, and that nothing changes while the decision service says nothing."""
+
+import itertools
+
+import pytest
+
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import server_schedule
+from acstor_common import errors
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+
+INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+
+
+def server(spec):
+    specs = {} if spec is None else {checkpoint_intervals.NAME: spec}
+    return domain_xml.Server(INSTANCE, "p", domain_xml.Disk("vda", "/disk", INSTANCE), specs, False)
+
+
+def test_server_counts_for_more_than_flavor_than_aggregate_than_host():
+    said = itertools.product((None, 0, 400), (None, "0", "300", "soon"), (None, 0, 200), (0, 100))
+    for of_server, spec, of_host, default_s in said:
+        told = nova_intervals.Answer(of_host, {} if of_server is None else {INSTANCE: of_server})
+        words = None if spec in (None, "soon") else int(spec)
+        wanted = next(one for one in (of_server, words, of_host, default_s) if one is not None)
+        assert server_schedule.interval_s(server(spec), told, default_s) == wanted
+
+
+@pytest.mark.parametrize(("default_s", "wanted_s"), [(1, 30), (-1, 0), (1 << 40, 30 * 86_400)])
+def test_no_interval_is_too_short_or_too_long(default_s, wanted_s):
+    assert server_schedule.interval_s(server(None), nova_intervals.Answer(), default_s) == wanted_s
+
+
+class Service:
+    def __init__(self):
+        self.now_s, self.asked, self.answer = 1000.0, 0, nova_intervals.Answer(600)
+        self.known = nova_intervals.NovaIntervals(self.ask, lambda: self.now_s)
+
+    def ask(self, _failing):
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_service_is_asked_at_once_and_then_now_and_then():
+    service = Service()
+    for later_s, asked in ((0, 1), (nova_intervals.EVERY_S - 1, 1), (1, 2)):
+        service.now_s += later_s
+        assert service.known.told() == nova_intervals.Answer(600) and service.asked == asked
+
+
+@pytest.mark.expect_log("stay as they are")
+@pytest.mark.parametrize(
+    "failure",
+    [errors.DecisionUnreachable("bus", "gone"), errors.NotAuthenticated("answer", "forged")],
+)
+def test_nothing_changes_while_the_service_does_not_answer(failure):
+    service = Service()
+    service.known.told()
+    service.answer = failure
+    for asked in (2, 3):
+        service.now_s += nova_intervals.EVERY_S
+        assert service.known.told() == nova_intervals.Answer(600) and service.asked == asked
+        assert service.known.told() and service.asked == asked
+    service.answer = nova_intervals.Answer()
+    service.now_s += nova_intervals.AGAIN_S
+    assert service.known.told() == nova_intervals.Answer()
+
+
+def test_who_has_no_service_knows_nothing():
+    assert nova_intervals.NovaIntervals(None).told() == nova_intervals.Answer()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gone hosts left behind goes when the service says so, and nothing else does, nor then."""
+
+import threading
+
+import pytest
+
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import owner_deletion
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import vault_store
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+
+HERE, H1, H2 = map(ids.HostId, ("h0", "h1", "h2"))
+IDS = [ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in range(3)]
+
+
+class World:
+    """A vault, and a decision service."""
+
+    def __init__(self, folder):
+        self.vault = vault_store.VaultStore(folder, quota.Limits(1 << 20, 1 << 20, 200), HERE)
+        self.gone, self.asked, self.why = {H1}, [], ""
+        self.meanwhile, self.ended = (lambda: None), threading.Event()
+        self.forgetting = owner_deletion.OwnerDeletion(self.vault, self.says, self.ended)
+
+    def says(self, owners):
+        self.asked.append(list(owners))
+        self.meanwhile()
+        if self.why:
+            raise errors.DecisionUnreachable("the bus", self.why)
+        return self.gone
+
+    def put(self, owner, disk, connection=0, name=1):
+        with self.vault.batch(object_names.Disk(owner, disk), connection) as batch:
+            batch.add(object_names.Kind.CHUNK, bytes([name]) * 32, 3, [b"abc"])
+
+    def kept(self):
+        return sorted((place.owner, place.disk) for place, _, _ in self.vault.everything())
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    for number, (owner, disk) in enumerate([(H1, 0), (H1, 1), (H2, 2)]):
+        made.put(owner, IDS[disk], connection=number)
+    yield made
+    made.vault.close()
+
+
+def test_what_gone_hosts_left_goes_and_its_room_is_free(world):
+    world.forgetting.once()
+    assert world.asked == [[H1, H2]] and world.kept() == [(H2, IDS[2])]
+    assert not (world.vault.folder / H1).exists()
+    world.forgetting.once()
+    assert world.asked[-1] == [H2]
+
+
+def test_nobody_is_asked_of_where_nothing_is_kept(world):
+    world.gone = {H1, H2, ids.HostId("h9")}
+    world.forgetting.once()
+    world.forgetting.once()
+    assert len(world.asked) == 1 and world.kept() == []
+
+
+def test_nothing_goes_while_the_service_does_not_answer(world):
+    world.why = "it is away"
+    with pytest.raises(errors.DecisionUnreachable):
+        world.forgetting.once()
+    assert len(world.kept()) == 3
+
+
+def test_nothing_goes_of_a_disk_of_which_its_host_speaks_again(world):
+    world.meanwhile = lambda: world.put(H1, IDS[1], connection=7, name=2)
+    world.forgetting.once()
+    assert {(H1, IDS[1]), (H2, IDS[2])} <= set(world.kept())
+
+
+def test_many_hosts_are_asked_of_in_parts(world, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_OWNERS", 1)
+    world.forgetting.once()
+    assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
+
+
+@pytest.mark.expect_log("orphaned data")
+def test_it_goes_on_after_a_fault(world, monkeypatch):
+    monkeypatch.setattr(owner_deletion, "FIRST_S", 0.0)
+    monkeypatch.setattr(owner_deletion, "EVERY_S", 0.0)
+    world.why = "it is away"
+
+    def later():
+        if len(world.asked) == 3:
+            world.why = ""
+        if len(world.asked) == 5:
+            world.ended.set()
+
+    world.meanwhile = later
+    world.forgetting.run()
+    assert world.kept() == [(H2, IDS[2])]
+
+
+def test_it_ends_with_its_block(world, monkeypatch):
+    with owner_deletion.run_deletion(world.vault, world.says):
+        assert "forgetting" in {thread.name for thread in threading.enumerate()}
+    assert "forgetting" not in {thread.name for thread in threading.enumerate()}
+    assert world.asked == []

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which disks of recovered servers are pulled, when, and how often it is tried."""
+
+import threading
+import types
+
+import pytest
+
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.restore import offline_pull
+from acstor_checkpoint.restore import pull_loop
+from acstor_common import errors
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
+
+CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+
+
+def server(number, path="/disk"):
+    instance = ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e3{number}")
+    return domain_xml.Server(instance, "p", domain_xml.Disk("vda", path, CHECKPOINT), {}, False)
+
+
+@pytest.fixture(autouse=True)
+def marks(monkeypatch):
+    found = []
+    monkeypatch.setattr(recovery_marker, "read", lambda _: CHECKPOINT if found else None)
+    monkeypatch.setattr(recovery_marker, "write", lambda path, _: found.append(path))
+    monkeypatch.setattr(recovery_marker, "remove", found.remove)
+    return found
+
+
+class Host:
+    """Servers on checkpoints, and what is done with them."""
+
+    def __init__(self, *found):
+        self.found, self.done, self.now_s = list(found), [], 0.0
+        self.is_active = self.is_whole = True
+        self.fault = None
+        self.ended = threading.Event()
+        known = types.SimpleNamespace(
+            is_whole=lambda _: self.is_whole, base=lambda _: "/base", file=lambda one: one
+        )
+        known.is_in = lambda _path, _checkpoint: self.is_in
+        self.is_in, self.lies_on_checkpoint = False, True
+        bases = types.SimpleNamespace(
+            lies_on_checkpoint=lambda _: self.lies_on_checkpoint, shown=lambda one: f"/shown/{one}"
+        )
+        self.pulling = pull_loop.PullLoop(
+            self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
+        )
+
+    def present(self):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def domain(self, one):
+        pull = lambda base, rate: self._pull(one, base, rate)  # noqa: E731
+        return types.SimpleNamespace(is_active=lambda: self.is_active, pull=pull)
+
+    def look(self):
+        self.pulling.look()
+        self.pulling.join()
+
+    def _pull(self, one, base, rate_bytes_s):
+        if self.fault:
+            raise self.fault
+        self.done.append((one.instance, base, rate_bytes_s))
+        return True
+
+    def _pull_off(self, disk, is_off):
+        assert is_off()
+        if self.fault:
+            raise self.fault
+        self.done.append(disk)
+
+
+def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
+    host = Host(server(1))
+    host.look()
+    assert host.done == [(server(1).instance, "/base", 7)] and marks == ["/disk"]
+    host.now_s += pull_loop.FIRST_PAUSE_S
+    host.is_active = False
+    host.look()
+    assert host.done[1:] == [("/disk", "/base", f"/shown/{CHECKPOINT}", CHECKPOINT)] and marks == []
+
+
+def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
+    host = Host(server(1), server(2), server(3))
+    active, begun, go_on = {2}, [], threading.Event()
+
+    def domain(one):
+        number = int(one.instance[-1])
+        return types.SimpleNamespace(
+            is_active=lambda: number in active, pull=lambda base, rate: host._pull(one, base, rate)
+        )
+
+    def pull_off(_disk, _is_off):
+        begun.append(1)
+        assert go_on.wait(30)
+
+    host.domain, host.pulling._pull_off = domain, pull_off
+    host.pulling.look()
+    assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
+    active.add(3)
+    active.add(1)  # its copy is broken off before anything else is done with it
+    host.pulling.look()
+    assert [one[0] for one in host.done] == [server(2).instance, server(3).instance]
+    assert len(begun) == 1
+    go_on.set()
+    host.pulling.join()
+    host.pulling.look()
+    assert [one[0] for one in host.done][2:] == [server(1).instance]
+
+
+@pytest.mark.expect_log("is not in its disk: nobody expected it")
+def test_what_nobody_expected_of_a_disk_that_is_off_is_told_and_tried_again():
+    host = Host(server(1))
+    host.is_active, host.fault = False, RuntimeError("nobody expected it")
+    host.look()
+    assert host.pulling._tried[server(1).instance].pause_s == pull_loop.FIRST_PAUSE_S
+
+
+def test_loop_ends_after_what_it_pulls(marks):
+    marks.append("/disk")
+    host = Host(server(1))
+    host.is_active = False
+    host.pulling._pull_off = lambda _disk, _is_off: host.done.append(host.ended.wait(30))
+    host.pulling.look()
+    threading.Timer(0.2, host.ended.set).start()
+    host.pulling.run()
+    assert host.done == [True] and marks == []
+
+
+@pytest.mark.parametrize("lies_on_checkpoint", [True, False])
+def test_copy_of_a_pull_that_was_killed_goes(tmp_path, lies_on_checkpoint):
+    copy = tmp_path / f"disk{offline_pull.COPY_ENDING}"
+    copy.touch()
+    host = Host(server(1, str(tmp_path / "disk")))
+    host.lies_on_checkpoint = lies_on_checkpoint
+    host.look()
+    assert not copy.exists()
+
+
+def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
+    path = str(tmp_path / "disk")
+    host = Host(server(1, path))
+    host.look()
+    host.lies_on_checkpoint = False
+    host.look()
+    assert marks == [path]
+    (tmp_path / "disk").touch()
+    host.is_in = True
+    host.look()
+    assert marks == []
+
+
+def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
+    laid = []
+    monkeypatch.setattr(offline_pull, "rebase", lambda *how: laid.append(how))
+    host = Host(server(1))
+    host.lies_on_checkpoint = False
+    host.look()
+    assert laid == []  # QEMU may have it
+    host.is_active = False
+    host.look()
+    assert laid == [("/disk", f"/shown/{CHECKPOINT}", "/base")]
+
+
+def test_nothing_is_pulled_before_all_of_it_is_here():
+    host = Host(server(1))
+    host.is_whole = False
+    host.look()
+    assert host.done == []
+
+
+@pytest.mark.expect_log("is not in its disk: it: busy")
+def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
+    host = Host(server(1))
+    host.fault = errors.Unusable("it", "busy")
+    tried = []
+    for _ in range(10):
+        host.look()
+        tried.append(host.pulling._tried[server(1).instance].pause_s)
+        host.now_s += tried[-1]
+    assert tried[:3] == [30, 60, 120] and tried[-1] == pull_loop.LONGEST_PAUSE_S
+    host.now_s -= 1
+    host.fault, host.found = None, [server(1), server(2)]
+    host.look()
+    assert [one[0] for one in host.done] == [server(2).instance]
+
+
+def test_server_that_is_done_or_gone_is_forgotten():
+    host = Host(server(1))
+    host.look()
+    host.found = []
+    host.look()
+    assert host.pulling._tried == {}
+
+
+@pytest.mark.expect_log("libvirt: away")
+def test_libvirt_that_is_away_is_said_once():
+    host = Host()
+    host.found = errors.Unusable("libvirt", "away")
+    host.look()
+    host.look()
+
+
+@pytest.mark.expect_log("are not checked")
+def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
+    host = Host(server(1))
+    monkeypatch.setattr(pull_loop, "LOOK_EVERY_S", 0.0)
+
+    def fail():
+        host.ended.set()
+        raise RuntimeError("never")
+
+    host.present = fail
+    host.pulling.run()
+
+
+def test_nothing_begins_when_the_daemon_ends():
+    host = Host(server(1))
+    host.ended.set()
+    host.look()
+    assert host.done == []

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent has written down of disks of checkpoints, read by the checkpoint daemon."""
+
+import os
+import subprocess
+import uuid
+
+import pytest
+
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import recovery
+from acstor_checkpoint.restore import recovered_disks
+from acstor_common import errors
+from acstor_common.formats import recovery_marker
+from acstor_common.model import ids
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DISK = disk_header.parse_disk_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+CREATE = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"]
+
+
+def keep(folder, key=b"", backing="/"):
+    """Write down what an agent does of a disk."""
+    disks = folder / "disks"
+    disks.mkdir(exist_ok=True)
+    of = recovery.made(
+        checkpoint_id=DISK,
+        instance_id=str(uuid.UUID(int=5)),
+        image_id=IMAGE,
+        owner="h1",
+        vault_disk=str(uuid.UUID(int=6)),
+        manifest_name="ab" * 32,
+        holders=[],
+        key=key.hex(),
+    )
+    (disks / f"{DISK}.acrecovery").write_bytes(recovery.pack(of))
+    made = recovered_disks.RecoveredDisks(folder)
+    subprocess.run([*CREATE, str(backing), made.file(DISK), "1M"], check=True)
+    return made
+
+
+def test_disk_lacks_something_as_long_as_its_key_is_there(tmp_path):
+    assert not keep(tmp_path, key=b"k" * 32).is_whole(DISK)
+    assert keep(tmp_path).is_whole(DISK)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b'{"version": 1}'])
+def test_damaged_file_is_refused(tmp_path, damage):
+    of = keep(tmp_path)
+    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(damage)
+    with pytest.raises(errors.Unusable):
+        of.is_whole(DISK)
+
+
+def test_unknown_version_is_not_whole(tmp_path):
+    of = keep(tmp_path)
+    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(b'{"version": 2, "key": ""}')
+    assert not of.is_whole(DISK)
+
+
+def test_disk_that_is_not_there_is_refused(tmp_path):
+    of = recovered_disks.RecoveredDisks(tmp_path)
+    for ask in (of.is_whole, of.base):
+        with pytest.raises(errors.Unusable):
+            ask(DISK)
+
+
+def test_disk_says_what_it_lies_on(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("/mirror/that/may/not/answer")
+    assert keep(tmp_path, backing=link).base(DISK) == str(link)
+
+
+@pytest.mark.parametrize("backing", ["/none", "relative"])
+def test_what_it_cannot_lie_on_is_refused(tmp_path, backing):
+    with pytest.raises(errors.Unusable, match="should lie on"):
+        keep(tmp_path, backing=backing).base(DISK)
+
+
+def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
+    bases = recovered_disks.BackingImages("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    for backing, image, checkpoint in (
+        (link, IMAGE, None),
+        (f"/mirror/disks/{DISK}.qcow2", None, DISK),
+        (f"/mirror/disks/{DISK}.raw", None, None),
+        (f"/elsewhere/disks/{DISK}.qcow2", None, None),
+    ):
+        subprocess.run([*CREATE, backing, path, "1M"], check=True)
+        assert (bases.image_of(path), bases.checkpoint_of(path)) == (image, checkpoint)
+
+
+def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tmp_path):
+    bases = recovered_disks.BackingImages("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    subprocess.run([*CREATE, link, path, "1M"], check=True)
+    recovery_marker.write(path, DISK)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (None, DISK)
+    assert not bases.lies_on_checkpoint(path)
+    recovery_marker.remove(path)
+    recovery_marker.remove(path)
+    assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_mark_that_is_no_file_is_not_read_and_waited_for_by_nobody(tmp_path, kind):
+    """The folder is Nova's; who reads there is root."""
+    mark = tmp_path / f"disk{recovery_marker.ENDING}"
+    if kind == "link":
+        (tmp_path / "another").write_text(DISK)
+        mark.symlink_to(tmp_path / "another")
+    else:
+        os.mkfifo(mark)
+    with pytest.raises(OSError):
+        recovery_marker.read(str(tmp_path / "disk"))
+
+
+@pytest.mark.expect_log("is damaged or cannot be read")
+@pytest.mark.parametrize("damage", [b"", b"\0" * 36, b"\xff", DISK[:-1].encode()])
+def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
+    tmp_path, caplog, damage
+):
+    bases = recovered_disks.BackingImages("/mirror/")
+    path = str(tmp_path / "disk")
+    link = tmp_path / "link"
+    link.symlink_to(f"/mirror/images/{IMAGE}.raw")
+    subprocess.run([*CREATE, link, path, "1M"], check=True)
+    mark = tmp_path / f"disk{recovery_marker.ENDING}"
+    mark.write_bytes(damage)
+    for _ in range(3):
+        assert bases.image_of(path) is None
+    assert caplog.text.count("is damaged or cannot be read") == 1
+    recovery_marker.write(path, DISK)
+    assert bases.image_of(path) is None
+    recovery_marker.remove(path)
+    assert bases.image_of(path) == IMAGE
+    mark.mkdir()  # which nobody can read
+    assert bases.image_of(path) is None
+    assert caplog.text.count("is damaged or cannot be read") == 2
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted", "is_in"),
+    [
+        ([], [], True),
+        ([(3, 1)], [], True),
+        ([], [(3, 1)], False),
+        ([(3, 1)], [(3, 1)], True),
+        ([(1, 4), (9, 2)], [(2, 1), (4, 1), (9, 2)], True),
+        ([(1, 2), (3, 2)], [(1, 4)], True),
+        ([(1, 2), (4, 2)], [(1, 4)], False),
+        ([(1, 2)], [(0, 2)], False),
+        ([(1, 2)], [(1, 3)], False),
+        ([(0, 2), (6, 3)], [(0, 1), (5, 2)], False),
+        ([(0, 2)], [(0, 1), (5, 2)], False),
+    ],
+)
+def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in):
+    base = tmp_path / "base"
+    base.write_bytes(bytes(1 << 20))
+    of = keep(tmp_path, backing=base)
+    path = tmp_path / "disk"
+    subprocess.run([*CREATE, base, path, "1M"], check=True)
+    for file, runs in ((path, has), (of.file(DISK), wanted)):
+        for at, length in runs:
+            how = f"write {at * 65536} {length * 65536}"
+            subprocess.run(["qemu-io", "-f", "qcow2", "-c", how, file], check=True)
+    assert of.is_in(str(path), DISK) is is_in

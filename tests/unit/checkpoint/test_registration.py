@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon and a decision service on one message bus in memory: a clear yes, or an error."""
+
+import base64
+import threading
+import time
+
+import msgspec
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import registration
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import identity_files
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+from acstor_decision import rpc
+from tests.fakes import checkpoint_hosts
+from tests.lab import identities
+
+HOST, OTHER = ids.HostId("h1"), ids.HostId("h2")
+DISK, INSTANCE, IMAGE = checkpoint_hosts.DISK, checkpoint_hosts.SERVER, checkpoint_hosts.IMAGE
+RECORD = checkpoint_hosts.record()
+
+
+class Service:
+    """A decision service that says what a test wants; what it was told is opened and kept."""
+
+    def __init__(self, transport, key):
+        self.told, self.answer, self._key = [], messages.CheckpointResponse(), key
+        self.signer = self.key_signer = key
+        self.changed = {}
+        target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")
+        endpoint = message_bus.Endpoint({}, time.monotonic)
+        endpoint.register_checkpoint = self.register
+        endpoint.kept_checkpoints = self.kept
+        endpoint.checkpoint_intervals = self.intervals
+        endpoint.checkpoint_service_key = self.service_key
+        self.served = message_bus.serve(transport, target, endpoint, threading.Event())
+
+    def register(self, _context, payload):
+        signed = decision_messages.decode(payload, decision_messages.Signed)
+        ca = identities.authority().certificate_pem
+        sender, told = signed_messages.verify_from_host(
+            signed, signing.CHECKPOINT, ca, messages.SealedMessage
+        )
+        assert RECORD.key not in signed.payload
+        raw = sealed_box.decrypt(self._key, base64.b64decode(told.box), told.host.encode())
+        self.told.append(
+            (sender.host, msgspec.json.decode(raw, type=messages.RegisteredCheckpoint))
+        )
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        binding = {"host": told.host, "sent_s": told.sent_s, **self.changed}
+        answer = msgspec.structs.replace(self.answer, **binding)
+        return decision_messages.encode(
+            signed_messages.sign_payload(answer, signing.CHECKPOINT_ANSWER, self.signer)
+        )
+
+    def kept(self, _context, payload):
+        return self.asked(payload, signing.CHECKPOINT_ANSWER)
+
+    def intervals(self, _context, payload):
+        return self.asked(payload, signing.CHECKPOINT_INTERVALS)
+
+    def asked(self, payload, purpose):
+        signed = decision_messages.decode(payload, decision_messages.Signed)
+        ca = identities.authority().certificate_pem
+        kind = messages.IntervalRequest
+        sender, asked = signed_messages.verify_from_host(signed, signing.CHECKPOINT, ca, kind)
+        self.told.append((sender.host, asked))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
+        answer = msgspec.structs.replace(self.answer, **binding)
+        return decision_messages.encode(signed_messages.sign_payload(answer, purpose, self.signer))
+
+    def service_key(self, _context, payload):
+        key = messages.ServiceKey(sealed_box.public_key(self._key).hex())
+        return decision_messages.encode(
+            signed_messages.sign_payload(key, signing.CHECKPOINT_KEY, self.key_signer)
+        )
+
+
+@pytest.fixture
+def transport():
+    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
+    made = message_bus.open_transport(
+        cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    )
+    yield made
+    made.cleanup()
+    cfg.CONF.reset()
+
+
+@pytest.fixture
+def key():
+    return certificates.new_key()
+
+
+@pytest.fixture
+def daemon(tmp_path, transport, key):
+    signers = signing.public_pem(key)
+    identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
+    return registration.Registration(HOST, files, transport, lambda instance: 600, lambda: ["full"])
+
+
+@pytest.fixture
+def service(transport, key):
+    made = Service(transport, key)
+    yield made
+    made.served.close()
+
+
+def kept(number, disk=DISK):
+    return messages.RetainedCheckpoint(RECORD.checkpoint_id, INSTANCE, disk, f"{number:064x}")
+
+
+def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service):
+    service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.register(RECORD) == {f"{1:064x}", f"{2:064x}"}
+    [(host, told)] = service.told
+    assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
+    assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
+    assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
+
+
+def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
+    service.answer, pauses_s = messages.CheckpointResponse("too many wait", may_pass=True), []
+
+    def wait(pause_s):
+        pauses_s.append(pause_s)
+        if len(pauses_s) == 3:
+            service.answer = messages.CheckpointResponse(kept=(kept(1),))
+        return False
+
+    monkeypatch.setattr(daemon._stopping, "wait", wait)
+    assert daemon.register(RECORD) == {f"{1:064x}"}
+    assert len(pauses_s) == 3 and 2.0 <= pauses_s[2] <= 6.0
+
+
+def test_service_says_what_stays_of_all_disks(daemon, service):
+    service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
+    [(host, told)] = service.told
+    assert (host, told.host) == (HOST, HOST)
+
+
+def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
+    service.answer = messages.IntervalResponse(
+        of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
+    )
+    assert daemon.intervals() == nova_intervals.Answer(600, {INSTANCE: 0})
+    service.answer = messages.IntervalResponse("Nova is away", may_pass=True)
+    with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
+        daemon.intervals()
+    service.answer = messages.IntervalResponse(
+        of_servers=(messages.ServerInterval(INSTANCE, 600),) * (messages.MAX_INTERVALS + 1)
+    )
+    with pytest.raises(errors.RemoteProtocolError, match="length"):
+        daemon.intervals()
+
+
+def test_service_is_told_what_fails_the_vault_first_and_no_more_than_it_takes(daemon, service):
+    service.answer = messages.IntervalResponse()
+    failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
+    daemon.intervals(failing)
+    [(_, asked)] = service.told
+    assert asked.failing == (messages.Failing("", "full"), *failing[1:])
+
+
+def test_what_answers_one_question_answers_no_other(daemon, service):
+    asked = service.asked
+    service.asked = lambda payload, _purpose: asked(payload, signing.CHECKPOINT_ANSWER)
+    with pytest.raises(errors.NotAuthenticated):
+        daemon.intervals()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (messages.CheckpointResponse("it has not enrolled here"), "not enrolled"),
+        (messages.CheckpointResponse("the database is away", may_pass=True), "is away"),
+        (
+            messages.CheckpointResponse(kept=(kept(1),), is_complete=False),
+            "more checkpoints than it tells",
+        ),
+    ],
+)
+def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
+    service.answer = answer
+    with pytest.raises(errors.DecisionUnreachable, match=why):
+        daemon.kept()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        (messages.CheckpointResponse("Nova says no"), errors.Unusable, "refuses it: Nova says no"),
+        (
+            messages.CheckpointResponse("Nova is away", may_pass=True),
+            errors.DecisionUnreachable,
+            "is away",
+        ),
+        (RuntimeError("a fault"), errors.DecisionUnreachable, "a fault"),
+    ],
+)
+def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatch):
+    monkeypatch.setattr(registration, "RETRY_PAUSES_S", (0.01, 0.01))
+    service.answer = answer
+    with pytest.raises(error, match=why):
+        daemon.register(RECORD)
+
+
+def test_what_stays_is_answered_to_this_very_question(daemon, service):
+    service.changed = {"sent_s": 5.0}
+    with pytest.raises(errors.NotAuthenticated, match="another question"):
+        daemon.kept()
+
+
+@pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
+def test_answer_to_another_question_is_no_yes(daemon, service, changed):
+    service.changed = changed
+    with pytest.raises(errors.NotAuthenticated, match="another question"):
+        daemon.register(RECORD)
+
+
+@pytest.mark.parametrize("what", ["signer", "key_signer"])
+def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service, what):
+    setattr(service, what, certificates.new_key())
+    with pytest.raises(errors.NotAuthenticated):
+        daemon.register(RECORD)
+    assert len(service.told) == (what == "signer")
+
+
+def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
+    monkeypatch.setattr(registration, "ANSWER_S", 1)
+    with pytest.raises(errors.DecisionUnreachable):
+        daemon.register(RECORD)
+
+
+def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
+    lone = registration.Registration(HOST, files, transport, lambda instance: 0)
+    with pytest.raises(errors.NotAuthenticated, match="no certificate"):
+        lone.register(RECORD)
+    assert service.told == []
+
+
+def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
+    told = {"request": 7, "instance_id": INSTANCE, "host": HOST, "given_s": time.time(), **changed}
+    return decision_messages.encode(
+        signed_messages.sign_payload(messages.CheckpointRequest(**told), purpose, key)
+    )
+
+
+def test_what_the_service_wants_has_the_next_turn(daemon, key):
+    asked = []
+    heard = opened(daemon.want(wanted(key), lambda instance: asked.append(instance) or 5))
+    assert asked == [INSTANCE]
+    assert heard == messages.CheckpointReply(request=7, host=HOST, number=5)
+
+
+def opened(said):
+    """Return what a host says, checked."""
+    signed = decision_messages.decode(said, decision_messages.Signed)
+    ca = identities.authority().certificate_pem
+    sender, heard = signed_messages.verify_from_host(
+        signed, signing.CHECKPOINT_HEARD, ca, messages.CheckpointReply
+    )
+    assert sender.host == HOST
+    return heard
+
+
+def test_why_an_instance_has_none_is_answered(daemon, key):
+    def refuse(instance):
+        raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
+
+    heard = opened(daemon.want(wanted(key), refuse))
+    assert "it has no interval" in heard.why and heard.number == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"host": OTHER},
+        {"given_s": time.time() - 3600},
+        {"given_s": time.time() + 3600},
+        {"purpose": signing.TASK},
+    ],
+)
+def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
+    with pytest.raises(errors.NotAuthenticated):
+        daemon.want(wanted(key, **changed), lambda instance: 0)
+
+
+def test_who_is_not_the_service_wants_nothing(daemon):
+    with pytest.raises(errors.NotAuthenticated):
+        daemon.want(wanted(certificates.new_key()), lambda instance: 0)
+
+
+def test_copy_of_a_request_means_nothing(daemon, key):
+    message = wanted(key)
+    daemon.want(message, lambda instance: 0)
+    with pytest.raises(errors.NotAuthenticated, match="taken before"):
+        daemon.want(message, lambda instance: 0)
+
+
+@pytest.fixture
+def asks(transport, key):
+    """Return what asks the host as the service does; with another key if one is given."""
+
+    def ask(request, key=key):
+        caster = rpc.Caster(
+            cfg.CONF, lambda what, purpose: signed_messages.sign_payload(what, purpose, key)
+        )
+        caster._transport = transport
+        return caster.want_checkpoint(INSTANCE, HOST, request)
+
+    return ask
+
+
+def answered(asks, count=20):
+    """Return the first answer, once the daemon listens."""
+    return next(said for request in range(1, count) if (said := asks(request)) is not None)
+
+
+def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    daemon.listen(lambda instance: 5)
+    heard = opened(decision_messages.encode(answered(asks)))
+    assert (heard.host, heard.number) == (HOST, 5)
+    daemon.stop()
+
+
+@pytest.mark.expect_log("is of no use")
+def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    asked = []
+    daemon.listen(lambda instance: asked.append(instance) or 5)
+    answered(asks)
+    assert asks(99, certificates.new_key()) is None and len(asked) == 1
+    daemon.stop()
+
+
+def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARD_S", 1)
+    assert asks(1) is None

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch files have bounds: each, all together, and of the file system."""
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from acstor_checkpoint.capture import scratch_files
+from acstor_common import errors
+from tests.lab import runs
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def file_of(tmp_path: pathlib.Path) -> Callable[[str, int], pathlib.Path]:
+    def made(name: str, size_bytes: int) -> pathlib.Path:
+        path = tmp_path / name
+        path.write_bytes(b"x" * size_bytes)
+        return path
+
+    return made
+
+
+def test_reading_stops_before_the_bound_of_a_file(
+    tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
+) -> None:
+    it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
+    with it.watched(file_of("a", 200 * KIB), lambda: None) as watched:
+        it.look()
+        assert not watched.is_late
+        file_of("a", 204 * KIB)
+        it.look()
+        assert watched.is_late and not watched.why
+
+
+@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.parametrize("how", ["one file", "all files", "file system"])
+def test_what_is_too_large_is_ended_and_the_capture_is_told(
+    tmp_path: pathlib.Path,
+    file_of: Callable[[str, int], pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    limit = {"one file": 400, "all files": 640, "file system": 1 << 20}[how] * KIB
+    if how == "file system":
+        monkeypatch.setattr(scratch_files, "SPARE_BYTES", 1 << 62)
+    it, ended = scratch_files.ScratchFiles(tmp_path, limit), threading.Event()
+    with contextlib.ExitStack() as stack:
+        for name in ("b", "c"):
+            file = file_of(name, {"one file": 40, "all files": 300, "file system": 100}[how] * KIB)
+            stack.enter_context(it.watched(file, lambda: pytest.fail("it is not the largest")))
+        stack.enter_context(pytest.raises(scratch_files.ScratchFull, match=r"at most|are free"))
+        with it.watched(file_of("a", 304 * KIB), ended.set):
+            it.look()
+            assert ended.wait(5.0)
+            raise errors.Unusable("export", "it went away")
+
+
+@pytest.mark.expect_log("the capture is ended")
+def test_capture_that_cannot_be_ended_keeps_nobody(
+    tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
+) -> None:
+    """libvirt may not answer; another file has its bound nevertheless."""
+    it, hangs, stop = (
+        scratch_files.ScratchFiles(tmp_path, 800 * KIB),
+        threading.Event(),
+        threading.Event(),
+    )
+    ended = list[int]()
+    loop = threading.Thread(target=it.run, args=(stop,))
+    with it.watched(file_of("a", 404 * KIB), hangs.wait):
+        loop.start()
+        with it.watched(file_of("b", 404 * KIB), lambda: ended.append(1)):
+            runs.wait_for(lambda: ended, 10.0, "the end", str)
+    stop.set()
+    hangs.set()
+    loop.join(10.0)
+    assert not loop.is_alive()
+
+
+def test_other_failures_are_what_they_are(
+    tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
+) -> None:
+    it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
+    with pytest.raises(errors.Unusable, match="it went away"):
+        with it.watched(tmp_path / "none", lambda: None):
+            it.look()
+            raise errors.Unusable("export", "it went away")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.parametrize("how", ["all files", "file system"])
+def test_one_capture_is_ended_while_its_space_comes_back(
+    tmp_path: pathlib.Path,
+    file_of: Callable[[str, int], pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """Its file counts as long as it is there; another one's is ended where it stays."""
+    if how == "file system":
+        monkeypatch.setattr(scratch_files, "SPARE_BYTES", 1 << 62)
+    clock = Clock()
+    it = scratch_files.ScratchFiles(
+        tmp_path, {"all files": 640, "file system": 1 << 20}[how] * KIB, clock
+    )
+    with contextlib.ExitStack() as stack:
+        files = {name: file_of(name, size * KIB) for name, size in [("a", 304), ("b", 300)]}
+        files["c"] = file_of("c", 200 * KIB)
+        a, b, c = (stack.enter_context(it.watched(one, lambda: None)) for one in files.values())
+        for _ in range(10):
+            it.look()
+            clock.now_s += 0.9
+        assert a.why and not b.why and not c.why
+        clock.now_s += 1.1
+        it.look()
+        assert b.why and not c.why
+
+
+@pytest.mark.expect_log("the capture is ended")
+def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
+    tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
+) -> None:
+    clock, answers, asked = Clock(), threading.Event(), list[threading.Thread]()
+
+    def end() -> None:
+        asked.append(threading.current_thread())
+        answers.wait(30.0)
+
+    it = scratch_files.ScratchFiles(tmp_path, 800 * KIB, clock)
+    with it.watched(file_of("a", 404 * KIB), end):
+        for _ in range(5):
+            it.look()
+            clock.now_s += scratch_files.AGAIN_S
+        runs.wait_for(lambda: asked, 10.0, "the end", str)
+        assert len(asked) == 1
+        answers.set()
+        asked[0].join(10.0)
+        it.look()
+        it.look()
+        runs.wait_for(lambda: len(asked) == 2, 10.0, "the second end", str)
+        asked[1].join(10.0)
+        it.look()
+    assert len(asked) == 2

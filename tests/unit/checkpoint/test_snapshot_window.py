@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A moment has an end, soon or, for who never comes to one, late."""
+
+import pytest
+
+from acstor_checkpoint.capture import snapshot_window
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def looks(clock: Clock, is_late: snapshot_window.IsLate) -> float:
+    """Return after how many seconds it is late."""
+    began_s = clock.now_s
+    while not is_late():
+        clock.now_s += 1.0
+    return clock.now_s - began_s
+
+
+def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None:
+    it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
+    for stuck in range(5):
+        with it.moment(stuck) as (is_late, is_long):
+            assert is_long is (stuck >= snapshot_window.PARTS)
+            clock.now_s += 500.0  # the moment has not begun
+            assert looks(clock, is_late) == (101 if is_long else 11)
+
+
+def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
+    it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
+    with it.moment(9) as (_, is_long), it.moment(9) as (is_late, is_other_long):
+        assert is_long and not is_other_long
+        assert looks(clock, is_late) == 11
+    with it.moment(9) as (_, is_long):
+        assert is_long
+
+
+def test_who_fails_in_a_long_one_lets_others_have_theirs(clock: Clock) -> None:
+    it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
+    with pytest.raises(KeyError), it.moment(9):
+        raise KeyError
+    with it.moment(9) as (_, is_long):
+        assert is_long

@@ -1,0 +1,665 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the folder is what is kept, and each step that can fail leaves it so."""
+
+import errno
+import os
+import pathlib
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from acstor_checkpoint.vault import group_sync
+from acstor_checkpoint.vault import lookup_rate
+from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault import scrubber
+from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault import vault_files
+from acstor_checkpoint.vault import vault_store
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.model import ids
+
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+LIMITS = quota.Limits(1 << 20, 1 << 20, 200)
+CHUNKS = [object_names.Sealed(random.Random(n).randbytes(32), bytes([n]) * 100) for n in range(20)]
+NAMES = [chunk.name for chunk in CHUNKS]
+PATH = f"/v1/h1/{DISK.disk}"
+
+
+@pytest.fixture
+def vault(tmp_path: pathlib.Path) -> Iterator[vault_store.VaultStore]:
+    made = open_in(tmp_path)
+    yield made
+    made.close()
+
+
+def open_in(folder: pathlib.Path, limits: quota.Limits = LIMITS) -> vault_store.VaultStore:
+    return vault_store.VaultStore(folder, limits, H2)
+
+
+def put(
+    vault: vault_store.VaultStore, *chunks: object_names.Sealed, disk: object_names.Disk = DISK
+) -> None:
+    with vault.batch(disk) as batch:
+        for name, data in chunks:
+            batch.add(object_names.Kind.CHUNK, name, len(data), [data])
+
+
+def here(vault: vault_store.VaultStore) -> set[bytes]:
+    return set(NAMES) - set(vault.missing(DISK, NAMES))
+
+
+def got(
+    vault: vault_store.VaultStore, name: bytes, kind: object_names.Kind = object_names.Kind.CHUNK
+) -> bytes:
+    with vault.opened(DISK, kind, name) as kept:
+        return b"".join(kept.pieces())
+
+
+def files_of(vault: vault_store.VaultStore) -> int:
+    return sum(path.is_file() for path in vault.folder.rglob("*"))
+
+
+def walked(vault: vault_store.VaultStore) -> dict[ids.HostId, quota.Usage]:
+    """Return what hosts take of the disk, where no file is longer than a block."""
+    counts = {
+        ids.HostId(owner.name): 1 + sum(1 for _ in owner.rglob("*"))
+        for owner in vault.folder.iterdir()
+        if owner.is_dir()
+    }
+    return {owner: quota.Usage(4096 * count, count) for owner, count in counts.items()}
+
+
+def asked(
+    vault: vault_store.VaultStore,
+    method: str,
+    target: str,
+    data: bytes = b"",
+    host: ids.HostId = H1,
+) -> tuple[int, bytes]:
+    body = vault_api.RequestBody(len(data), iter([data[:7], data[7:]]))
+    with vault_api.VaultApi(vault).answered(host, method, target, body) as answer:
+        return answer.status, b"".join(answer.pieces)
+
+
+def test_what_was_asked_to_go_before_a_later_connection_began_stays(
+    vault: vault_store.VaultStore,
+) -> None:
+    put(vault, *CHUNKS)
+    stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
+    begun = threading.Event()
+    looked: list[bytes] = []
+
+    class Slow(object_names.NameList):
+        """Names that somebody looks into while a later connection begins."""
+
+        def beginning_with(self, first: int) -> set[bytes]:
+            found = super().beginning_with(first)
+            looked.append(bytes([first]))
+            if len(looked) == 4:
+                vault.begin(DISK, 2)
+                begun.set()
+            return found
+
+    with pytest.raises(errors.VaultRefused, match="later connection"):
+        vault.keep(DISK, Slow(object_names.pack_names(NAMES[:1])), 1)
+    assert begun.is_set() and len(here(vault)) == len(NAMES) - 3 + (NAMES[0][:1] in looked[:3])
+    with pytest.raises(errors.VaultRefused):
+        vault.drop(DISK, 1)
+    assert vault.keep(DISK, stay, 2) and here(vault) == {NAMES[0]}
+    vault.drop(DISK, 2)
+    put(vault, CHUNKS[1])
+    assert vault.keep(DISK, stay, 1) == 1  # of a disk that began anew
+
+
+def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.VaultStore) -> None:
+    put(vault, *CHUNKS)
+
+    def asked_by(connection: int, method: str, target: str, data: bytes = b"") -> int:
+        body = vault_api.RequestBody(len(data), iter([data]), connection)
+        with vault_api.VaultApi(vault).answered(H1, method, target, body) as answer:
+            return answer.status
+
+    assert asked_by(2, "POST", f"{PATH}/missing", object_names.pack_names(NAMES)) == vault_api.OK
+    assert asked_by(1, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.LATE
+    assert asked_by(1, "DELETE", PATH) == vault_api.LATE
+    assert here(vault) == set(NAMES)
+    assert asked_by(2, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.OK
+    assert here(vault) == {NAMES[0]}
+    assert asked_by(3, "DELETE", PATH) == vault_api.OK
+    chunk = object_names.HEAD.pack(NAMES[1], 100) + CHUNKS[1].data
+    assert asked_by(3, "PUT", f"{PATH}/chunks", chunk) == vault_api.NO_CONTENT
+    assert asked_by(2, "DELETE", PATH) == vault_api.LATE
+
+
+def test_list_of_what_stays_has_a_limit(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_names, "MAX_ASKED", 2)
+    put(vault, *CHUNKS[:3])
+    target = f"{PATH}/keep/00-ff"
+    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:3]))[0] == vault_api.TOO_LONG
+    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:2]))[0] == vault_api.OK
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_list_of_what_stays_comes_in_parts(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(object_names, "MAX_ASKED", most)
+    put(vault, *CHUNKS)
+    manifest = b"a manifest"
+    name = checkpoint_encryption.manifest_name(manifest)
+    asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
+    stay, covered = [*NAMES[:7], name], list[int]()
+    for within, some in object_names.split(object_names.Stay(object_names.ALL, stay)):
+        covered += within
+        target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
+        assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK
+    assert covered == list(object_names.ALL)
+    assert here(vault) == set(NAMES[:7]) and vault.manifests(DISK) == [name]
+    assert vault.room.used() == walked(vault)
+
+
+@pytest.mark.parametrize("within", ["", "00", "0-f", "00-fg", "00-ff/", "-1-ff", "0a-09"])
+def test_range_that_is_none_drops_nothing(vault: vault_store.VaultStore, within: str) -> None:
+    put(vault, *CHUNKS)
+    status = asked(vault, "POST", f"{PATH}/keep/{within}", bytes(32))[0]
+    assert status in (200, 400, 404) and here(vault) == set(NAMES)
+
+
+def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStore) -> None:
+    put(vault, *CHUNKS[:5])
+    again = open_in(vault.folder)
+    assert here(again) == set(NAMES[:5])
+    assert got(again, NAMES[3]) == CHUNKS[3].data
+    assert again.room.used() == vault.room.used() == walked(vault)
+    again.close()
+
+
+@hypothesis.settings(
+    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(
+            strategies.sampled_from(["put", "keep", "drop", "again"]),
+            strategies.sets(strategies.integers(0, 19)),
+        ),
+        max_size=8,
+    )
+)
+def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]) -> None:
+    vault, model = open_in(tmp_path), set[int]()
+    vault.drop(DISK)
+    for what, numbers in steps:
+        if what == "put":
+            put(vault, *(CHUNKS[n] for n in sorted(numbers)))
+            model |= numbers
+        elif what == "keep":
+            vault.keep(
+                DISK, object_names.NameList(object_names.pack_names(NAMES[n] for n in numbers))
+            )
+            model &= numbers
+        elif what == "drop":
+            assert vault.drop(DISK) == len(model)
+            model = set()
+        else:
+            vault.close()
+            vault = open_in(tmp_path)
+        assert here(vault) == {NAMES[n] for n in model}
+        assert vault.room.used() == walked(vault) and files_of(vault) == len(model)
+    vault.close()
+
+
+def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None:
+    put(vault, CHUNKS[0])
+
+    def broken() -> Iterator[bytes]:
+        yield b"x"
+        raise OSError(5, "the disk is broken")
+
+    with pytest.raises(OSError, match="broken"), vault.batch(DISK) as batch:
+        batch.add(object_names.Kind.CHUNK, NAMES[1], 100, [CHUNKS[1].data])
+        batch.add(object_names.Kind.CHUNK, NAMES[2], 100, broken())
+    for pieces in ([b"x" * 99], [b"x" * 101], [b"x" * 60] * 2, []):
+        with pytest.raises(ValueError, match="announced"), vault.batch(DISK) as batch:
+            batch.add(object_names.Kind.CHUNK, NAMES[3], 100, pieces)
+    assert here(vault) == {NAMES[0]} and files_of(vault) == 1
+    assert vault.room.used() == walked(vault)
+
+
+@pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
+def test_nothing_has_its_name_before_it_is_safe(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, nth: int, kept: int
+) -> None:
+    put(vault, CHUNKS[0])
+    calls = iter(range(1, 9))
+
+    def fault(_descriptor: int) -> OSError | None:
+        return OSError(5, "Input/output error") if next(calls) >= nth else None
+
+    monkeypatch.setattr(group_sync, "_fault", fault)
+    with pytest.raises(OSError, match="Input"):
+        put(vault, *CHUNKS[1:4])
+    assert here(vault) == set(NAMES[:kept]) and files_of(vault) == kept
+    monkeypatch.undo()
+    for chunk in CHUNKS:  # the kernel tells it once
+        with pytest.raises(OSError, match="Input"):
+            put(vault, chunk)
+    assert vault.room.used() == walked(vault)
+
+
+@pytest.mark.expect_log("No space left")
+@pytest.mark.parametrize("step", ["link", "mkdir"])
+def test_a_step_that_fails_leaves_nothing(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    put(vault, CHUNKS[0])
+
+    def full(*_arguments: object, **_words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="space"):
+        put(vault, *CHUNKS[1:4])
+    assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[1:4])) == (
+        507,
+        b"No space left on device",
+    )
+    monkeypatch.undo()
+    assert here(vault) == {NAMES[0]} and files_of(vault) == 1
+    put(vault, *CHUNKS[1:4])
+    assert here(vault) == set(NAMES[:4])
+
+
+def _frames(chunks: list[object_names.Sealed]) -> bytes:
+    return b"".join(object_names.HEAD.pack(name, len(data)) + data for name, data in chunks)
+
+
+def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> None:
+    threads = [threading.Thread(target=put, args=(vault, *CHUNKS)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert here(vault) == set(NAMES)
+    assert vault.room.used() == walked(vault) and files_of(vault) == 20
+
+
+def test_what_a_killed_process_left_goes(vault: vault_store.VaultStore) -> None:
+    put(vault, CHUNKS[0])
+    left = vault.folder / H1 / DISK.disk / ".incoming-7"
+    left.write_bytes(b"half")
+    open_in(vault.folder).close()
+    assert not left.exists() and here(vault) == {NAMES[0]}
+
+
+@pytest.mark.expect_log("not a file of a vault; ignored")
+def test_what_no_vault_made_is_left_alone(vault: vault_store.VaultStore) -> None:
+    put(vault, CHUNKS[0])
+    others = [vault.folder / "lost+found/x", vault.folder / H1 / "no-disk/x"]
+    others.append(vault.folder / H1 / DISK.disk / NAMES[0].hex()[:2] / "notes")
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"somebody's")
+    again = open_in(vault.folder)
+    assert again.drop(DISK) == 1
+    assert all(path.exists() for path in others)
+    again.close()
+
+
+@pytest.mark.expect_log("h1 has used up its quota of this vault")
+def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
+    tmp_path: pathlib.Path,
+) -> None:
+    vault = open_in(tmp_path, quota.Limits(800 * 4096, 400 * 4096, 20))
+    put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
+    assert vault.room.used() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
+    with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
+        put(vault, *CHUNKS[4:5])
+    put(vault, *CHUNKS[:4], disk=object_names.Disk(H2, DISK.disk))
+    vault.close()
+
+
+@pytest.mark.expect_log("h1 has used up its quota of this vault")
+def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
+    vault = open_in(tmp_path, quota.Limits(30 * 4096, 15 * 4096, 20))
+    put(vault, *CHUNKS[:4])
+    for disk, chunks, why in (
+        (DISK, CHUNKS[4:5], "one host"),
+        (object_names.Disk(H2, DISK.disk), CHUNKS[:5], "20 inodes is reached"),
+    ):
+        with pytest.raises(errors.VaultFull, match=why):
+            put(vault, *chunks, disk=disk)
+        assert vault.room.used() == walked(vault)
+    assert vault.room.used()[H1].inodes == 10
+    assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
+    vault.close()
+
+
+@pytest.mark.expect_log(r"h1 has used up its quota of this vault \(host_inodes\)")
+def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
+    vault = open_in(tmp_path, quota.Limits(2 << 20, 1 << 20, 120))
+    shard = [object_names.Sealed(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
+    put(vault, *shard[:55])
+    assert vault.room.used()[H1].inodes == 58 and vault.room.full_hosts() == 0
+    for _ in range(2):
+        with pytest.raises(errors.VaultFull, match="60 inodes of one host"):
+            put(vault, *shard[55:])  # and gives back what it took
+        assert vault.room.full_hosts() == 1
+    vault.keep(DISK, object_names.NameList(object_names.pack_names(one.name for one in shard[:50])))
+    assert vault.room.full_hosts() == 0
+    vault.close()
+
+
+def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
+    vault: vault_store.VaultStore,
+) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    vault.room.limits = quota.Limits(1 << 30, 1 << 30, 10_000)
+    vault.lookups = lookup_rate.LookupRate(lambda: now_s, sleep)
+    for number in range(100):
+        put(
+            vault,
+            CHUNKS[0],
+            disk=object_names.Disk(H1, ids.parse_image_id(str(uuid.UUID(int=number)))),
+        )
+    asked_of = 100 * (vault_store.MAX_DISKS + lookup_rate.OF_REQUEST) - lookup_rate.OF_HOST.burst
+    assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
+    for number in range(100):
+        data = b"manifest %d" % number
+        name = checkpoint_encryption.manifest_name(data)
+        target = f"/v1/h1/{uuid.UUID(int=1)}/manifests/{name.hex()}"
+        assert asked(vault, "PUT", target, data)[0] == vault_api.NO_CONTENT
+    asked_of += 100 * (vault_store.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
+    assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
+
+
+def test_disk_that_does_not_answer_is_an_error_in_time(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_sync, "LONGEST_S", 0.2)
+    may_end, begun = threading.Event(), threading.Event()
+
+    def hang(_descriptor: int) -> None:
+        begun.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(group_sync, "_fault", hang)
+    threads = [threading.Thread(target=vault.safety.reach) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(5)
+    threads[1].start()  # makes the next pass
+    time.sleep(0.1)
+    with pytest.raises(OSError, match="does not answer"):
+        put(vault, CHUNKS[0])
+    may_end.set()
+    for thread in threads:
+        thread.join(5)
+    put(vault, CHUNKS[0])
+
+
+def test_a_host_has_only_so_many_disks_and_manifests(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_store, "MAX_DISKS", 1)
+    monkeypatch.setattr(vault_store, "MAX_MANIFESTS", 1)
+    put(vault, CHUNKS[0])
+    with pytest.raises(errors.VaultFull, match="disks"):
+        put(vault, CHUNKS[0], disk=object_names.Disk(H1, ids.ImageId(DISK.disk[::-1])))
+    for number, status in (1, 204), (2, 400), (1, 204):
+        data = b"manifest %d" % number
+        name = checkpoint_encryption.manifest_name(data)
+        assert asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", data)[0] == status
+
+
+def test_a_manifest_is_what_its_name_says(vault: vault_store.VaultStore) -> None:
+    name = checkpoint_encryption.manifest_name(b"a manifest")
+    target = f"{PATH}/manifests/{name.hex()}"
+    assert asked(vault, "PUT", target, b"another one")[0] == 400
+    assert asked(vault, "PUT", target, b"a manifest") == (204, b"")
+    assert asked(vault, "GET", target, host=H2) == (200, b"a manifest")
+    assert asked(vault, "GET", f"{PATH}/manifests", host=H2) == (200, name)
+    assert asked(vault, "GET", "/v1/h1", host=H2) == (200, DISK.disk.encode())
+
+
+@pytest.mark.expect_log("corrupt")
+@pytest.mark.parametrize("at", [0, 50, 99, 100, 131])
+def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> None:
+    put(vault, *CHUNKS[:2])
+    path = vault_files.path_of(vault.folder / H1 / DISK.disk, object_names.Kind.CHUNK, NAMES[0])
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    target = f"{PATH}/chunks/{NAMES[0].hex()}"
+    assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
+    assert here(vault) == {NAMES[1]} and vault.room.used() == walked(vault)
+
+
+@pytest.mark.expect_log("corrupt")
+def test_scrubbing_finds_what_a_disk_forgot(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    name = checkpoint_encryption.manifest_name(b"a manifest")
+    asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
+    work = scrubber.Scrubber(vault, threading.Event())
+    assert work.once() == 0
+    for altered in (NAMES[3], NAMES[9], name):
+        (path,) = vault.folder.rglob(altered.hex())
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert work.once() == 3
+    assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
+    assert work.once() == 0
+
+
+def unreadable(
+    vault: vault_store.VaultStore, name: bytes, target: str = "/proc/self/mem"
+) -> pathlib.Path:
+    """Let reading of a file fail; by default as a disk does (EIO)."""
+    (path,) = vault.folder.rglob(name.hex())
+    path.unlink()
+    path.symlink_to(target)
+    return path
+
+
+@pytest.mark.expect_log("cannot be read")
+def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
+    kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
+    assert scrubber.Scrubber(vault, threading.Event()).once() == 2
+    assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.spoilt == 2
+    assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
+
+
+@pytest.mark.expect_log("cannot be read")
+def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(scrubber, "MAX_UNREADABLE", 3)
+    put(vault, *CHUNKS)
+    for name in NAMES:
+        unreadable(vault, name)
+    with pytest.raises(OSError, match="Input/output error"):
+        scrubber.Scrubber(vault, threading.Event()).once()
+    assert len(here(vault)) == len(NAMES) - 3
+
+
+@pytest.mark.expect_log("cannot be removed")
+@pytest.mark.expect_log("cannot be read")
+def test_what_can_be_neither_read_nor_removed_ends_no_pass(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    unreadable(vault, NAMES[0])
+
+    def refuse(*_of: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(vault, "remove", refuse)
+    assert scrubber.Scrubber(vault, threading.Event()).once() == 0
+
+
+@pytest.mark.expect_log("corrupt")
+@pytest.mark.expect_log("Input/output error")
+def test_folder_that_cannot_be_listed_ends_no_pass(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    (spoilt,) = vault.folder.rglob(NAMES[9].hex())
+    spoilt.write_bytes(b"something else")
+    (first,) = vault.folder.rglob(NAMES[0].hex())
+    listed = os.listdir
+
+    def listdir(folder: pathlib.Path) -> list[str]:
+        if folder == first.parent:
+            raise OSError(errno.EIO, "Input/output error")
+        return listed(folder)
+
+    monkeypatch.setattr(vault_files.os, "listdir", listdir)
+    assert scrubber.Scrubber(vault, threading.Event()).once() == 1
+
+
+def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, now_s = threading.Event(), (ended_s := time.time())
+    work = scrubber.Scrubber(vault, ended, lambda: now_s)
+    assert work.first_pause_s() == scrubber.FIRST_S
+    pauses: list[float] = []
+    monkeypatch.setattr(ended, "wait", lambda pause_s: pauses.append(pause_s) or len(pauses) > 2)
+    work.run()
+    assert pauses == [scrubber.FIRST_S, scrubber.EVERY_S, scrubber.EVERY_S]
+    for later_s, pause_s in ((0, 86400), (80_000, 6400), (86_000, 3600), (-(10**9), 86400)):
+        now_s = ended_s + later_s
+        assert work.first_pause_s() == pytest.approx(pause_s, abs=60)
+
+
+def test_scrubbing_ends_at_once(vault: vault_store.VaultStore) -> None:
+    put(vault, *CHUNKS)
+    ended = threading.Event()
+    ended.set()
+    scrubber.Scrubber(vault, ended).run()
+    assert scrubber.Scrubber(vault, ended).once() == 0
+
+
+@pytest.mark.expect_log("corrupt")
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 131])
+def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: int) -> None:
+    put(vault, CHUNKS[0])
+    path = vault_files.path_of(vault.folder / H1 / DISK.disk, object_names.Kind.CHUNK, NAMES[0])
+    os.truncate(path, length)
+    with pytest.raises(errors.ChunkInvalid):
+        got(vault, NAMES[0])
+    assert here(vault) == set()
+
+
+def test_a_long_sweep_comes_in_steps(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_store, "MAX_REMOVED", 8)
+    put(vault, *CHUNKS)
+    stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
+    assert [vault.keep(DISK, stay) for _ in range(3)] == [8, 8, 3]
+
+
+def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "vault"
+    with vault_files.locked(folder):
+        with pytest.raises(errors.Unusable, match="another process"):
+            with vault_files.locked(folder):
+                pass
+    folder.chmod(0o755)
+    with pytest.raises(errors.Unusable, match="others"):
+        with vault_files.locked(folder):
+            pass
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "end", ["", "/chunks", "/missing", "/keep/00-ff", f"/manifests/{'0' * 64}"]
+)
+def test_nobody_changes_what_is_anothers(
+    vault: vault_store.VaultStore, method: str, end: str
+) -> None:
+    put(vault, CHUNKS[0])
+    assert asked(vault, method, f"{PATH}{end}", bytes(32), host=H2)[0] in (403, 404)
+    assert here(vault) == {NAMES[0]}
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(
+    strategies.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH"]),
+    strategies.one_of(
+        strategies.text(max_size=60),
+        strategies.lists(
+            strategies.sampled_from(
+                ["v1", "h1", DISK.disk, "chunks", "manifests", "missing", "..", "", "0" * 64]
+            ),
+            max_size=7,
+        ).map("/".join),
+    ),
+    strategies.binary(max_size=120),
+)
+def test_hostile_requests_break_nothing(
+    tmp_path: pathlib.Path, method: str, target: str, data: bytes
+) -> None:
+    vault = open_in(tmp_path / "vault") if (tmp_path / "vault").exists() else _new(tmp_path)
+    put(vault, CHUNKS[0], disk=object_names.Disk(H2, DISK.disk))
+    status, _ = asked(vault, method, target, data)
+    assert status in (200, 204, 400, 403, 404)
+    assert not vault.missing(object_names.Disk(H2, DISK.disk), NAMES[:1])
+    assert {path.name for path in tmp_path.iterdir()} == {"vault"}
+    vault.close()
+
+
+def _new(tmp_path: pathlib.Path) -> vault_store.VaultStore:
+    (tmp_path / "vault").mkdir()
+    return open_in(tmp_path / "vault")
+
+
+def test_bodies_have_lengths_and_limits(vault: vault_store.VaultStore) -> None:
+    for length, status in (None, 411), (1 << 40, 413):
+        body = vault_api.RequestBody(length, iter([]))
+        for method, end in ("PUT", "chunks"), ("POST", "keep/00-ff"), ("POST", "missing"):
+            with vault_api.VaultApi(vault).answered(H1, method, f"{PATH}/{end}", body) as answer:
+                assert answer.status == status
+    assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
+
+
+def test_what_is_read_counts_for_who_reads_it(
+    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a request, also of what is not there, and by its bytes."""
+    data = bytes(10 * lookup_rate.BYTES)
+    put(vault, object_names.Sealed(NAMES[0], data))
+    spent = list[tuple[str, int]]()
+    monkeypatch.setattr(vault.lookups, "spend", lambda *words: spent.append(words))
+    h3 = ids.HostId("h3")
+    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (vault_api.OK, data)
+    assert spent == [(h3, lookup_rate.OF_REQUEST), (h3, 10)]
+    spent.clear()
+    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[1].hex()}", host=h3)[0] == vault_api.NOT_HERE
+    assert spent == [(h3, lookup_rate.OF_REQUEST)]

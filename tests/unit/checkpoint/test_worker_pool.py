@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns: everybody has his, whatever fails and however clocks jump."""
+
+import time
+import types
+
+import pytest
+
+from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import worker_pool
+from acstor_common import errors
+from acstor_common.model import checkpoint_intervals
+from acstor_common.model import ids
+from acstor_common.util import supervision
+from acstor_common.wire import checkpoint_messages as messages
+from tests.lab import runs
+
+IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
+DISK = domain_xml.Disk("vda", "/disk", IDS[0])
+
+
+def server(number, **specs):
+    named = {f"acstor:{name}": value for name, value in specs.items()}
+    return domain_xml.Server(IDS[number], "p", DISK, named, False)
+
+
+class Host:
+    """Domains and taker of a daemon, and its clocks."""
+
+    def __init__(self, folder, *here, interval_s=600):
+        self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
+        self.took, self.cleared, self.fails, self.slow = [], [], {}, {}
+        self.states = disk_states.DiskStates(folder)
+        self.daemon = self.started(interval_s)
+
+    def started(self, interval_s=600):
+        return worker_pool.WorkerPool(
+            self,
+            self,
+            self.states,
+            interval_s,
+            lambda: self.now_s,
+            lambda: self.wall_ms,
+        )
+
+    def present(self):
+        if self.here is None:
+            raise errors.Unusable("libvirt", "it is away")
+        return self.here
+
+    def take(self, each):
+        number = IDS.index(each.instance)
+        self.now_s += 5.0
+        if number in self.fails:
+            raise self.fails[number]
+        self.took.append(number)
+        return types.SimpleNamespace(
+            checkpoint_id="c",
+            read_bytes=1,
+            sent_bytes=1,
+            whole_because="",
+            slow_holder=self.slow.get(number, ""),
+        )
+
+    def clear(self, each):
+        self.cleared.append(IDS.index(each.instance))
+
+    def run(self, seconds):
+        self.took.clear()
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            if not self.daemon.turn():
+                self.now_s += 5.0
+        return list(self.took)
+
+
+@pytest.fixture
+def host(tmp_path):
+    return lambda *here, **more: Host(tmp_path / "state", *here, **more)
+
+
+def test_everybody_has_turns_by_his_own_interval(host):
+    it = host(
+        server(0), server(1, checkpoint_interval_s="60"), server(2, checkpoint_interval_s="0")
+    )
+    took = it.run(1195)
+    assert took.count(0) == 2 and took.count(2) == 0
+    assert 17 <= took.count(1) <= 20
+    assert it.cleared == [0, 1, 2]
+
+
+def test_none_are_taken_by_default(host):
+    it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=0)
+    assert it.run(500) == [1, 1]
+
+
+@pytest.mark.allow_log("no checkpoint")
+@pytest.mark.parametrize("fault", [errors.Unusable("disk", "busy"), OSError("full"), KeyError("x")])
+def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
+    it = host(server(0), server(1))
+    it.fails[0] = fault
+    assert it.run(3000) == [1] * 5
+    it.fails.clear()
+    assert 0 in it.run(700)
+
+
+def test_who_is_never_done_goes_on_and_keeps_nobody(host):
+    it = host(server(0), server(1), server(2))
+    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    assert it.run(1195) == [1, 2, 1, 2]
+    it.fails.clear()
+    assert it.run(5) == [0]
+
+
+def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
+    it = host(server(0))
+    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    it.run(60)
+    assert it.daemon.failures.failing(None) == []
+    it.fails[0] = snapshot_window.Overwritten(5, 1)
+    it.run(60)
+    [failing] = it.daemon.failures.failing(None)
+    assert (failing.instance_id, failing.reason, failing.holder) == (IDS[0], "overwritten", "")
+    it.fails.clear()
+    it.run(5)
+    assert it.daemon.failures.failing(None) == []
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_part):
+    it = host(server(0))
+    it.slow[0] = "h2"
+    if is_part:
+        it.fails[0] = snapshot_window.PartTaken(5, 1, "h2")
+    it.run(5)
+    assert it.daemon.failures.failing(None) == [messages.Failing(IDS[0], "holder_slow", "h2")]
+    assert it.daemon.failures.waits() == {"h2": 1} and not it.daemon.failures.by_holder()
+    it.slow.clear(), it.fails.clear()
+    it.run(700)
+    assert it.daemon.failures.failing(None) == []
+
+
+def test_how_long_servers_wait_is_known_also_before_their_first(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
+    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    it.run(1195)
+    waits = it.daemon.overdue_s()
+    assert waits[IDS[0]] == pytest.approx(1195, abs=20) and waits[IDS[1]] < 20
+    assert IDS[2] not in waits
+    it.fails.clear()
+    it.run(5)
+    assert it.daemon.overdue_s()[IDS[0]] == 0
+
+
+@pytest.mark.expect_log("it is away")
+def test_libvirt_may_be_away(host):
+    it = host(server(0))
+    assert it.run(10) == [0]
+    here, it.here = it.here, None
+    assert it.run(1200) == [0, 0]  # they are taken, or fail, on their own
+    it.here = here
+    assert it.run(600) == [0]
+
+
+@pytest.mark.parametrize("jump_s", [-86_400 * 3650, -400, 400, 86_400 * 3650])
+def test_wall_clock_that_jumps_moves_no_turn_by_more_than_an_interval(host, jump_s):
+    it = host(server(0))
+    state = disk_states.new_state(IDS[0], 65536)
+    state.taken_ms = it.wall_ms
+    it.states.save(IDS[0], state)
+    it.wall_ms += jump_s * 1000
+    it.daemon = it.started()
+    took = it.run(1205)
+    assert 1 <= len(took) <= 3
+    it.wall_ms -= 2 * jump_s * 1000
+    assert len(it.run(1200)) == 2
+
+
+def test_restart_does_not_take_all_again(host):
+    it = host(server(0), server(1))
+    state = disk_states.new_state(IDS[0], 65536)
+    state.taken_ms = it.wall_ms - 100_000
+    it.states.save(IDS[0], state)
+    it.daemon = it.started()
+    assert it.run(400) == [1]
+    assert it.run(110) == [0]
+
+
+def test_who_is_asked_for_is_next(host):
+    it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
+    it.run(20)
+    state = disk_states.new_state(IDS[0], 65536)
+    state.number = 7
+    it.states.save(IDS[1], state)
+    assert it.daemon.ask(IDS[1]) == 7
+    assert it.run(10) == [1]
+    assert it.daemon.ask(IDS[0]) == 0
+
+
+def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
+    it = host(server(0))
+    it.run(20)
+    ask = it.daemon._cadence.ask
+
+    def begin_at_once(instance, now_s):
+        ask(instance, now_s)
+        state = disk_states.new_state(IDS[0], 65536)
+        state.number = 1
+        it.states.save(instance, state)
+
+    it.daemon._cadence.ask = begin_at_once
+    assert it.daemon.ask(IDS[0]) == 0
+
+
+def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
+    it = host(server(0), server(2, checkpoint_interval_s="0"))
+    for number, why in ((2, "no interval"), (3, "not on this host")):
+        with pytest.raises(errors.Unusable, match=why):
+            it.daemon.ask(IDS[number])
+    it.here.append(server(1))  # nobody has looked since
+    assert it.daemon.ask(IDS[1]) == 0
+    it.here = None
+    with pytest.raises(errors.Unusable, match="it is away"):
+        it.daemon.ask(IDS[3])
+
+
+def test_who_asks_while_one_is_taken_gets_another_one(host):
+    it = host(server(0), server(1))
+    it.run(20)
+    take, asked = it.daemon._taker.take, []
+
+    def ask_meanwhile(each):
+        done = take(each)
+        if not asked:
+            asked.append(it.daemon.ask(each.instance))
+        return done
+
+    it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
+    it.daemon.ask(IDS[1])
+    assert it.run(30) == [1, 1] and asked == [0]
+
+
+def test_daemon_ends_when_told(host):
+    it = host(server(0))
+    it.daemon.stop()
+    it.daemon.run()
+    assert it.took == []
+
+
+@pytest.mark.parametrize("words", ["", "-5", "1e3", "9" * 40, "²", "\u0663"])
+def test_words_that_are_no_number_of_seconds_say_nothing(words):
+    assert checkpoint_intervals.parse(words) is None
+
+
+def test_server_that_had_no_checkpoints_till_now_has_not_waited_for_them(host):
+    it = host(server(0, checkpoint_interval_s="0"), server(1))
+    it.run(500)
+    it.here[0] = server(0, checkpoint_interval_s="600")
+    it.now_s += 150  # the other one waits for its turn since then
+    assert it.run(10) == [1, 0]
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises_nothing(host):
+    it = host(server(0))
+    assert it.run(5) == [0] and it.daemon.promised_s(IDS[0]) == 600
+    it.here[0], it.fails[0] = server(0, checkpoint_interval_s="0"), OSError("full")
+    assert it.run(590) == []
+    assert it.run(100) == [] and it.daemon.promised_s(IDS[0]) == 0
+    it.fails.clear()
+    assert it.run(600) == [0]
+    assert it.run(3000) == []
+
+
+@pytest.mark.expect_log("no checkpoint: h2 keeps no")
+def test_service_says_how_often_from_the_first_turn_on(host):
+    it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
+    told = nova_intervals.Answer(0, {IDS[1]: 200})
+    said = []
+
+    def ask(failing):
+        said.append(failing)
+        return told
+
+    it.daemon = worker_pool.WorkerPool(
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=ask
+    )
+    assert it.run(395) == [1, 1] and it.daemon.promised_s(IDS[1]) == 200
+    it.fails[1] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")
+    it.run(1300)
+    it.fails.clear()
+    it.run(1300)
+    assert said[0] == said[-1] == []
+    assert [messages.Failing(IDS[1], "holder", "h2")] in said
+
+
+@pytest.mark.expect_log("it is away")
+@pytest.mark.expect_log("no checkpoint: h2 keeps no")
+def test_what_fails_is_reported_while_libvirt_is_away(host):
+    it, said = host(server(0)), []
+    it.daemon = worker_pool.WorkerPool(
+        it,
+        it,
+        it.states,
+        600,
+        lambda: it.now_s,
+        ask_intervals=lambda failing: said.append(failing) or nova_intervals.Answer(),
+    )
+    it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")
+    it.run(700)
+    it.here = None
+    said.clear()
+    it.run(1300)
+    assert said == [[messages.Failing(IDS[0], "holder", "h2")]] * 2
+
+
+@pytest.mark.expect_log("did not end: .*1 is broken")
+@pytest.mark.allow_log("no checkpoint")
+@pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
+def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypatch, fault):
+    it = host(server(0), server(1))
+    clear = it.clear
+    it.fails[0] = fault
+
+    def fail(each):
+        clear(each)
+        if each.instance == IDS[0]:
+            raise fault
+
+    monkeypatch.setattr(it, "clear", fail)
+    before = supervision.failures().get(worker_pool.FAILURES, 0)
+    assert it.run(600) == [1] and it.cleared == [0, 1]
+    assert supervision.failures()[worker_pool.FAILURES] - before >= 3
+
+
+@pytest.mark.expect_log("odd")
+@pytest.mark.expect_log("are unknown now")
+@pytest.mark.allow_log("by zero")
+def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
+    it = host(server(0))
+    monkeypatch.setattr(it, "present", lambda: 1 // 0)
+    assert not it.daemon.turn() and it.daemon.here() is None
+    it.now_s += 10
+    monkeypatch.setattr(it, "present", lambda: (_ for _ in ()).throw(OSError("odd")))
+    assert not it.daemon.turn()
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_servers_that_failed_or_are_not_done_share_some_workers(host):
+    it = host(server(0), server(1), server(2), server(3))
+    it.fails, it.slow = {0: OSError("slow"), 1: snapshot_window.PartTaken(1, 1)}, {3: "h2"}
+    it.run(100)
+    it.now_s += 700
+    seen = []
+
+    def take(each):
+        seen.append(IDS.index(each.instance))
+        it.daemon.turn()  # another worker, while this one is busy
+        raise OSError("slow")
+
+    it.daemon._taker = types.SimpleNamespace(take=take, clear=it.clear)
+    it.daemon.turn()
+    assert len(seen) == worker_pool.RETRY_WORKERS + 1 and 2 in seen
+
+
+def test_server_that_is_held_or_busy_is_not_taken(host):
+    it = host(server(0))
+    it.run(5)
+    it.now_s += 700
+    with it.daemon.held(IDS[0]) as is_held, it.daemon.held(IDS[0]) as is_held_twice:
+        assert is_held and not is_held_twice
+        assert not it.daemon.turn()
+    assert it.daemon.turn()
+
+
+def test_request_wakes_a_worker(host):
+    it = host(server(0))
+    it.run(5)
+    worker = supervision.start_once("a worker", it.daemon.run)
+    time.sleep(0.2)
+    it.daemon.ask(IDS[0])
+    runs.wait_for(lambda: it.took == [0, 0], 5.0, "the checkpoint", str)
+    it.daemon.stop()
+    worker.join(5.0)
+    assert not worker.is_alive()
+
+
+def test_workers_look_together_not_each_for_itself(host, monkeypatch):
+    it, looked = host(server(0)), []
+    present = it.present
+    monkeypatch.setattr(it, "present", lambda: looked.append(it.now_s) or present())
+    it.run(5)
+    began_s = it.now_s
+    for _ in range(60):
+        it.daemon.turn()
+        it.now_s += 1
+    assert len([at_s for at_s in looked if at_s >= began_s]) == 6
