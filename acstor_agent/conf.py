@@ -13,7 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.service.conf
-from acstor_agent.core import variants
+from acstor_agent.core import experiments
 from acstor_common.model import geometry
 from acstor_common.service import session_options
 from acstor_common.wire import decision_messages
@@ -169,7 +169,7 @@ OPTS = [
     cfg.ListOpt(
         "variants",
         default=[],
-        item_type=types.String(choices=list(variants.MEANINGS.items())),
+        item_type=types.String(choices=list(experiments.MEANINGS.items())),
         help="Variants of algorithms, for experiments that compare them. Guests read the same data "
         "with each.",
     ),

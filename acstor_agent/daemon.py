@@ -11,61 +11,61 @@ import pyfuse3
 import trio
 from oslo_config import cfg
 
-from acstor_agent import disk_io
-from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import membership
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import control_requests
 from acstor_agent.control import control_socket
-from acstor_agent.control import health
+from acstor_agent.control import host_health
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
-from acstor_agent.control import optional
 from acstor_agent.control import status
+from acstor_agent.control import supervised_tasks
 from acstor_agent.core.mount import inodes
+from acstor_agent.disks import checkpoint_client
+from acstor_agent.disks import checkpoint_restore
 from acstor_agent.disks import disks
-from acstor_agent.disks import holders
-from acstor_agent.disks import recovering
 from acstor_agent.engine import engine
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import source_client
-from acstor_agent.images import boot_ahead
-from acstor_agent.images import boot_recording
-from acstor_agent.images import booting
-from acstor_agent.images import detaching
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import naming
-from acstor_agent.images import news as news_
-from acstor_agent.images import opened as opened_
-from acstor_agent.images import pre_seed
-from acstor_agent.images import prefetching
-from acstor_agent.images import promise_file
-from acstor_agent.images import promises
-from acstor_agent.images import sharing
-from acstor_agent.images import timelines
-from acstor_agent.images import trace_spool
-from acstor_agent.images import unattached
-from acstor_agent.images import uses
-from acstor_agent.images import waiting
-from acstor_agent.images import whole_telling
-from acstor_agent.images import wholeness
+from acstor_agent.images import event_fanout
+from acstor_agent.images.boot import boot_recording
+from acstor_agent.images.boot import boot_timelines
+from acstor_agent.images.boot import trace_spool
+from acstor_agent.images.image import chunk_lookup
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import reattach
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import fill_status
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import pin_file
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_agent.images.maps import detached_maps
+from acstor_agent.images.prefetch import boot_image_prefetch
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
 from acstor_agent.mount import dead_mounts
-from acstor_agent.mount import dying
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
-from acstor_agent.mount import openers
-from acstor_agent.mount import rescue
-from acstor_agent.peers import peer_endpoint
-from acstor_agent.peers import peer_net
-from acstor_agent.process import loop_turns
+from acstor_agent.mount import killed_guests
+from acstor_agent.mount import open_files
+from acstor_agent.mount import stuck_requests
+from acstor_agent.peers import peer_listener
+from acstor_agent.peers import peer_network
+from acstor_agent.process import loop_lag
 from acstor_agent.process import supervisor
-from acstor_agent.sources import build
+from acstor_agent.runtime import disk_io
+from acstor_agent.sources import source_factory
 from acstor_common.formats import chunk_map
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
@@ -89,15 +89,15 @@ class Agent:
         cache: cache_files.CacheFiles,
         io: disk_io.DiskIo,
         known: inodes.Inodes,
-        promised: promises.Promises,
+        promised: pins.ImagePins,
         identity: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
     ) -> None:
         own = conf.acstor_agent
         self._conf, self._promises = conf, promised
         self._io, self._nursery, self._cache = io, nursery, cache
-        self._optional = optional.Optional(nursery)
-        self._started_s, self._turns = time.monotonic(), loop_turns.LoopTurns()
+        self._optional = supervised_tasks.SupervisedTasks(nursery)
+        self._started_s, self._turns = time.monotonic(), loop_lag.LoopLag()
         self._host = settings.host_id(own.host)
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
         state_dir, self._ring = pathlib.Path(own.state_dir), rings
@@ -105,8 +105,8 @@ class Agent:
             conf, self._host, identity, rings, self._optional.note, self._optional.show
         )
         self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
-        self._named = settings.naming(own)
-        self._peers = peer_net.PeerNet(
+        self._named = settings.identity_scheme(own)
+        self._peers = peer_network.PeerNetwork(
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
             broke_rules=lambda host, error: self._chunks.broke_rules(host, error.why),
@@ -119,16 +119,16 @@ class Agent:
             turn_s=lambda: self._turns.lasts_s,
             traffic=settings.peer_traffic(own),
         )
-        sources = build.build(
+        sources = source_factory.build(
             own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere
         )
         self._source = source_client.SourceClient(*sources)
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
-        looked_up = unattached.UnattachedImages(
+        looked_up = detached_maps.DetachedMaps(
             self._source, nursery, gives_private=own.cache_private_chunks_for_peers
         )
-        self._naming = naming.Naming(
+        self._naming = chunk_lookup.ChunkLookup(
             self._images, looked_up, promised.pinned, lambda: self._ring.current().segment_chunks
         )
         self._named.found(cache.iter_cids())
@@ -157,13 +157,13 @@ class Agent:
             cache=cache,
             source=self._source,
             net=self._peers,
-            tables=exchange.Tables(self._ring.current, self._ring.former),
+            tables=exchange.RingTables(self._ring.current, self._ring.former),
             learn=self._naming.learn,
             may_refer=settings.may_refer(own),
             heard=lambda heard: self._news.listened_to(heard),
-            moved=peer_client.Moved(self._member.received, self._member.sent),
+            moved=peer_client.TransferMeters(self._member.received, self._member.sent),
         )
-        self._boots = booting.Host(
+        self._boots = boot_session.BootSessions(
             heads,
             source=self._source,
             chunks=self._chunks,
@@ -173,13 +173,13 @@ class Agent:
             frame_patience_s=settings.place_timeout_s(own),
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
-        self._news = news_.News(
+        self._news = event_fanout.EventFanout(
             self._chunks, self._images, cache, self._sharing, self._is_for_others
         )
         cache.on_gone(self._news.gone)
-        self._waiting = waiting.Waiting(deadline_s=deadline_s)
-        opened = opened_.Opened(self._images, self._waiting, deadline_s, own.lost_after_s)
-        self._rescue = rescue.Rescue(self._waiting.table, known)
+        self._waiting = read_admission.ReadAdmission(deadline_s=deadline_s)
+        opened = reattach.Reattach(self._images, self._waiting, deadline_s, own.lost_after_s)
+        self._rescue = stuck_requests.StuckRequests(self._waiting.table, known)
         self._dead_mounts = dead_mounts.DeadMounts(conf.acstor.mount_point)
         self._disks = disks.Disks(
             state_dir / "disks",
@@ -188,17 +188,17 @@ class Agent:
             claim=known.know_disk,
             forget=known.forget_disk,
             reads=self._waiting,
-            link=holders.Link(self._member.context, deadline_s),
+            link=checkpoint_client.Link(self._member.context, deadline_s),
         )
-        self._recovering = recovering.Recovering(self._disks, self._images.attach)
-        look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
-        self._uses = uses.Uses(
+        self._recovering = checkpoint_restore.CheckpointRestore(self._disks, self._images.attach)
+        look_for_open = functools.partial(open_files.images_open, conf.acstor.mount_point)
+        self._uses = usage.ImageUsage(
             self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
         )
         self._whole = self._keep_whole(promised)
         self._telling = self._whole.telling if self._whole else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
-        self._timelines = timelines.Timelines(dying.instance_of)
+        self._timelines = boot_timelines.Timelines(killed_guests.instance_of)
         self._recording = boot_recording.BootRecording(
             self._host, settings.boot_limits(own), self._send_trace
         )
@@ -214,7 +214,7 @@ class Agent:
             settings.mirror_gid(own),
             self._timelines,
         )
-        self._detaching = detaching.Detaching(
+        self._detaching = image_eviction.ImageEviction(
             self._images,
             self._boots,
             self._uses,
@@ -245,16 +245,16 @@ class Agent:
             change_policy=self._change_policy,
             switched_off=self._rescue.switched_off,
         )
-        ahead = boot_ahead.BootAhead(
+        ahead = boot_image_prefetch.BootAhead(
             self._host,
-            boot_ahead.Mode(own.prefetch_boot_images),
+            boot_image_prefetch.Mode(own.prefetch_boot_images),
             self._boots,
             self._images,
             self._uses,
             self._naming,
             quiet_s=self._waiting.quiet_s,
             hosts=lambda: len(rings.ring.hosts),
-            limit_bytes_s=settings.whole_limits(own).bytes_s,
+            limit_bytes_s=settings.fill_limits(own).bytes_s,
         )
         self._tasks = image_tasks.ImageTasks(
             self._images,
@@ -263,17 +263,17 @@ class Agent:
             self._requests.flatten,
             self._requests.wish,
             self._chunks.counters.fetched.get,
-            functools.partial(whole_telling.told, self._telling, self._uses),
+            functools.partial(fill_status.fill_report, self._telling, self._uses),
             self._uses.bases,
             ahead,
         )
         self._member.link(
-            held=lambda: decision_link.held_by(self._chunks, self._cache),
+            held=lambda: decision_link.exchange_totals(self._chunks, self._cache),
             cids=cache.iter_cids,
             images=self._tasks.news,
             take_task=self._tasks.take,
             boots=self._timelines.news,
-            health=health.Health(
+            health=host_health.Health(
                 late=lambda: self._rescue.late().values(),
                 failed_reads=self._images.failed_reads,
                 fallbacks=lambda: self._requests.nova_fallbacks,
@@ -282,13 +282,13 @@ class Agent:
             ).now,
         )
 
-    def _share_images(self) -> sharing.Sharing:
-        return sharing.Sharing(
+    def _share_images(self) -> replication.Replication:
+        return replication.Replication(
             self._host,
             self._images,
             current_ring=self._ring.current,
             tell=self._chunks.tell,
-            own=whole_telling.own(lambda: self._telling),
+            own=fill_status.local_images(lambda: self._telling),
         )
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
@@ -297,12 +297,12 @@ class Agent:
     def _is_for_others(self, image_id: ids.ImageId) -> bool:
         return self._is_leased(image_id) and not self._uses.is_seen(image_id)
 
-    def _keep_whole(self, promised: promises.Promises) -> wholeness.Wholeness | None:
+    def _keep_whole(self, promised: pins.ImagePins) -> hydration.Hydration | None:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
             return None
-        promised.tell = functools.partial(self._optional.tell, promise_file.FILE)
-        return wholeness.Wholeness(
+        promised.tell = functools.partial(self._optional.tell, pin_file.FILE)
+        return hydration.Hydration(
             self._images,
             self._uses,
             promised,
@@ -310,7 +310,7 @@ class Agent:
             cache=self._cache,
             quiet_s=self._waiting.quiet_s,
             look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).look,
-            limits=settings.whole_limits(own),
+            limits=settings.fill_limits(own),
             first_chunk=pre_seed.first_chunk_of(self._host),
             sharing=self._sharing,
         )
@@ -342,20 +342,20 @@ class Agent:
     async def _start_optional(self) -> None:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
-        await keep("boot images", optional.begun(self._boots.run))
-        await keep("uses of images", optional.begun(self._uses.run))
+        await keep("boot images", supervised_tasks.start_at_once(self._boots.run))
+        await keep("uses of images", supervised_tasks.start_at_once(self._uses.run))
         if self._whole is not None:
-            await keep("whole images", optional.begun(self._whole.run))
+            await keep("whole images", supervised_tasks.start_at_once(self._whole.run))
         if self._sharing is not None:
-            await keep("shares of images", optional.begun(self._sharing.run))
-        await keep("detaching of images", optional.begun(self._detaching.run))
-        await keep("checkpoints", optional.begun(self._recovering.run))
-        await keep("waiting reads", optional.begun(self._rescue.run))
-        await keep("guests on dead mounts", optional.begun(self._dead_mounts.run))
-        await keep("boot recording", optional.begun(self._recording.run))
-        await keep("boot traces", optional.begun(self._traces.run))
-        await keep("timelines of boots", optional.begun(self._timelines.run))
-        await keep("v-node table", optional.begun(self._ring.watch))
+            await keep("shares of images", supervised_tasks.start_at_once(self._sharing.run))
+        await keep("detaching of images", supervised_tasks.start_at_once(self._detaching.run))
+        await keep("checkpoints", supervised_tasks.start_at_once(self._recovering.run))
+        await keep("waiting reads", supervised_tasks.start_at_once(self._rescue.run))
+        await keep("guests on dead mounts", supervised_tasks.start_at_once(self._dead_mounts.run))
+        await keep("boot recording", supervised_tasks.start_at_once(self._recording.run))
+        await keep("boot traces", supervised_tasks.start_at_once(self._traces.run))
+        await keep("timelines of boots", supervised_tasks.start_at_once(self._timelines.run))
+        await keep("v-node table", supervised_tasks.start_at_once(self._ring.watch))
         await keep("peer_listen", self._listen_to_peers)
         listen = functools.partial(
             control_socket.listen,
@@ -365,15 +365,17 @@ class Agent:
         )
         await keep("control_socket", listen)
         if self._member.enrolment is not None:
-            await keep("enrolment", optional.begun(self._member.enrolment.run))
+            await keep("enrolment", supervised_tasks.start_at_once(self._member.enrolment.run))
         if self._member.decision is not None:
-            await keep("decision service", optional.begun(self._member.decision.run))
-            await keep("tasks", optional.begun(self._tasks.run))
+            await keep(
+                "decision service", supervised_tasks.start_at_once(self._member.decision.run)
+            )
+            await keep("tasks", supervised_tasks.start_at_once(self._tasks.run))
         if address := self._conf.acstor_agent.metrics_listen:
             await keep("metrics_listen", functools.partial(metrics.show, address, self._numbers))
 
     async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
-        listeners = await peer_endpoint.open_at(self._conf.acstor_agent.peer_listen)
+        listeners = await peer_listener.open_at(self._conf.acstor_agent.peer_listen)
         await self._peers.serve_forever(self._chunks.giving, listeners, task_status)
 
     async def stop(self) -> None:
@@ -435,7 +437,7 @@ class Agent:
         own = self._conf.acstor_agent
         boots = self._boots.booting(image_map)
         limit, rule = settings.unmatched_limit(own), settings.prefetch_rule(own)
-        ahead = prefetching.Prefetching(
+        ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map,
             self._named.index(image_map),
             self._chunks,

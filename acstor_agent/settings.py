@@ -12,23 +12,23 @@ import pathlib
 
 from oslo_config import cfg
 
-from acstor_agent import disk_io
-from acstor_agent.core import variants
+from acstor_agent.core import experiments
 from acstor_agent.core.boot import boot_memory
+from acstor_agent.core.experiments import Variant
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_ahead
-from acstor_agent.core.variants import Variant
+from acstor_agent.core.images import unit_readahead
 from acstor_agent.engine import identity as identity_
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings
 from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.gossip import unmatched_prefetch
 from acstor_agent.engine_io import exchange as exchange_
-from acstor_agent.images import boot_recording
-from acstor_agent.images import prefetching
-from acstor_agent.images import wholeness
-from acstor_agent.peers import pacing
-from acstor_agent.peers import peer_net
+from acstor_agent.images.boot import boot_recording
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.peers import peer_network
+from acstor_agent.peers import traffic_control
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
@@ -105,7 +105,7 @@ def check(own: Options) -> None:
     :raises errors.Unusable: an address is none, there is no such group, or variants exclude each
         other
     """
-    variants.check(own.variants)
+    experiments.check(own.variants)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
@@ -159,14 +159,14 @@ def read_ahead(own: Options) -> readahead.Predictor:
     if {Variant.NO_READ_AHEAD, Variant.HOMES_KEEP} & set(own.variants):
         return readahead.ReadAhead(0)
     is_by_units = Variant.READ_AHEAD_BY_UNITS in own.variants
-    make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
+    make = unit_readahead.UnitAhead if is_by_units else readahead.ReadAhead
     return make(READ_AHEAD_LIMIT_BYTES)
 
 
-def whole_limits(own: Options) -> wholeness.Limits:
+def fill_limits(own: Options) -> hydration.Limits:
     """Return what bounds how fast images become whole, and when."""
     bytes_s = own.fill_rate_limit_mbit * MBIT_BYTES or math.inf
-    return wholeness.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
+    return hydration.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 
 def boot_memory_of(own: Options) -> boot_memory.BootMemory:
@@ -217,7 +217,7 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
     return identity_files.IdentityFiles(here, identity_files.files_in(folder))
 
 
-def naming(own: Options) -> identity_.Identity:
+def identity_scheme(own: Options) -> identity_.Identity:
     """Return what hosts mean by the same chunk."""
     if Variant.BY_OID in own.variants:
         return identity_.ByOid()
@@ -261,7 +261,7 @@ def may_refer(own: Options) -> bool:
     return Variant.NO_REFERRALS not in own.variants
 
 
-def prefetch_rule(own: Options) -> prefetching.Rule:
+def prefetch_rule(own: Options) -> advertised_prefetch.Rule:
     """Return what bounds prefetching below its limit: trust, or nothing else."""
     if Variant.PREFETCH_BY_LIMIT in own.variants:
         return unmatched_prefetch.UnmatchedPrefetcher
@@ -282,50 +282,50 @@ def cache_policy(own: Options) -> str:
     return "fifo" if Variant.CACHE_FIFO in own.variants else "lru"
 
 
-def peer_limits() -> peer_net.Limits:
+def peer_limits() -> peer_network.Limits:
     """Return what bounds connections with peers."""
-    return peer_net.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
+    return peer_network.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
 
 
-def peer_traffic(own: Options) -> pacing.Traffic:
+def peer_traffic(own: Options) -> traffic_control.Traffic:
     """Return what bounds and marks what this host and other agents send each other."""
     upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
-    return pacing.Traffic(
-        pacing.RateLimiter(upload * MBIT_BYTES or math.inf),
-        pacing.RateLimiter(download * MBIT_BYTES or math.inf),
-        pacing.Dscp(own.peer_guest_dscp, own.peer_background_dscp),
+    return traffic_control.Traffic(
+        traffic_control.RateLimiter(upload * MBIT_BYTES or math.inf),
+        traffic_control.RateLimiter(download * MBIT_BYTES or math.inf),
+        traffic_control.Dscp(own.peer_guest_dscp, own.peer_background_dscp),
     )
 
 
-def peer_security(own: Options) -> peer_net.Security:
+def peer_security(own: Options) -> peer_network.SecurityMode:
     """Return how this host talks to others: in clear text by default only where nobody else is.
 
     :raises errors.Unusable: it listens nowhere that makes sense
     """
     if own.peer_security is not None:
-        return peer_net.Security(own.peer_security)
+        return peer_network.SecurityMode(own.peer_security)
     try:
         ip, _ = addresses.parse(own.peer_listen)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] peer_listen", f"{own.peer_listen}: {e}") from e
     is_alone = ipaddress.ip_address(ip).is_loopback
-    return peer_net.Security.INSECURE if is_alone else peer_net.Security.SECURE
+    return peer_network.SecurityMode.INSECURE if is_alone else peer_network.SecurityMode.SECURE
 
 
 def peer_credentials(
     own: Options, identity_: identity_files.IdentityFiles, *, may_come_later: bool = False
-) -> peer_net.Credentials | None:
+) -> peer_network.Credentials | None:
     """Return what this host proves to others who it is with; None where nobody proves anything.
 
     :param may_come_later: there is a way to get a certificate: until then no peer is talked to
     :raises errors.Unusable: it has no certificate that can be used
     """
     security = peer_security(own)
-    if security is peer_net.Security.INSECURE:
+    if security is peer_network.SecurityMode.INSECURE:
         if own.peer_security is not None:
             LOG.warning("[acstor_agent] peer_security = insecure: %s", INSECURE)
         return None
-    made = peer_net.Credentials(identity_, security, certificates.GRACE_S)
+    made = peer_network.Credentials(identity_, security, certificates.GRACE_S)
     made.look()
     if not made.is_there and not may_come_later:
         files = ", ".join(str(path) for path in identity_.files[:3])

@@ -15,23 +15,23 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import daemon
-from acstor_agent import disk_io
-from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
+from acstor_agent.cloud import membership
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.cache import cache_slab
-from acstor_agent.core.images import shares
+from acstor_agent.core.images import replica_placement
 from acstor_agent.core.mount import inodes
-from acstor_agent.images import promises
+from acstor_agent.images.keep import pins
 from acstor_agent.process import supervisor
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
 
-def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
+def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     """Be a worker until SIGTERM.
 
     :param secret: of this host (see ``process/host_secret.py``)
@@ -48,7 +48,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     rings = membership.ring_keeper_of(own, identity)
     is_shared = own.keep_images == "cloud"
     slab_bytes = cache_slab.slab_bytes_for(own.cache_limit_bytes)
-    promised = promises.Promises(
+    promised = pins.ImagePins(
         pathlib.Path(own.state_dir),
         own.cache_limit_bytes,
         slab_bytes,
@@ -90,9 +90,11 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
 
 def _shares(
     own: cfg.ConfigOpts.GroupAttr, here: ids.HostId, rings: ring_keeper.RingKeeper
-) -> shares.Shares:
-    naming = settings.naming(own)
-    return shares.Shares(here, rings.current, naming.oid, is_by_place=naming.is_by_place)
+) -> replica_placement.ReplicaPlacement:
+    naming = settings.identity_scheme(own)
+    return replica_placement.ReplicaPlacement(
+        here, rings.current, naming.oid, is_by_place=naming.is_by_place
+    )
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -3,14 +3,14 @@
 
 Stock Nova copies all of it first.  An agent has its chunk map, loads its boot image ahead of the
 guests, and a minute after the boot fetches what is missing (``keep_images = host``), at the rate
-that its own rules of pace allow (``acstor_agent.core.images.whole_pace``).
+that its own rules of pace allow (``acstor_agent.core.images.fill_rate``).
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from acstor_agent.core.images import whole_pace
+from acstor_agent.core.images import fill_rate
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
 from acstor_simulator import cloud
@@ -133,7 +133,7 @@ class BootImage(Arrival):
     def begin(self) -> None:
         """Read the chunk map; then load the boot image, as far as guests have not."""
         self.host.attach(self.image._replace(reads=[]))
-        self._pacer = whole_pace.Pacer()
+        self._pacer = fill_rate.Pacer()
         self._under_way = 0
         world = self.host.world
         world.from_storage(self.host, max(1, self.sizes.map), self._attached)
@@ -166,7 +166,7 @@ class BootImage(Arrival):
 
     def _fill(self) -> None:
         _, received = self.host.world.tree.nic(self.host.number)
-        self._pacer.bytes_s = whole_pace.SHARE * received.rate
+        self._pacer.bytes_s = fill_rate.SHARE * received.rate
         self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
         self._fill_more()
 

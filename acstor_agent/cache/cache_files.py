@@ -20,16 +20,16 @@ from collections.abc import Sequence
 import trio
 from oslo_log import log as logging
 
-from acstor_agent import disk_io
-from acstor_agent.cache import mending
+from acstor_agent.cache import folder_recovery
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slot
-from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import folder_health
 from acstor_agent.core.cache import public_cache
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -51,7 +51,7 @@ class CacheFiles:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        mends: mending.Mending,
+        mends: folder_recovery.FolderRecovery,
         pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
     ) -> None:
@@ -97,14 +97,14 @@ class CacheFiles:
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins
-        mends = mending.Mending(
+        mends = folder_recovery.FolderRecovery(
             files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, policy, pins)
         )
         mends.open()
         return cls(files, mends, pending_limit_bytes, io)
 
     @property
-    def trouble(self) -> cache_trouble.Trouble | None:
+    def trouble(self) -> folder_health.FolderFault | None:
         """What is wrong with the folder since when, None if nothing is."""
         return self._mends.trouble
 

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 from oslo_log import log as logging
 
-from acstor_agent import processes
 from acstor_agent.cache import slab_io
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
+from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -306,5 +306,5 @@ def _is_ours(fd: int) -> bool:
 
 def _is_held_by_the_dead(fd: int) -> bool:
     """Say whether a lock belongs to processes of which no code runs any more."""
-    pids = processes.lockers(os.fstat(fd).st_ino)
-    return bool(pids) and all(map(processes.has_ended, pids))
+    pids = process_cleanup.lockers(os.fstat(fd).st_ino)
+    return bool(pids) and all(map(process_cleanup.has_ended, pids))

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import trio
 from oslo_log import log as logging
 
-from acstor_agent import disk_io
-from acstor_agent.cache import mending
+from acstor_agent.cache import folder_recovery
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.runtime import disk_io
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -52,7 +52,7 @@ class WriteBehind:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        mends: mending.Mending,
+        mends: folder_recovery.FolderRecovery,
         io: disk_io.DiskIo,
         store: Store,
         pending_limit_bytes: int = PENDING_LIMIT_BYTES,
@@ -95,7 +95,7 @@ class WriteBehind:
             self._mark((slot,))
 
     def _mark(self, slots: Sequence[cache_slot.Slot]) -> None:
-        self._dirty.update(dict.fromkeys(slots, disk_io.stream_of_later()))
+        self._dirty.update(dict.fromkeys(slots, disk_io.deferred_stream()))
         self._core.hold_all(slots)
         self._work.set()
         if self._is_enough:
@@ -154,7 +154,7 @@ class WriteBehind:
                 actions, self._actions = self._actions, []
                 stream = next(iter(self._dirty.values()), None)
                 jobs, batch_bytes = self._next_jobs(stream)
-                with disk_io.as_stream(stream):
+                with disk_io.use_stream(stream):
                     unmade, failed = await self._io.run(
                         self._io.place(*slab_io.where(jobs[0].slot)) if jobs else 0,
                         max(1, batch_bytes),

@@ -23,11 +23,11 @@ from typing import Protocol
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cloud import proofs
+from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
-from acstor_agent.core.cloud import links
+from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.engine_io import exchange
 from acstor_common import errors
 from acstor_common.identity import identity_files
@@ -52,27 +52,27 @@ CLOCK_SET_S = 1.0
 Images = dict[str, decision_messages.HeldImage] | None
 
 
-class Held(NamedTuple):
+class ExchangeTotals(NamedTuple):
     """What the host has exchanged since the start, and what it holds now.
 
     :param chunks: bytes of chunks that came and went
     :param source: what of them came from the sources for guests who waited
     """
 
-    chunks: links.Carried
+    chunks: interface_traffic.TrafficBytes
     cache_bytes: int
     cache_limit_bytes: int
     source: decision_messages.TimedTraffic = decision_messages.TimedTraffic()
 
 
-def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
+def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> ExchangeTotals:
     """Return what a host's parts have exchanged, and what they hold."""
     counted, statistics = chunks.counters, cache.statistics
     given = (counters.Origin.PEER, counters.Origin.HOME)
     came = counted.given_by(given) + counted.source_bytes
-    moved = links.Carried(came, counted.served_bytes)
+    moved = interface_traffic.TrafficBytes(came, counted.served_bytes)
     source = decision_messages.TimedTraffic(counted.source_timed_bytes, counted.source_s)
-    return Held(moved, statistics.stored_bytes, statistics.limit_bytes, source)
+    return ExchangeTotals(moved, statistics.stored_bytes, statistics.limit_bytes, source)
 
 
 class Bus(Protocol):
@@ -129,10 +129,10 @@ class DecisionLink:
         message_bus: Bus,
         meter: traffic_meter.TrafficMeter,
         collection_s: float,
-        held: Callable[[], Held],
+        held: Callable[[], ExchangeTotals],
         cids: Callable[[], Iterable[ids.Cid]],
         files: identity_files.IdentityFiles,
-        sender: proofs.Sender,
+        sender: message_signing.Sender,
         rings: ring_keeper.RingKeeper,
         images: Callable[[], Awaitable[Images]],
         take_task: Callable[[decision_messages.ImageTask], None],
@@ -176,7 +176,9 @@ class DecisionLink:
         """Send a sample in every collection, for ever; it may be begun again when it has failed."""
         self._listen(trio.lowlevel.current_trio_token())
         if not self._files.signers():
-            LOG.warning("v-node tables and tasks are refused for now: %s", proofs.NO_SIGNERS)
+            LOG.warning(
+                "v-node tables and tasks are refused for now: %s", message_signing.NO_SIGNERS
+            )
         look = await self._look()
         before = self._held()
         while True:
@@ -207,7 +209,7 @@ class DecisionLink:
             )
             self._untold = ()
 
-    async def _look(self) -> traffic_meter.Look | None:
+    async def _look(self) -> traffic_meter.InterfaceSample | None:
         try:
             look = await trio.to_thread.run_sync(self._meter.look)
         except errors.Unusable as e:
@@ -243,18 +245,18 @@ class DecisionLink:
 
     def _sample(
         self,
-        look: traffic_meter.Look,
-        newer: traffic_meter.Look,
-        before: Held,
-        held: Held,
+        look: traffic_meter.InterfaceSample,
+        newer: traffic_meter.InterfaceSample,
+        before: ExchangeTotals,
+        held: ExchangeTotals,
         peers: dict[str, decision_messages.PeerTraffic],
         images: Images,
     ) -> decision_messages.Sample:
-        total = links.carried(look.links, newer.links)
-        moved = links.Carried(
+        total = interface_traffic.traffic_between(look.links, newer.links)
+        moved = interface_traffic.TrafficBytes(
             held.chunks.received - before.chunks.received, held.chunks.sent - before.chunks.sent
         )
-        chunks = links.on_the_link(moved, total)
+        chunks = interface_traffic.bytes_on_wire(moved, total)
         self._number += 1
         self._untold = self._untold or self._boots()
         return decision_messages.Sample(
@@ -295,7 +297,7 @@ class DecisionLink:
             if sent.epoch == self._rings.ring.epoch:
                 return  # it was sent to all, and to this host because it had none
             raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)
-        table = proofs.checked_table(sent, self._files.signers())
+        table = message_signing.verify_table(sent, self._files.signers())
         try:
             trio.from_thread.run_sync(self._rings.take, table, sent, trio_token=token)
         except trio.RunFinishedError:

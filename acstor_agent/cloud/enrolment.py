@@ -27,10 +27,10 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent.core.cloud import renewal
+from acstor_agent.core.cloud import certificate_renewal
+from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import glance
 from acstor_agent.sources import keystone_auth
-from acstor_agent.sources import threads
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
@@ -140,7 +140,7 @@ class Enrolment:
         self._answered = (0.0, 0.0)
         """The service's time in its last answer, and when that came."""
         self._way = log_once.LogOnce(LOG)
-        self._thread = threads.Threads(lambda: "the decision service", 1)
+        self._thread = blocking_threads.Threads(lambda: "the decision service", 1)
 
     async def run(self) -> None:
         """Ask when it is due, for ever."""
@@ -162,7 +162,9 @@ class Enrolment:
                 await self._fail(f"unexpected: {e!r}")
             else:
                 self._succeed(answer)
-                await trio.sleep(renewal.RETRY_FIRST_S)  # however short a certificate's life is
+                await trio.sleep(
+                    certificate_renewal.RETRY_FIRST_S
+                )  # however short a certificate's life is
 
     async def _wait(self) -> None:
         """Wait until the certificate has to be renewed, by the service's clock as far as known.
@@ -173,7 +175,7 @@ class Enrolment:
         certificate = self._files.current().certificate
         if certificate is None:
             return
-        due_s = renewal.due_s(certificate, self._dice())
+        due_s = certificate_renewal.due_s(certificate, self._dice())
         while True:
             self._compare_clocks()
             now_s = self._clock() - self.state.clock_off_s
@@ -196,8 +198,8 @@ class Enrolment:
             return
         service_s, then_s = self._answered
         off_s = self._clock() - service_s - (trio.current_time() - then_s)
-        error = renewal.clock_fault(off_s)
-        if error and not renewal.clock_fault(self.state.clock_off_s):
+        error = certificate_renewal.clock_fault(off_s)
+        if error and not certificate_renewal.clock_fault(self.state.clock_off_s):
             LOG.warning("%s: set the clock, or other hosts will refuse this host", error)
         self.state = self.state._replace(error=error, clock_off_s=off_s)
 
@@ -206,7 +208,7 @@ class Enrolment:
         level = logging.INFO if why == self.state.error else logging.WARNING
         LOG.log(level, "no new certificate: %s; trying again", why)
         self.state = self.state._replace(failures=failures, error=why, fingerprint=self._asked_for)
-        await trio.sleep(renewal.retry_s(failures, self._dice()))
+        await trio.sleep(certificate_renewal.retry_s(failures, self._dice()))
 
     # In a thread
 

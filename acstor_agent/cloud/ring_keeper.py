@@ -21,7 +21,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
-from acstor_agent.cloud import proofs
+from acstor_agent.cloud import message_signing
 from acstor_agent.core.cloud import table_rules
 from acstor_common import errors
 from acstor_common.identity import identity_files
@@ -126,7 +126,8 @@ class RingKeeper:
         )
 
     def take(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
-        """Take a table whose signature was checked (:func:`proofs.checked_table`), and keep it.
+        """Take a table whose signature was checked (:func:`message_signing.verify_table`), and
+        keep it.
 
         :raises ValueError: it may not take the place of the one in force
         """
@@ -174,9 +175,9 @@ class RingKeeper:
         sent = msgspec.json.decode(raw, type=decision_messages.RingTable)
         signers = self._signers()
         if sent.signature and not signers:
-            raise errors.Unusable(f"the v-node table in {self._kept}", proofs.NO_SIGNERS)
+            raise errors.Unusable(f"the v-node table in {self._kept}", message_signing.NO_SIGNERS)
         if signers:
-            new = proofs.checked_table(sent, signers)
+            new = message_signing.verify_table(sent, signers)
         else:
             new = hash_ring.decode(sent.table.encode(), "a kept table")
         if why := table_rules.why_not_taken(

@@ -5,7 +5,8 @@ Everything here blocks for some milliseconds, so it is called in threads.  The o
 rule: a look is one dump of the kernel's table, so all interfaces are of one moment.
 
 To import pyroute2 takes as long as a fifth of an agent's start, and many agents look at no
-interface: it is imported by the first look, or before (:func:`acstor_agent.membership.prepare`).
+interface: it is imported by the first look, or before
+(:func:`acstor_agent.cloud.membership.prepare`).
 """
 
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core.cloud import links
+from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
 
 MBIT_BYTES = 125_000
@@ -21,7 +22,7 @@ UNKNOWN_MBIT = 1000
 """What an interface that cannot say its rate is taken to have."""
 
 
-Look = links.Look
+InterfaceSample = interface_traffic.InterfaceSample
 
 
 class TrafficMeter:
@@ -35,7 +36,7 @@ class TrafficMeter:
         self._names = names
         self._link_mbit = link_mbit
 
-    def look(self) -> Look:
+    def look(self) -> InterfaceSample:
         """Return the counters as of now.
 
         :raises errors.Unusable: no such interface is there, or the kernel refuses
@@ -52,22 +53,24 @@ class TrafficMeter:
                 "network interfaces", f"the kernel does not list them: {e}"
             ) from e
         at_s = time.monotonic()
-        counted = links.lowest(every, wanted)
+        counted = interface_traffic.lowest_interfaces(every, wanted)
         if not counted:
             raise errors.Unusable(
                 "[acstor_agent] traffic_interfaces",
                 f"none of {list(self._names) or 'the default routes'} is there",
                 "Name the interfaces whose traffic counts",
             )
-        return Look(at_s, counted, int(self._mbit(counted) * MBIT_BYTES))
+        return InterfaceSample(at_s, counted, int(self._mbit(counted) * MBIT_BYTES))
 
-    def _wanted(self, every: Iterable[links.Link], netlink_socket: Any) -> set[int]:
+    def _wanted(
+        self, every: Iterable[interface_traffic.NetworkInterface], netlink_socket: Any
+    ) -> set[int]:
         if self._names:
             return {link.index for link in every if link.name in self._names}
         routes = netlink_socket.get_default_routes()
         return {index for route in routes if (index := route.get_attr("RTA_OIF"))}
 
-    def _mbit(self, counted: Iterable[links.Link]) -> float:
+    def _mbit(self, counted: Iterable[interface_traffic.NetworkInterface]) -> float:
         if self._link_mbit:
             return self._link_mbit
         import pyroute2
@@ -76,11 +79,11 @@ class TrafficMeter:
             return sum(_speed_mbit(ethtool, link.name) for link in counted)
 
 
-def _link(message: Any) -> links.Link:
+def _link(message: Any) -> interface_traffic.NetworkInterface:
     info = message.get_attr("IFLA_LINKINFO")
     stats = message.get_attr("IFLA_STATS64") or {"rx_bytes": 0, "tx_bytes": 0}
     is_elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
-    return links.Link(
+    return interface_traffic.NetworkInterface(
         index=message["index"],
         name=message.get_attr("IFLA_IFNAME"),
         kind=(info.get_attr("IFLA_INFO_KIND") if info else "") or "",

@@ -9,14 +9,14 @@ import sys
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent import worker
+from acstor_agent.cloud import membership
+from acstor_agent.process import fd_holder
+from acstor_agent.process import fd_store
 from acstor_agent.process import folders
-from acstor_agent.process import holder
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
-from acstor_agent.process import stores
 from acstor_agent.process import supervisor
 from acstor_common import errors
 from acstor_common.service import conf as common_conf
@@ -63,7 +63,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         secret = host_secret.of(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
-            lambda inheritance: worker.work(conf, inheritance, secret),
+            lambda inheritance: worker.run_worker(conf, inheritance, secret),
             service_manager.notify_ready,
             store_of(state_dir),
             supervisor.WithGuests(own.stop_with_guests),
@@ -71,22 +71,22 @@ def run(conf: cfg.ConfigOpts) -> int:
         ).run()
 
 
-def store_of(state_dir: pathlib.Path) -> stores.Store:
+def store_of(state_dir: pathlib.Path) -> fd_store.FdStore:
     """Return who keeps the mount between two supervisors: a holder, where there is one.
 
     What a holder has left does not keep a service manager from it.
     """
     manager = service_manager.DescriptorStore()
-    if not holder.is_there(state_dir):
+    if not fd_holder.is_there(state_dir):
         return manager
-    if service_manager.is_there() and not holder.answers(state_dir):
+    if service_manager.is_there() and not fd_holder.answers(state_dir):
         LOG.error(
             "%s: no holder answers; the service manager keeps the mount. Remove this socket, and"
             " change to a holder only while no guest uses the mirror",
-            state_dir / holder.SOCKET,
+            state_dir / fd_holder.SOCKET,
         )
         return manager
-    return holder.HolderStore(state_dir)
+    return fd_holder.HolderStore(state_dir)
 
 
 def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:

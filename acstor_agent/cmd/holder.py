@@ -7,7 +7,7 @@ import pathlib
 import signal
 import sys
 
-from acstor_agent.process import holder
+from acstor_agent.process import fd_holder
 from acstor_common import errors
 from acstor_common.service import argument_types
 from acstor_common.service import console_script
@@ -31,7 +31,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        with holder.Holder(given.state_dir) as held:
+        with fd_holder.FdHolder(given.state_dir) as held:
             held.serve()
     except errors.Unusable as e:
         print(f"acstor-agent-holder: {console_script.error_text(e)}", file=sys.stderr)
@@ -41,7 +41,7 @@ def main() -> int:
 
 def check(state_dir: pathlib.Path) -> int:
     """Say by the exit status whether a holder answers."""
-    if holder.answers(state_dir):
+    if fd_holder.answers(state_dir):
         return 0
     print(f"acstor-agent-holder: {state_dir}: no holder answers", file=sys.stderr)
     return 1

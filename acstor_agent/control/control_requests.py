@@ -13,28 +13,28 @@ from typing import Any
 import msgspec
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.disks import recovery
-from acstor_agent.core.images import promise
-from acstor_agent.core.images import whole_pace
+from acstor_agent.core.disks import restore_record
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import pin_record
+from acstor_agent.disks import checkpoint_restore
 from acstor_agent.disks import disks
-from acstor_agent.disks import hydration
-from acstor_agent.disks import recovering
+from acstor_agent.disks import flatten_disks
 from acstor_agent.engine_io import exchange
-from acstor_agent.images import detaching as detaching_
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import pre_seed
-from acstor_agent.images import timelines as timelines_
-from acstor_agent.images import uses as uses_
-from acstor_agent.images import wholeness
-from acstor_agent.mount import openers
+from acstor_agent.images.boot import boot_timelines
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import mirror
+from acstor_agent.mount import open_files
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
@@ -46,9 +46,9 @@ from acstor_common.wire import decision_messages
 LOG = logging.getLogger(__name__)
 
 FILL_MODES = {
-    decision_messages.TaskKind.HYDRATE: promise.FillMode.URGENT,
-    decision_messages.TaskKind.PAUSE: promise.FillMode.PAUSED,
-    decision_messages.TaskKind.RESUME: promise.FillMode.NORMAL,
+    decision_messages.TaskKind.HYDRATE: pin_record.FillMode.URGENT,
+    decision_messages.TaskKind.PAUSE: pin_record.FillMode.PAUSED,
+    decision_messages.TaskKind.RESUME: pin_record.FillMode.NORMAL,
     decision_messages.TaskKind.UNPIN: None,
 }
 """How a task changes the filling of an image; None: the agent no longer pins it."""
@@ -71,13 +71,13 @@ class ControlRequests:
         patience_s: float,
         *,
         images: mirrors.Mirrors,
-        uses: uses_.Uses,
-        whole: wholeness.Wholeness | None,
+        uses: usage.ImageUsage,
+        whole: hydration.Hydration | None,
         made: disks.Disks,
-        recovered: recovering.Recovering,
+        recovered: checkpoint_restore.CheckpointRestore,
         chunks: exchange.Exchange,
-        detaching: detaching_.Detaching,
-        timelines: timelines_.Timelines,
+        detaching: image_eviction.ImageEviction,
+        timelines: boot_timelines.Timelines,
         rings: ring_keeper.RingKeeper,
         io: disk_io.DiskIo,
         picture: Callable[[], dict[str, Any]],
@@ -178,7 +178,7 @@ class ControlRequests:
         what = f"the chunk map of image {parsed}"
         self._uses.touched(parsed)
         guest = requests.Stream(requests.Klass.GUEST, parsed)
-        with trio.move_on_after(self._patience_s), disk_io.as_stream(guest):
+        with trio.move_on_after(self._patience_s), disk_io.use_stream(guest):
             found = await self._images.attach(parsed)
             _check_hash(found, expected)
             what = f"the first {head_bytes} bytes of image {parsed}"
@@ -188,7 +188,7 @@ class ControlRequests:
         raise errors.DeadlineExceeded(what, self._patience_s)
 
     async def _wish(
-        self, image_id: str, mode: promise.FillMode | None, deadline_s: float = 0.0
+        self, image_id: str, mode: pin_record.FillMode | None, deadline_s: float = 0.0
     ) -> dict[str, Any]:
         """Set how fast an image is filled; without a mode, keep it only while servers use it."""
         parsed = ids.parse_image_id(image_id)
@@ -212,7 +212,7 @@ class ControlRequests:
             raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
         deadline_s = task.deadline_s
         if task.due_at_s:  # what is over since, or by a wrong clock, comes as fast as it can
-            deadline_s = whole_pace.time_left_s(task.due_at_s, deadline_s, time.time())
+            deadline_s = fill_rate.time_left_s(task.due_at_s, deadline_s, time.time())
         return await self._wish(task.image_id, FILL_MODES[task.kind], deadline_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
@@ -253,7 +253,9 @@ class ControlRequests:
             told = msgspec.structs.asdict(request)
             backing, max_bytes = told.pop("backing_file"), told.pop("max_bytes")
             made = await self._recovering.make(
-                recovery.made(**told), backing, max_bytes or image_record.SERVED_VIRTUAL_BYTES
+                restore_record.restore_record_of(**told),
+                backing,
+                max_bytes or image_record.SERVED_VIRTUAL_BYTES,
             )
             head = bytes(await made.read(0, checkpoint_file.HEAD_BYTES))
             return {
@@ -275,7 +277,7 @@ class ControlRequests:
 
     async def _check_closed(self, name: str, what: str) -> None:
         path = f"{self._mount_point}/{name}"
-        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
+        pids = await trio.to_thread.run_sync(open_files.pids_with_open, path)
         if pids:
             raise errors.Unusable(what, f"is open in processes {pids}")
 
@@ -287,7 +289,7 @@ class ControlRequests:
         except FileNotFoundError as e:
             raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
         image = await self._attach(made.header.image_id)
-        return await hydration.flatten([made], image, self._chunks, report)
+        return await flatten_disks.flatten([made], image, self._chunks, report)
 
     async def flatten(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Copy an image into all disks of this host that are based on it."""
@@ -296,7 +298,7 @@ class ControlRequests:
             return {"done_bytes": 0}
         made = [await self._disks.open(disk_id) for disk_id in known]
         image = await self._attach(image_id)
-        return await hydration.flatten(made, image, self._chunks, report)
+        return await flatten_disks.flatten(made, image, self._chunks, report)
 
     async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Bring all of an image to this host and keep it; see :func:`pre_seed.pre_seed`.

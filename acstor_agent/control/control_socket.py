@@ -20,9 +20,9 @@ from typing import Any
 
 import trio
 
-from acstor_agent import processes
 from acstor_agent.core import log_limit
 from acstor_agent.process import folders
+from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
 from acstor_common.wire import control_wire
 
@@ -69,7 +69,7 @@ def _is_served(path: pathlib.Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
         theirs = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return not processes.has_ended(_CREDENTIALS.unpack(theirs)[0])
+        return not process_cleanup.has_ended(_CREDENTIALS.unpack(theirs)[0])
     return False
 
 

@@ -20,10 +20,10 @@ import trio
 
 from acstor_agent.control import control_socket
 from acstor_agent.core import counters
-from acstor_agent.images import boot_ahead
-from acstor_agent.images import boot_recording
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
+from acstor_agent.images.boot import boot_recording
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.prefetch import boot_image_prefetch
+from acstor_agent.images.read import mirror
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
@@ -81,7 +81,7 @@ class ImageTasks:
         fetched: Fetched,
         whole_of: WholeOf,
         bases: Callable[[], Iterable[ids.ImageId]],
-        ahead: boot_ahead.BootAhead,
+        ahead: boot_image_prefetch.BootAhead,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images, self._recording = images, recording

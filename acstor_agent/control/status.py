@@ -15,31 +15,31 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
-from acstor_agent.core import troubles
+from acstor_agent.core import health_issues
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.images import image_uses
-from acstor_agent.core.mount import waits
+from acstor_agent.core.images import image_usage
+from acstor_agent.core.mount import blocked_requests
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import source_client
-from acstor_agent.images import booting
-from acstor_agent.images import detaching as detaching_
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import promises
-from acstor_agent.images import sharing as sharing_
-from acstor_agent.images import unattached
-from acstor_agent.images import uses as uses_
-from acstor_agent.images import waiting
-from acstor_agent.images import wholeness
-from acstor_agent.peers import peer_net
-from acstor_agent.peers import unauthenticated
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_agent.images.maps import detached_maps
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.peers import handshake_limits
+from acstor_agent.peers import peer_network
+from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
@@ -83,10 +83,10 @@ def of_identity(
 
 def of_images(
     images: mirrors.Mirrors,
-    uses: uses_.Uses,
-    whole: wholeness.Wholeness | None,
+    uses: usage.ImageUsage,
+    whole: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
-    late: Mapping[str, waits.Late],
+    late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
     """Return what is known of each image that is attached.
 
@@ -114,9 +114,9 @@ def of_images(
 
 def of_images_together(
     images: mirrors.Mirrors,
-    whole: wholeness.Wholeness | None,
+    whole: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
-    late: Mapping[str, waits.Late],
+    late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
     """Return the numbers of all images together, each a mapping with the one key None.
 
@@ -136,9 +136,9 @@ def of_images_together(
 
 def of_images_apart(
     images: mirrors.Mirrors,
-    whole: wholeness.Wholeness | None,
+    whole: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
-    late: Mapping[str, waits.Late],
+    late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
     """Return the same numbers for each image; reads that wait for long by image or disk."""
     fetched, nothing = dict(counted.fetched), counters.Tally()
@@ -189,7 +189,7 @@ def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dic
 
 
 def of_shares(
-    sharing: sharing_.Sharing | None, promised: promises.Promises
+    sharing: replication.Replication | None, promised: pins.ImagePins
 ) -> dict[str, int] | None:
     """Return what is kept for the instances of other hosts; None where nothing is."""
     if sharing is None:
@@ -202,9 +202,9 @@ def of_image(
     image: mirror.Mirror | None,
     fetched: counters.Tally | None,
     touched_ns: int,
-    use: image_uses.Use,
+    use: image_usage.UsageEvidence,
     whole: dict[str, Any] | None,
-    late: waits.Late | None = None,
+    late: blocked_requests.LateWaits | None = None,
     size_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return what is known of one image; one that was not read since the start has few numbers.
@@ -220,12 +220,12 @@ def of_image(
         "is_open": use.is_open,
         "fill": whole,
         **of_reads(image.counters if image else None, fetched or counters.Tally()),
-        "waiting": of_late(late),
+        "waiting": of_blocked_requests(late),
         "boot_image": of_boot_image(image.boots) if image else None,
     }
 
 
-def of_late(late: waits.Late | None) -> dict[str, Any] | None:
+def of_blocked_requests(late: blocked_requests.LateWaits | None) -> dict[str, Any] | None:
     """Return how many requests wait for long, since when, and what for; None if none does."""
     if late is None:
         return None
@@ -237,7 +237,7 @@ def of_late(late: waits.Late | None) -> dict[str, Any] | None:
     }
 
 
-def of_boot_image(boots: booting.Booting) -> dict[str, Any]:
+def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
     """Return what has become of an image's boot image since the start."""
     head = boots.head
     return {
@@ -248,7 +248,7 @@ def of_boot_image(boots: booting.Booting) -> dict[str, Any]:
     }
 
 
-def of_boots(host: booting.Host) -> dict[str, Any]:
+def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
     """Return the boot images of this host in numbers."""
     counted = host.counters
     return {
@@ -266,24 +266,26 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
     }
 
 
-def of_detached(detaching: detaching_.Detaching) -> dict[str, int]:
+def of_detached(detaching: image_eviction.ImageEviction) -> dict[str, int]:
     """Return how many images nobody used any more, and what of deleted ones was dropped."""
     return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
 
 
 def of_disks(
-    made: disks.Disks, late: Mapping[str, waits.Late]
+    made: disks.Disks, late: Mapping[str, blocked_requests.LateWaits]
 ) -> dict[disk_header.DiskId, dict[str, Any]]:
     """Return what is known of each disk."""
     return {disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id)) for disk_id in made.all()}
 
 
-def of_disk(made: disk.Disk | None, late: waits.Late | None = None) -> dict[str, Any]:
+def of_disk(
+    made: disk.Disk | None, late: blocked_requests.LateWaits | None = None
+) -> dict[str, Any]:
     """Return what is known of one disk; one that was not used since the start has no numbers.
 
     :param late: its requests that wait for long
     """
-    waiting_ = of_late(late)
+    waiting_ = of_blocked_requests(late)
     if made is None:
         unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes", "lacking_bytes")
         return {**dict.fromkeys(unknown), "waiting": waiting_}
@@ -340,7 +342,7 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
 
 
 def of_troubles(
-    known: troubles.Troubles, sources: Iterable[source_client.PlaceState] = ()
+    known: health_issues.HealthIssues, sources: Iterable[source_client.PlaceState] = ()
 ) -> dict[str, Any]:
     """Return what does not work, why, and since when: parts of the agent, and sources."""
     found = {what: trouble._asdict() for what, trouble in known.now.copy().items()}
@@ -350,12 +352,12 @@ def of_troubles(
     return found
 
 
-def _of_hanging(health: base.Health) -> troubles.Trouble | None:
+def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
     """Return the trouble with a source that answers, but not to all."""
     if not health.hanging_calls:
         return None
     why = f"{health.hanging_calls} calls to it hang"
-    return troubles.Trouble(why, time.time() - health.hanging_for_s)
+    return health_issues.HealthIssue(why, time.time() - health.hanging_for_s)
 
 
 def of_sources(sources: Iterable[source_client.PlaceState]) -> dict[str, Any]:
@@ -364,7 +366,10 @@ def of_sources(sources: Iterable[source_client.PlaceState]) -> dict[str, Any]:
 
 
 def of_guests(
-    reads: waiting.Waiting, writes: waiting.Waiting, ended: int, on_dead_mounts: Collection[str]
+    reads: read_admission.ReadAdmission,
+    writes: read_admission.ReadAdmission,
+    ended: int,
+    on_dead_mounts: Collection[str],
 ) -> dict[str, Any]:
     """Return how many requests of guests wait for what is not here, and how many were refused.
 
@@ -382,8 +387,8 @@ def of_guests(
 
 def of_refused(
     chunks: exchange.Exchange,
-    looked: unattached.UnattachedImages,
-    connected: unauthenticated.Unauthenticated,
+    looked: detached_maps.DetachedMaps,
+    connected: handshake_limits.HandshakeLimits,
 ) -> dict[str, int]:
     """Return how often other hosts, or who says to be one, were refused."""
     return {
@@ -394,7 +399,7 @@ def of_refused(
     }
 
 
-def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, Any]:
+def of_exchange(chunks: exchange.Exchange, net: peer_network.PeerNetwork) -> dict[str, Any]:
     """Return what entered and left the host, and the peers that are left alone."""
     counted, core = chunks.counters, chunks.core.counters
     return {

@@ -12,9 +12,9 @@ In folders by what they serve:
 * ``cloud``: what ties this host to its cloud: v-node tables, certificates, links;
 * ``disk_scheduling``: who reads and writes the host's disk next.
 
-What lies here itself serves several of them: ``counters`` (what an agent counts), ``troubles``
+What lies here itself serves several of them: ``counters`` (what an agent counts), ``health_issues``
 (what does not work now), ``log_limit`` (which lines to log), ``budget`` (memory for answers),
 ``send_queue`` (what leaves first on a connection), ``link_compression`` (what is compressed for a
-peer), ``longest_queue`` (who must go when too many wait), ``variants`` (what is done in another
-way for experiments).
+peer), ``longest_queue_drop`` (who must go when too many wait), ``experiments`` (what is done in
+another way for experiments).
 """

@@ -25,16 +25,16 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import disk_plan
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.mount import inodes
-from acstor_agent.disks import checkpoint as checkpoint_
+from acstor_agent.disks import checkpoint_reader
 from acstor_agent.disks import disk_files
 from acstor_agent.engine_io import read_request
-from acstor_agent.images import mirror
-from acstor_agent.images import waiting
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -60,18 +60,20 @@ class Disk:
         files: disk_files.DiskFiles,
         attach: Attach,
         io: disk_io.DiskIo | None = None,
-        reads: waiting.Waiting | None = None,
-        writes: waiting.Waiting | None = None,
-        checkpoint: checkpoint_.Checkpoint | None = None,
+        reads: read_admission.ReadAdmission | None = None,
+        writes: read_admission.ReadAdmission | None = None,
+        checkpoint: checkpoint_reader.CheckpointReader | None = None,
         *,
         is_fixed: bool = False,
     ) -> None:
         self.checkpoint, self.is_fixed = checkpoint, is_fixed
         self.header = files.header
         self._guest = inodes.guest_of_disk(files.header.disk_id)
-        self._reads = waiting.Waiting() if reads is None else reads
+        self._reads = read_admission.ReadAdmission() if reads is None else reads
         if writes is None:
-            writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES, table=self._reads.table)
+            writes = read_admission.ReadAdmission(
+                read_admission.WRITES_LIMIT_BYTES, table=self._reads.table
+            )
         self._writes = writes
         self._io = io or disk_io.DiskIo()
         self._files = files

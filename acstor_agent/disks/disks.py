@@ -15,17 +15,17 @@ from collections.abc import Iterable
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.mount import inodes
-from acstor_agent.disks import checkpoint
+from acstor_agent.disks import checkpoint_client
+from acstor_agent.disks import checkpoint_reader
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
-from acstor_agent.disks import holders
-from acstor_agent.disks import recovery_files
-from acstor_agent.images import mirror
-from acstor_agent.images import opened as opened_
-from acstor_agent.images import waiting
+from acstor_agent.disks import restore_files
+from acstor_agent.images.image import reattach
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -59,19 +59,19 @@ class Disks:
     def __init__(
         self,
         folder: pathlib.Path,
-        opened: opened_.Opened,
+        opened: reattach.Reattach,
         boot_id: Callable[[], bytes] = this_boot,
         io: disk_io.DiskIo | None = None,
         claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
         forget: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
-        reads: waiting.Waiting | None = None,
-        link: holders.Link | None = None,
+        reads: read_admission.ReadAdmission | None = None,
+        link: checkpoint_client.Link | None = None,
     ) -> None:
         self.link = link
         self._claim, self._forget = claim, forget
         self._reads = reads
         table = None if reads is None else reads.table
-        self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES, table=table)
+        self.writes = read_admission.ReadAdmission(read_admission.WRITES_LIMIT_BYTES, table=table)
         self._io = io or disk_io.DiskIo()
         with contextlib.suppress(OSError):  # who makes a disk is told
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -118,26 +118,26 @@ class Disks:
         except BaseException:
             files.close()
             raise
-        is_fixed = recovery_files.exist(self.folder, disk_id)
+        is_fixed = restore_files.exist(self.folder, disk_id)
         ways = self._attach, self._io, self._reads, self.writes
         return disk.Disk(files, *ways, former, is_fixed=is_fixed)
 
     def _checkpoint(
         self, disk_id: disk_header.DiskId, clusters: int
-    ) -> checkpoint.Checkpoint | None:
+    ) -> checkpoint_reader.CheckpointReader | None:
         """Return the checkpoint that a disk has chunks of which are not in its own file."""
-        recovery = recovery_files.read(self.folder, disk_id)
+        recovery = restore_files.read(self.folder, disk_id)
         if recovery is None or recovery.is_whole:
             return None
         if self.link is None:
             raise errors.Unusable(f"disk {disk_id}", "this host cannot reach its checkpoint")
-        of = holders.Holders(self.link, recovery)
-        manifest = of.opened(recovery_files.read_manifest(self.folder, disk_id))
-        return checkpoint.Checkpoint(recovery, manifest, of, clusters)
+        of = checkpoint_client.CheckpointClient(self.link, recovery)
+        manifest = of.opened(restore_files.read_manifest(self.folder, disk_id))
+        return checkpoint_reader.CheckpointReader(recovery, manifest, of, clusters)
 
     def name_of(self, disk_id: disk_header.DiskId) -> str:
         """Return the name that a disk is shown by."""
-        is_made = recovery_files.exist(self.folder, disk_id)
+        is_made = restore_files.exist(self.folder, disk_id)
         return f"{disk_id}{'.qcow2' if is_made else '.raw'}"
 
     def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:
@@ -205,7 +205,7 @@ class Disks:
                 await trio.to_thread.run_sync(disk_files.remove, self.folder, disk_id)
             except FileNotFoundError as e:
                 raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
-            await trio.to_thread.run_sync(recovery_files.remove, self.folder, disk_id)
+            await trio.to_thread.run_sync(restore_files.remove, self.folder, disk_id)
             self._forget(disk_id)
         LOG.info("disk %s: dropped", disk_id)
 

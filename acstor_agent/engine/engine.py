@@ -100,7 +100,9 @@ class Engine:
         rights: authorization.Authorization,
         rng: peer_state.Random,
         settings: settings_.Settings = settings_.DEFAULTS,
-        given_as: context_.GivenAs = lambda image_id, offset: placement.Given.IN_PARTS,
+        given_as: context_.SourceAccessOf = lambda image_id, offset: (
+            placement.SourceAccess.IN_PARTS
+        ),
     ) -> None:
         view = ring_view.RingView(here, table)
         self.rights = rights

@@ -24,9 +24,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core import troubles
+from acstor_agent.core import health_issues
 from acstor_agent.core.sources import circuit_breaker
-from acstor_agent.core.sources import refusals
+from acstor_agent.core.sources import source_refusals
 from acstor_agent.engine import backoff
 from acstor_agent.engine import hedge as hedge_
 from acstor_common import errors
@@ -67,8 +67,8 @@ class SourceState:
         self._where = where
         self.configured = f" ({configured})" if configured else ""
         self.breaker = circuit_breaker.CircuitBreaker()
-        self.refusals = refusals.Refusals()
-        self.down: troubles.Trouble | None = None
+        self.refusals = source_refusals.Refusals()
+        self.down: health_issues.HealthIssue | None = None
         self.is_hedged = False
 
     @property
@@ -108,7 +108,7 @@ class Failover:
         """Return the sources, those that are down last."""
         return sorted(self.sources, key=lambda source: not source.breaker.may_be_first(now))
 
-    def trouble(self, source: SourceState) -> troubles.Trouble | None:
+    def trouble(self, source: SourceState) -> health_issues.HealthIssue | None:
         """Return what is wrong with a source; may be called from any thread."""
         return source.down or source.refusals.trouble(self._clock())
 
@@ -132,7 +132,7 @@ class Failover:
         if source.breaker.failed(now):
             self._warn(f"Source {source.where} does not answer: {why}")
         since_s = source.down.since_s if source.down else self._clock()
-        source.down = troubles.Trouble(why, since_s)
+        source.down = health_issues.HealthIssue(why, since_s)
 
     def note_failure(
         self,
@@ -178,7 +178,7 @@ class Attempt:
         self.failures: list[errors.ChunkUnavailable] = []
 
 
-class Request:
+class SourceRequest:
     """Pieces to read, from one source after the other, or from several beside each other.
 
     The first source that gives a piece counts; the next one is asked for what is left.

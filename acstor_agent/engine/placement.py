@@ -20,7 +20,7 @@ OWNERS_ASKED = 8
 """Owners of a chunk that are looked at: those asked, and some to spare for hosts out of use."""
 
 
-class Given(enum.Enum):
+class SourceAccess(enum.Enum):
     """How the source gives what lies somewhere in an image to this host."""
 
     IN_PARTS = enum.auto()

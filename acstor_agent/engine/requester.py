@@ -46,14 +46,14 @@ class RequesterLink:
     def __init__(self, connection: Hashable, receiver: Requester) -> None:
         self.connection, self.receiver = connection, receiver
         self.askers: dict[int, PendingRequest] = {}
-        self.given: dict[int, GivenRequest] = {}
+        self.given: dict[int, ServedRequest] = {}
         self.places = self.undelivered = 0
         self.is_due = self.is_slow = False
         self.watched_s: float | None = None
         self.alive_s = 0.0
 
 
-class GivenRequest(NamedTuple):
+class ServedRequest(NamedTuple):
     """Chunks of a request that were given from the cache.
 
     :param number: of the first of them

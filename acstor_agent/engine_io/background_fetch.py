@@ -22,8 +22,8 @@ from acstor_common import errors
 
 T = TypeVar("T")
 
-Fetched = read_request.Fetched
-Outcome = Fetched | errors.AcstorError
+FetchedChunk = read_request.FetchedChunk
+Outcome = FetchedChunk | errors.AcstorError
 
 
 class BackgroundFetch(Generic[T]):

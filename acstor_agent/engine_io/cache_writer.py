@@ -9,8 +9,6 @@ from typing import Any
 
 import trio
 
-from acstor_agent import disk_io
-from acstor_agent import faults as faults_
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters as counters_
 from acstor_agent.core.cache import public_cache
@@ -18,6 +16,8 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import engine
 from acstor_agent.engine_io import read_request
+from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import fault_log
 
 Priority = read_request.Priority
 
@@ -43,7 +43,7 @@ class CacheWriter:
         cache: cache_files.CacheFiles,
         nursery: trio.Nursery,
         counters: counters_.ExchangeCounters,
-        faults: faults_.Faults,
+        faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery
         self._counters, self._faults = counters, faults
@@ -55,7 +55,7 @@ class CacheWriter:
         stored: list[actions.Arrived] = []
         refused: list[actions.Arrived] = []
         for run in store.runs:
-            with disk_io.as_stream(STREAMS.get(run.priority, disk_io.OURS)):
+            with disk_io.use_stream(STREAMS.get(run.priority, disk_io.OURS)):
                 are_kept = self._keep(run)
             for some, is_kept in (stored, True), (refused, False):
                 at = [index for index, this in enumerate(are_kept) if this is is_kept]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange of this host: feeds the engine and carries out its actions.
 
-A guest reads a cold chunk: ``images/mirror`` makes a :class:`read_request.ReadRequest` of all
+A guest reads a cold chunk: ``images/read/mirror`` makes a :class:`read_request.ReadRequest` of all
 missing chunks; the engine selects peers (``peer_client``) or the source (``source_reader``); the
 bytes are checked, stored (``cache_writer``), and complete the request.  Requests of peers enter at
 ``peer_server``.
@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent import disk_io
-from acstor_agent import faults
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
 from acstor_agent.core import log_limit
@@ -39,7 +37,9 @@ from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import peer_server
 from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import source_reader
-from acstor_agent.peers import peer_net
+from acstor_agent.peers import peer_network
+from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import fault_log
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -50,7 +50,7 @@ from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-Fetched = read_request.Fetched
+FetchedChunk = read_request.FetchedChunk
 Failure = read_request.Failure
 Priority = read_request.Priority
 Origin = counters.Origin
@@ -76,7 +76,7 @@ SEGMENTS = 64
 """Segments that were wanted last are remembered: a read and what is read ahead may share one."""
 
 
-class Tables(NamedTuple):
+class RingTables(NamedTuple):
     """Where v-node tables come from: the one in force, and the one before it, while it counts.
 
     :param look_s: how often to look whether others are in force, where nothing else happens
@@ -107,16 +107,16 @@ class Exchange:
         core: engine.Engine,
         cache: cache_files.CacheFiles,
         source: base.Source,
-        net: peer_net.PeerNet,
-        tables: Tables,
+        net: peer_network.PeerNetwork,
+        tables: RingTables,
         learn: peer_server.Learn,
         may_refer: bool = True,
         heard: Callable[[actions.Heard], None] = lambda heard: None,
-        moved: peer_client.Moved = peer_client.UNCOUNTED,
+        moved: peer_client.TransferMeters = peer_client.UNCOUNTED,
     ) -> None:
         self.core = core
         self.counters = counters.ExchangeCounters()
-        self.faults = faults.Faults()
+        self.faults = fault_log.FaultLog()
         self.clock = trio.lowlevel.current_clock().current_time
         self._nursery, self._cache = nursery, cache
         known = core.context.ring
@@ -312,14 +312,14 @@ class Exchange:
     ) -> read_request.ReadRequest:
         """Have chunks that are not here; they are on their way when this returns.
 
-        At the source it is the turn of the guest for whom this is done (``disk_io.as_stream``).
+        At the source it is the turn of the guest for whom this is done (``disk_io.use_stream``).
 
         :param deadline_s: how long they may take; infinite while they may still come
         :param is_patient: a guest waits while they may still come; else every place is asked once
         :param told: is told what is waited for, each time that nobody gave it
         """
         wish = read_request.ReadRequest(wants, deadline_s, told, self._give_up)
-        until_s, guest = self.clock() + deadline_s, disk_io.guest()
+        until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
             self._give_up(wish)  # what has begun before the core failed waits for nobody
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
@@ -334,14 +334,14 @@ class Exchange:
         priority: Priority,
         deadline_s: float = math.inf,
         is_patient: bool = True,
-    ) -> Fetched:
+    ) -> FetchedChunk:
         """Return a chunk, from the cache if it is here; see :meth:`wish`.
 
         :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
         here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
         if here is not None:
-            return Fetched(here, Origin.CACHE)
+            return FetchedChunk(here, Origin.CACHE)
         with self.wish((want,), priority, deadline_s, is_patient=is_patient) as wish:
             return (await wish.wait())[0]
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent import disk_io
-from acstor_agent import faults as faults_
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine_io import read_request
+from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -66,7 +66,7 @@ class MapLookup:
         core: engine.Engine,
         nursery: trio.Nursery,
         learn: Learn,
-        faults: faults_.Faults,
+        faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._nursery = feed, core, nursery
         self._learn, self._faults = learn, faults
@@ -128,7 +128,7 @@ class MapLookup:
     ) -> Sequence[ids.Content] | Failure:
         """Return what lies there, or why nobody can say; nothing: the image has no such chunks."""
         try:
-            with disk_io.as_stream(stream_of(host, request.priority)):
+            with disk_io.use_stream(stream_of(host, request.priority)):
                 return [
                     await self._learn(host, request.image_id, offset, length)
                     for offset, length in request.places()

@@ -20,8 +20,8 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import priority as priority_
 from acstor_agent.engine_io import read_request
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import asking
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import client_connection
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.wire import peer_wire
@@ -36,7 +36,7 @@ HEARS = 4096
 """Hosts of which it is remembered who hears their answers."""
 
 
-class Moved(NamedTuple):
+class TransferMeters(NamedTuple):
     """What counts bytes of chunks: those that a peer gave, and those that it was given.
 
     :param received: is told of the bytes that came, wrong ones included, and of how many seconds
@@ -49,7 +49,7 @@ class Moved(NamedTuple):
     sent: Callable[[ids.HostId, int], None]
 
 
-UNCOUNTED = Moved(lambda host, count, took_s: None, lambda host, count: None)
+UNCOUNTED = TransferMeters(lambda host, count, took_s: None, lambda host, count: None)
 
 FAILURES = {
     peer_wire.RefuseCode.MISSING: Failure.MISSING,
@@ -68,7 +68,7 @@ _RELAYED = peer_wire.Mode.RELAYED
 _ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in peer_wire.Mode}
 
 
-class Asked(NamedTuple):
+class SentRequest(NamedTuple):
     """Chunks that a peer is asked for, which have consecutive numbers.
 
     :param since_s: when they were asked for; None: no guest waited for them then
@@ -88,15 +88,15 @@ class PeerClient:
         here: ids.HostId,
         feed: Callable[..., str],
         core: engine.Engine,
-        net: peer_net.PeerNet,
+        net: peer_network.PeerNetwork,
         may_refer: bool,
-        moved: Moved,
+        moved: TransferMeters,
         counters: counters_.ExchangeCounters,
     ) -> None:
         self._here, self._feed, self._core, self._net = here, feed, core, net
         self._may_refer, self._moved, self._counters = may_refer, moved, counters
-        self._hears: dict[ids.HostId, asking.Hear] = {}
-        self._asked: dict[int, Asked] = {}
+        self._hears: dict[ids.HostId, client_connection.Hear] = {}
+        self._asked: dict[int, SentRequest] = {}
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Ask: self._ask,
             actions.Cancel: self._cancel,
@@ -136,7 +136,7 @@ class PeerClient:
                 place = run.number, run.image_id, run.offset, run.length
                 how = wire_mode, priority, timeout_ms, run.chunk_bytes
                 request = peer_wire.Request(*place, proof, *how)
-                asked = Asked(run.number, run.refs, mode, since_s)
+                asked = SentRequest(run.number, run.refs, mode, since_s)
                 self._asked.update(dict.fromkeys(request.numbers, asked))
                 some.append(request)
         for some in (urgent, others):
@@ -157,9 +157,9 @@ class PeerClient:
             self._moved.received(cancel.host, 0, took_s)
         self._net.cancel(cancel.host, cancel.numbers)
 
-    def _hear(self, host: ids.HostId, answers: list[asking.Answer]) -> None:
+    def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
         """Feed answers that came together."""
-        came: list[tuple[int, read_request.Fetched]] = []
+        came: list[tuple[int, read_request.FetchedChunk]] = []
         moved: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
         for answer in answers:
@@ -186,7 +186,7 @@ class PeerClient:
     def _take(
         self,
         answer: peer_wire.Chunk,
-        came: list[tuple[int, read_request.Fetched]],
+        came: list[tuple[int, read_request.FetchedChunk]],
         moved: list[tuple[int, float | None]],
         failed: list[tuple[int, Failure]],
     ) -> None:
@@ -209,7 +209,7 @@ class PeerClient:
             if data is None:
                 failed.append((number, Failure.INVALID))
             else:
-                came.append((number, read_request.Fetched(data, origin)))
+                came.append((number, read_request.FetchedChunk(data, origin)))
                 right_bytes += len(data)
         self._counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
 
@@ -247,7 +247,7 @@ class PeerClient:
             self._net.tell(host, context.ring.table.address_of(host), news)
 
 
-def _failure_of(answer: peer_wire.Refuse | asking.Lost) -> Failure:
+def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Failure:
     if isinstance(answer, peer_wire.Refuse):
         return FAILURES[answer.code]
     LOG.debug("%s", answer.failure)

@@ -11,8 +11,6 @@ from typing import Any
 
 import trio
 
-from acstor_agent import disk_io
-from acstor_agent import faults as faults_
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters as counters_
 from acstor_agent.core import log_limit
@@ -24,7 +22,9 @@ from acstor_agent.engine_io import map_lookup
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import send_progress
-from acstor_agent.peers.connection import answering
+from acstor_agent.peers.connection import server_connection
+from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import fault_log
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
@@ -45,7 +45,7 @@ WARN_EVERY_S = 10.0
 
 
 class PeerServer:
-    """What peers ask of this host; an :class:`answering.Giver`."""
+    """What peers ask of this host; an :class:`server_connection.RequestHandler`."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class PeerServer:
         cache: cache_files.CacheFiles,
         nursery: trio.Nursery,
         learn: Learn,
-        moved: peer_client.Moved,
+        moved: peer_client.TransferMeters,
         counters: counters_.ExchangeCounters,
-        faults: faults_.Faults,
+        faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery
         self._moved, self._counters, self._faults = moved, counters, faults
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
         self._looking = map_lookup.MapLookup(feed, core, nursery, learn, faults)
-        self._reads: dict[answering.Answering, dict[int, trio.CancelScope]] = {}
+        self._reads: dict[server_connection.ServerConnection, dict[int, trio.CancelScope]] = {}
         self._delivering = send_progress.SendProgress(feed, core, self._reads.__contains__, faults)
         nursery.start_soon(self._delivering.run)
         self.doing: dict[type, Callable[[Any], None]] = {
@@ -77,11 +77,11 @@ class PeerServer:
 
     def asked(
         self,
-        connection: answering.Answering,
+        connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.Request],
         came_s: float,
     ) -> None:
-        """See :meth:`answering.Giver.asked`."""
+        """See :meth:`server_connection.RequestHandler.asked`."""
         waited_s = trio.current_time() - came_s
         asked = [
             chunk_ref.Request(
@@ -92,7 +92,9 @@ class PeerServer:
         ]
         self._ask(connection, asked)
 
-    def _ask(self, connection: answering.Answering, asked: list[chunk_ref.Request]) -> None:
+    def _ask(
+        self, connection: server_connection.ServerConnection, asked: list[chunk_ref.Request]
+    ) -> None:
         """Tell the core; where it fails at one request, that one ends, and no other."""
         if not self._feed(self._core.peer_asked, connection, connection.host, asked):
             return
@@ -105,8 +107,10 @@ class PeerServer:
         for one in asked:  # what is answered already is not answered again
             self._ask(connection, [one])
 
-    def cancelled(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
-        """See :meth:`answering.Giver.cancelled`."""
+    def cancelled(
+        self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
+    ) -> None:
+        """See :meth:`server_connection.RequestHandler.cancelled`."""
         self._looking.forget(connection, request_ids)
         if (reads := self._reads.get(connection)) is not None:
             for number in request_ids:
@@ -115,12 +119,14 @@ class PeerServer:
             self._note_reads(connection)
         self._feed(self._core.peer_cancelled, connection, request_ids)
 
-    def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
-        """See :meth:`answering.Giver.hurried`."""
+    def hurried(
+        self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
+    ) -> None:
+        """See :meth:`server_connection.RequestHandler.hurried`."""
         self._feed(self._core.peer_hurried, connection, request_ids)
 
-    def ended(self, connection: answering.Answering) -> None:
-        """See :meth:`answering.Giver.ended`."""
+    def ended(self, connection: server_connection.ServerConnection) -> None:
+        """See :meth:`server_connection.RequestHandler.ended`."""
         self._looking.end(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
@@ -128,8 +134,8 @@ class PeerServer:
             self._feed(self._core.peer_left, connection)  # nobody else says it again
         self._delivering.end(connection)
 
-    def drained(self, connection: answering.Answering) -> None:
-        """See :meth:`answering.Giver.drained`."""
+    def drained(self, connection: server_connection.ServerConnection) -> None:
+        """See :meth:`server_connection.RequestHandler.drained`."""
         self._delivering.look_soon(connection)
 
     # What the core says
@@ -137,7 +143,7 @@ class PeerServer:
     def _reply(self, reply: actions.Reply) -> None:
         connection: Any = reply.connection
         self._looking.forget(connection, (answer.number for answer in reply.answers))
-        answers: list[answering.Answer] = []
+        answers: list[server_connection.Answer] = []
         here: list[actions.Given] = []
         for answer in reply.answers:
             if isinstance(answer, actions.GivenRun):
@@ -161,9 +167,9 @@ class PeerServer:
 
     def _told(
         self,
-        connection: answering.Answering,
+        connection: server_connection.ServerConnection,
         answer: actions.Given | actions.Refused | actions.Referred,
-    ) -> answering.Answer:
+    ) -> server_connection.Answer:
         """Return an answer for which nothing has to be read, as it is sent."""
         match answer:
             case actions.Given():
@@ -188,11 +194,14 @@ class PeerServer:
         return peer_wire.Chunk(given.number, data, wants[0].length)
 
     async def _read(
-        self, connection: answering.Answering, given: actions.Given, scope: trio.CancelScope
+        self,
+        connection: server_connection.ServerConnection,
+        given: actions.Given,
+        scope: trio.CancelScope,
     ) -> None:
         """Give what takes a look at the disk, in the peer's turn there."""
         data = None
-        with scope, disk_io.as_stream(map_lookup.stream_of(connection.host, given.priority)):
+        with scope, disk_io.use_stream(map_lookup.stream_of(connection.host, given.priority)):
             try:
                 data = await self._cache.read_chunk(given.want.cid)
             except Exception as error:
@@ -207,13 +216,17 @@ class PeerServer:
             self._send(connection, [_answer(given, data)])
         self._note_reads(connection)
 
-    def _note_reads(self, connection: answering.Answering) -> None:
+    def _note_reads(self, connection: server_connection.ServerConnection) -> None:
         """Forget a connection of whose reads none is left."""
         if not self._reads.get(connection):
             self._reads.pop(connection, None)
             self._delivering.look_soon(connection)
 
-    def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
+    def _send(
+        self,
+        connection: server_connection.ServerConnection,
+        answers: list[server_connection.Answer],
+    ) -> None:
         given = [one for one in answers if isinstance(one, peer_wire.Chunk)]
         if given:
             total = sum([len(one.data) for one in given])
@@ -241,7 +254,7 @@ class PeerServer:
         connection.close()
 
 
-def _answer(given: actions.Given, data: read_request.Bytes) -> answering.Answer:
+def _answer(given: actions.Given, data: read_request.Bytes) -> server_connection.Answer:
     """Return a chunk as it is sent; an image that says that it is longer gets nothing."""
     if len(data) != given.want.length:
         LOG.error("%d bytes are %s, not %d", len(data), given.want.cid.hex(), given.want.length)

@@ -22,7 +22,7 @@ Bytes = bytes | bytearray | memoryview
 PEERS = "the source and other hosts"
 
 
-class Fetched(NamedTuple):
+class FetchedChunk(NamedTuple):
     """A chunk that has come, checked, and where it came from."""
 
     data: Bytes
@@ -63,7 +63,7 @@ class ReadRequest:
         self._answer = answer
         self._came.set()
 
-    async def wait(self) -> Sequence[Fetched]:
+    async def wait(self) -> Sequence[FetchedChunk]:
         """Return the chunks, in the order of the wants.
 
         :raises errors.ChunkLost: one of them is nowhere to be had any more

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import trio
 
-from acstor_agent import faults as faults_
 from acstor_agent.engine import actions
 from acstor_agent.engine import engine
+from acstor_agent.runtime import fault_log
 
 LOOK_FIRST_S, LOOK_LONGEST_S = 0.001, 0.008
 """How soon to look whether answers have arrived, and how often later: 64 KiB take 0.05 ms at 10
@@ -48,7 +48,7 @@ class SendProgress:
         feed: Callable[..., str],
         core: engine.Engine,
         is_read_for: Callable[[Hashable], bool],
-        faults: faults_.Faults,
+        faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._faults = feed, core, faults
         self._is_read_for = is_read_for

@@ -14,11 +14,11 @@ from typing import TypeVar
 import trio
 from oslo_log import log
 
-from acstor_agent.core import troubles
+from acstor_agent.core import health_issues
 from acstor_agent.engine import failover
 from acstor_agent.engine import placement
 from acstor_agent.sources import base
-from acstor_agent.sources import whole_copies
+from acstor_agent.sources import download_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
@@ -26,7 +26,7 @@ from acstor_common.model import ids
 T = TypeVar("T")
 LOG = log.getLogger(__name__)
 
-_Read = Callable[[base.Source, Sequence[int], base.Told], Awaitable[None]]
+_Read = Callable[[base.Source, Sequence[int], base.ReportOutcomes], Awaitable[None]]
 """Reads the pieces with these numbers from a source; reports their outcomes by index."""
 
 
@@ -37,14 +37,14 @@ class PlaceState(NamedTuple):
     """
 
     where: str
-    trouble: troubles.Trouble | None
+    trouble: health_issues.HealthIssue | None
     health: base.Health
 
 
 class SourceClient(base.Source):
     """Several sources as one.
 
-    :param sources: at least one; for this and the next three see ``build.Sources``
+    :param sources: at least one; for this and the next three see ``source_factory.Sources``
     :param attempts: how often a request asks one source while its faults are transient
     :param jitter: returns a number from 0 up to 1
     """
@@ -53,7 +53,7 @@ class SourceClient(base.Source):
         self,
         sources: Sequence[base.Source],
         configured: Sequence[str] = (),
-        copies: whole_copies.CopiesSource | None = None,
+        copies: download_source.DownloadSource | None = None,
         read_copies: base.Source | None = None,
         attempts: int = failover.ATTEMPTS,
         jitter: Callable[[], float] = random.random,
@@ -74,7 +74,7 @@ class SourceClient(base.Source):
         what = f"the size of {blob.name}"
         return await self._ask(blob, what, lambda source: source.size_bytes(blob))
 
-    async def look(self, blob: base.Blob) -> base.Seen:
+    async def look(self, blob: base.Blob) -> base.BlobState:
         """Return what the first source with the blob has."""
         return await self._ask(blob, f"a look at {blob.name}", lambda source: source.look(blob))
 
@@ -82,12 +82,14 @@ class SourceClient(base.Source):
         self,
         blob: base.Blob,
         pieces: Sequence[base.Piece],
-        told: base.Told,
+        told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
         """Read each piece from the first source that gives it."""
 
-        async def read(source: base.Source, numbers: Sequence[int], took: base.Told) -> None:
+        async def read(
+            source: base.Source, numbers: Sequence[int], took: base.ReportOutcomes
+        ) -> None:
             if source is self._sources.get(self.failover.copies):
                 self._bring_rest(blob)
             await source.read_pieces(blob, [pieces[n] for n in numbers], took, requester)
@@ -98,14 +100,18 @@ class SourceClient(base.Source):
         if pieces:
             await self._run(blob, len(pieces), what, read, told)
 
-    def given_as(self, image_id: ids.ImageId, offset: int) -> placement.Given:
+    def given_as(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
         """Say how what hosts mean by an offset of an image is given."""
         if self._copies is None or not self.failover.refused:
-            return placement.Given.IN_PARTS
+            return placement.SourceAccess.IN_PARTS
         blob, _ = base.blob_at(image_id, offset)
         if blob not in self.failover.refused:
-            return placement.Given.IN_PARTS
-        return placement.Given.WHOLE_HERE if self._copies.has(blob) else placement.Given.WHOLE
+            return placement.SourceAccess.IN_PARTS
+        return (
+            placement.SourceAccess.WHOLE_HERE
+            if self._copies.has(blob)
+            else placement.SourceAccess.WHOLE
+        )
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return the hash that the copies know of what they give, or else the first source."""
@@ -167,7 +173,7 @@ class SourceClient(base.Source):
 
         asked = self.failover, _key(blob), blob.image_id, count, what, may_copy, ignores_refusals
         now, until_s = trio.current_time(), trio.current_effective_deadline()
-        with contextlib.closing(failover.Request(*asked, now, until_s)) as request:
+        with contextlib.closing(failover.SourceRequest(*asked, now, until_s)) as request:
             run = _Run(self._sources, request, read, told)
             await (run.hedged() if request.may_hedge else run.alone())
         if run.fault is not None:
@@ -192,9 +198,9 @@ class _Run:
     def __init__(
         self,
         sources: dict[failover.SourceState, base.Source],
-        request: failover.Request,
+        request: failover.SourceRequest,
         read: _Read,
-        told: base.Told,
+        told: base.ReportOutcomes,
     ) -> None:
         self._sources, self._request, self._read, self._told = sources, request, read, told
         self._changed = trio.Event()

@@ -7,12 +7,12 @@ from typing import Any
 
 import trio
 
-from acstor_agent import faults as faults_
 from acstor_agent.core import counters as counters_
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import engine
 from acstor_agent.engine_io import read_request
+from acstor_agent.runtime import fault_log
 from acstor_agent.sources import base
 from acstor_common.model import ids
 
@@ -44,7 +44,7 @@ class SourceReader:
         source: base.Source,
         nursery: trio.Nursery,
         counters: counters_.ExchangeCounters,
-        faults: faults_.Faults,
+        faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._source = feed, core, source
         self._nursery, self._counters, self._faults = nursery, counters, faults
@@ -96,7 +96,7 @@ class SourceReader:
             else:
                 given += 1
                 given_bytes += len(outcome)
-                gave.append((number, read_request.Fetched(outcome, counters_.Origin.SOURCE)))
+                gave.append((number, read_request.FetchedChunk(outcome, counters_.Origin.SOURCE)))
         if read.priority.is_urgent:
             self._counters.source_timed_bytes += given_bytes
             self._counters.source_s += given * (trio.current_time() - began_s)

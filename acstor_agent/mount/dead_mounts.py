@@ -14,9 +14,9 @@ import re
 
 import trio
 
-from acstor_agent.mount import dying
 from acstor_agent.mount import fuse_connection
-from acstor_agent.mount import openers
+from acstor_agent.mount import killed_guests
+from acstor_agent.mount import open_files
 
 LOG = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
     """
     live = fuse_connection.device(mount_point)
     found = set()
-    for pid in openers.pids():
+    for pid in open_files.pids():
         with contextlib.suppress(OSError):  # it has ended
             if any(_is_dead(pid, fd, live) for fd in _files_of(pid)):
-                instance = dying.instance_of(pid)
-                found.add(instance or f"process {pid} ({openers.name_of(pid)})")
+                instance = killed_guests.instance_of(pid)
+                found.add(instance or f"process {pid} ({open_files.name_of(pid)})")
     return tuple(sorted(found))
 
 

@@ -32,7 +32,6 @@ from typing import TypeVar
 import pyfuse3
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
@@ -41,13 +40,14 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import read_request
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import opened as opened_
-from acstor_agent.images import timelines as timelines_
-from acstor_agent.images import uses as uses_
-from acstor_agent.mount import dying
+from acstor_agent.images.boot import boot_timelines
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import reattach
+from acstor_agent.images.image import usage
+from acstor_agent.images.read import mirror
 from acstor_agent.mount import fuse_attributes
+from acstor_agent.mount import killed_guests
+from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
@@ -128,11 +128,11 @@ class MirrorOperations(pyfuse3.Operations):
         cache: cache_files.CacheFiles,
         attach_deadline_s: float,
         known: inodes.Inodes,
-        uses: uses_.Uses,
-        opened: opened_.Opened,
+        uses: usage.ImageUsage,
+        opened: reattach.Reattach,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
         gid: int = 0,
-        timelines: timelines_.Timelines | None = None,
+        timelines: boot_timelines.Timelines | None = None,
     ) -> None:
         super().__init__()
         self._images, self._disks, self._cache = images, writable, cache
@@ -141,7 +141,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._inodes = known
         self._uses = uses
         self._opened, self._gid = opened, gid
-        self._timelines = timelines or timelines_.Timelines()
+        self._timelines = timelines or boot_timelines.Timelines()
         for taken in known.know_at_start(images.attached(), writable.all()):
             LOG.error("%s; neither is served", taken)
 
@@ -158,7 +158,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
-            with disk_io.as_stream(self._inodes.guest(fh)):
+            with disk_io.use_stream(self._inodes.guest(fh)):
                 return await operation(self, fh, *args)
 
         return named
@@ -243,7 +243,7 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         image = await self._mirror(inode)
         image.boots.begin()
-        tag = dying.tag_of_opener(ctx.pid, self._inodes.tag)
+        tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.tag)
         handle = self._inodes.open(inode, self._open_recording(image), tag)
         self._uses.opened(image.map.image_id)
         self._timelines.opened(image, self._inodes.guest(handle), ctx.pid)
@@ -379,7 +379,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def _attach(self, image_id: ids.ImageId) -> mirror.Mirror:
         try:
             guest = requests.Stream(requests.Klass.GUEST, image_id)
-            with trio.fail_after(self._attach_deadline_s), disk_io.as_stream(guest):
+            with trio.fail_after(self._attach_deadline_s), disk_io.use_stream(guest):
                 found = await self._images.attach(image_id)
         except trio.TooSlowError as e:
             raise errors.DeadlineExceeded(

@@ -12,7 +12,7 @@ import pyfuse3
 
 from acstor_agent.core.cache import cache_actions
 from acstor_agent.disks import disk
-from acstor_agent.images import mirror
+from acstor_agent.images.read import mirror
 
 LAST_S = 10.0
 """How long the kernel may believe what it was told; a disk's block count grows meanwhile."""

@@ -47,10 +47,11 @@ ASK_WAIT_S = 10.0
 MAX_BACKGROUND = 32_768
 """Background requests that the kernel sends at a time: all reads and writes with O_DIRECT, and
 read-ahead.  Those of all guests share it, in the order of their coming, so it must never be full:
-what is here would wait behind what is not.  images/waiting.py keeps fewer than this waiting."""
+what is here would wait behind what is not.  images/read/read_admission.py keeps fewer than this
+waiting."""
 NOTIFY_RESEND = 7
 RELAYED_BYTES = 128 * 1024
-"""Data of the longest message on a socket (process/relay.py): its buffer has room for some."""
+"""Data of the longest message on a socket (process/fuse_relay.py): its buffer has room for some."""
 MAX_REQUESTS = MAX_BACKGROUND + 4096
 """Requests that are answered at a time; those that are not in the background are as many as there
 are threads that look up, open, or read through the page cache."""

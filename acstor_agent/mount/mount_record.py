@@ -4,7 +4,7 @@
 A line of JSON for each fact, in a file in memory that all of them share: the supervisor, its
 workers, and who keeps it while no supervisor runs.  Facts are added, each by one write; a line that
 is not whole was not told to anybody.  Behind the facts is what a relay has under way
-(process/under_way.py).
+(process/inflight_requests.py).
 
 The one rule: a fact is written before the kernel is told, so whoever comes next knows it, and it
 stays.

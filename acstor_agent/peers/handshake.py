@@ -12,8 +12,8 @@ import ssl
 
 import trio
 
-from acstor_agent import tls_session
 from acstor_agent.peers import peer_link
+from acstor_agent.runtime import tls_session
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials as credentials_

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import buffers as buffers_
-from acstor_agent.peers import pacing
+from acstor_agent.peers import traffic_control
 from acstor_common.identity import certificates
 from acstor_common.model import geometry
 from acstor_common.wire import peer_encryption
@@ -95,7 +95,7 @@ class Link:
     _holds = 0  # directions that wait for their rate limits
 
     def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
-        self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()
+        self.upload, self.download = traffic_control.RateLimiter(), traffic_control.RateLimiter()
         self._sock = sock
         self._low_water_bytes = 1
         self._is_empty = False  # the last call has received all there was
@@ -136,7 +136,7 @@ class Link:
             if messages:
                 return messages
 
-    async def _wait_for(self, limiter: pacing.RateLimiter) -> None:
+    async def _wait_for(self, limiter: traffic_control.RateLimiter) -> None:
         if not limiter.is_open:
             self._holds += 1
             try:
@@ -240,7 +240,7 @@ class Link:
             self._not_sent_bytes = kept_bytes
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
-    def join(self, traffic: pacing.Traffic, klass: peer_wire.Klass) -> None:
+    def join(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
         """Use the limits that all connections share, and the DSCP of this connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp.of(klass):

@@ -15,7 +15,7 @@ import socket
 import subprocess
 
 from acstor_agent.mount import fuse_connection
-from acstor_agent.process import stores
+from acstor_agent.process import fd_store
 
 FIRST_FD = 3
 """Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
@@ -84,7 +84,7 @@ class DescriptorStore:
         for name in {MOUNT, *self._handed}:
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def stopping(self) -> stores.Stopping:
+    def stopping(self) -> fd_store.Stopping:
         """Return why the manager, or somebody behind its back, has sent SIGTERM.
 
         systemd keeps descriptors while a unit is restarted, by ``systemctl restart`` or because
@@ -92,12 +92,12 @@ class DescriptorStore:
         tells one from the other.
         """
         if not os.environ.get("NOTIFY_SOCKET"):
-            return stores.Stopping.SIGNALLED
+            return fd_store.Stopping.SIGNALLED
         if _systemctl("is-system-running").strip() == "stopping":
-            return stores.Stopping.HOST_STOPS
+            return fd_store.Stopping.HOST_STOPS
         jobs = [line.split() for line in _systemctl("list-jobs", "--no-legend").splitlines()]
         is_stop = any(job[1:3] == [_unit(), "stop"] for job in jobs)
-        return stores.Stopping.UNIT_STOPS if is_stop else stores.Stopping.SIGNALLED
+        return fd_store.Stopping.UNIT_STOPS if is_stop else fd_store.Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Have the manager wait for :data:`PATIENCE_S` more, and show why."""

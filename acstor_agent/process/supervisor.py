@@ -37,14 +37,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from acstor_agent import processes
 from acstor_agent.core.mount import fuse_init
 from acstor_agent.mount import fuse_connection
-from acstor_agent.mount import openers
+from acstor_agent.mount import open_files
+from acstor_agent.process import child_process
+from acstor_agent.process import fd_store
 from acstor_agent.process import folders
-from acstor_agent.process import forked
-from acstor_agent.process import relay
-from acstor_agent.process import stores
+from acstor_agent.process import fuse_relay
+from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -101,16 +101,16 @@ class Supervisor:
         mount_point: pathlib.Path,
         work: Callable[[Inheritance], None],
         is_ready: Callable[[], None],
-        store: stores.Store | None = None,
+        store: fd_store.FdStore | None = None,
         with_guests: WithGuests = WithGuests.REFUSE,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
         self._mount_point = mount_point
-        self._store = store or stores.NoStore()
+        self._store = store or fd_store.NoStore()
         self._connection: fuse_connection.Connection | None = None
         self._is_kept = False
         self._renewed_s = -RENEW_S
-        self._relay: relay.Relay | None = None
+        self._relay: fuse_relay.Relay | None = None
         self._is_mounted = True
         self._with_guests = with_guests
         self._work = work
@@ -133,7 +133,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         connection = self._connection = self._connect()
         if not fuse_init.can_resend(connection.record.mounted.init_request):
-            self._relay = relay.Relay(connection)
+            self._relay = fuse_relay.Relay(connection)
         for number in STOPS:
             signal.signal(number, self._asked_to_stop)
         signal.signal(signal.SIGALRM, self._alarmed)
@@ -219,10 +219,10 @@ class Supervisor:
         """
         why = self._store.stopping()
         self._renew()
-        leaves_it = self._is_kept and why is stores.Stopping.SIGNALLED
+        leaves_it = self._is_kept and why is fd_store.Stopping.SIGNALLED
         if (
             leaves_it
-            or why is stores.Stopping.HOST_STOPS
+            or why is fd_store.Stopping.HOST_STOPS
             or self._with_guests is WithGuests.UNMOUNT
         ):
             return True
@@ -239,7 +239,7 @@ class Supervisor:
             was_kept = self._is_kept
             self._is_kept = self._store.renew(self._connection, was_kept)
             if self._is_kept and not was_kept:
-                self._tell_worker(forked.NOW_KEPT)
+                self._tell_worker(child_process.NOW_KEPT)
 
     def _tell_worker(self, number: int) -> None:
         """Send a signal to the worker, if there is one: its number may be another's afterwards."""
@@ -247,9 +247,9 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker_pid, number)
 
-    def _refuse(self, point: str, why: stores.Stopping) -> None:
-        users = openers.describe(openers.users_of(point))
-        if why is stores.Stopping.UNIT_STOPS:
+    def _refuse(self, point: str, why: fd_store.Stopping) -> None:
+        users = open_files.describe(open_files.users_of(point))
+        if why is fd_store.Stopping.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
             self._set_alarm(LOOK_AGAIN_S)
             if users == self._told:
@@ -304,7 +304,7 @@ class Supervisor:
                     return 0
                 how = HELD if status is None else _how(status)
                 code = None if status is None else os.waitstatus_to_exitcode(status)
-                if code == forked.EXIT_UNUSABLE and not self._was_ready:
+                if code == child_process.EXIT_UNUSABLE and not self._was_ready:
                     return 1
                 LOG.error("worker %d ended (%s); starting another", pid, how)
             if time.monotonic() - started_s > STEADY_AFTER_S:
@@ -330,7 +330,7 @@ class Supervisor:
                 if not pid:
                     os.close(ready_read)
                     inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
-                    forked.be_worker(lambda: self._work(inherited), self._is_kept, HELD_BACK)
+                    child_process.run_child(lambda: self._work(inherited), self._is_kept, HELD_BACK)
             failed.callback(os.waitpid, pid, 0)
             failed.callback(os.kill, pid, signal.SIGKILL)
             worker = os.pidfd_open(pid)
@@ -362,7 +362,7 @@ class Supervisor:
         except OSError:
             LOG.error("the relay ended; the next one continues its requests")
             self._relay.end()
-            self._relay = relay.Relay(connection)
+            self._relay = fuse_relay.Relay(connection)
             end = self._relay.connect()
         with end:
             yield connection._replace(fuse_fd=end.fileno())
@@ -385,14 +385,14 @@ class Supervisor:
             if worker in found:
                 pid, self._worker_pid = self._worker_pid, 0
                 return os.waitpid(pid, 0)[1]
-            looks = looks + 1 if not found and processes.has_ended(self._worker_pid) else 0
+            looks = looks + 1 if not found and process_cleanup.has_ended(self._worker_pid) else 0
         self._held.append(self._worker_pid)
         self._strip(self._worker_pid)
         return None
 
     def _strip(self, pid: int) -> None:
         """Take from a worker that cannot end what the next one needs."""
-        shut, is_freed = processes.shut_sockets(pid), processes.free_memory(pid)
+        shut, is_freed = process_cleanup.shut_sockets(pid), process_cleanup.free_memory(pid)
         memory = "given back" if is_freed else "not given back"
         LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
 

@@ -124,11 +124,11 @@ Outcome = Buffer | Exception
 :class:`errors.ChunkUnavailable`.  Any other exception is a bug."""
 Answers = Sequence[tuple[int, Outcome]]
 """What became of some pieces, by their numbers in what was asked."""
-Told = Callable[[Answers], None]
+ReportOutcomes = Callable[[Answers], None]
 """Is called in the event loop's thread, and does not wait."""
 
 
-class Seen(NamedTuple):
+class BlobState(NamedTuple):
     """What a place has of a blob.
 
     :param stamp: of an artefact, is another one when another one has taken its place
@@ -169,7 +169,7 @@ class Source(abc.ABC):
     async def size_bytes(self, blob: Blob) -> int:
         """Return the length of ``blob``; for who attaches, so it must be one that he may use."""
 
-    async def look(self, blob: Blob) -> Seen:
+    async def look(self, blob: Blob) -> BlobState:
         """Return what the place has now, for guests that read it already, on whatever host.
 
         The place is asked, whatever is remembered of it; reads that follow are of what is there.
@@ -179,14 +179,14 @@ class Source(abc.ABC):
         size_bytes = await self.size_bytes(blob)
         length = min(size_bytes, TAIL_BYTES) if blob.kind in ARTEFACTS else 0
         tail = await self.read(blob, size_bytes - length, length)
-        return Seen(size_bytes, tail.hex())
+        return BlobState(size_bytes, tail.hex())
 
     @abc.abstractmethod
     async def read_pieces(
         self,
         blob: Blob,
         pieces: Sequence[Piece],
-        told: Told,
+        told: ReportOutcomes,
         requester: Requester = AGENT,
     ) -> None:
         """Read pieces, and tell of each once, as soon as its bytes are here or cannot be had.
@@ -260,7 +260,7 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.size_bytes(blob)
 
-    async def look(self, blob: Blob) -> Seen:
+    async def look(self, blob: Blob) -> BlobState:
         """Ask the inner source."""
         return await self._inner.look(blob)
 
@@ -268,7 +268,7 @@ class Wrapper(Source):
         self,
         blob: Blob,
         pieces: Sequence[Piece],
-        told: Told,
+        told: ReportOutcomes,
         requester: Requester = AGENT,
     ) -> None:
         """Ask the inner source."""

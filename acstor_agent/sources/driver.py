@@ -14,7 +14,7 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent.sources import base
-from acstor_agent.sources import verify
+from acstor_agent.sources import chunk_verification
 from acstor_common import errors
 
 BUFFERS_PER_CALL = 64
@@ -30,7 +30,7 @@ class Run:
     """
 
     def __init__(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, told: base.Told
+        self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, told: base.ReportOutcomes
     ) -> None:
         self.blob, self.pieces = blob, pieces
         self.offset = pieces[0].offset
@@ -92,7 +92,7 @@ class Run:
         if piece.content is None or piece.content.matches(self.buffers[number]):
             return None
         what = self.blob.part(piece.offset, piece.length)
-        return verify.mismatch(self.buffers[number], piece.content, what, self._where)
+        return chunk_verification.mismatch(self.buffers[number], piece.content, what, self._where)
 
 
 class Driver(base.Source):
@@ -125,12 +125,14 @@ class Driver(base.Source):
         self,
         blob: base.Blob,
         pieces: Sequence[base.Piece],
-        told: base.Told,
+        told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
         """Read the pieces, those that follow each other as one range."""
         runs = [
-            Run(blob, pieces[first:stop], self.where, moved(told, first) if first else told)
+            Run(
+                blob, pieces[first:stop], self.where, shifted_report(told, first) if first else told
+            )
             for first, stop in runs_of(blob, pieces)
         ]
         if len(runs) == 1:  # nearly always
@@ -172,7 +174,7 @@ def rest_of(
     return []
 
 
-def moved(told: base.Told, by: int) -> base.Told:
+def shifted_report(told: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
     """Return what is told of pieces by numbers that are so much lower."""
     return lambda answers: told([(number + by, outcome) for number, outcome in answers])
 

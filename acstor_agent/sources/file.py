@@ -10,7 +10,7 @@ replaced is opened again at the next read.
 
 Everything here may hang as long as the file server does: looking for a name, opening,
 reading, and closing, too.  So all of it is done in threads of the source's own
-(threads.py), and nothing that is let go of is closed where others would wait for it.
+(blocking_threads.py), and nothing that is let go of is closed where others would wait for it.
 """
 
 import collections
@@ -29,8 +29,8 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import driver
-from acstor_agent.sources import threads
 from acstor_common import errors
 
 T = TypeVar("T")
@@ -199,7 +199,9 @@ class FileSource(driver.Driver):
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
         self._order = _Order()
-        self._threads = threads.Threads(lambda: self._folder, self.in_flight, HANGING_OF_ONE)
+        self._threads = blocking_threads.Threads(
+            lambda: self._folder, self.in_flight, HANGING_OF_ONE
+        )
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:

@@ -16,9 +16,9 @@ from oslo_config import types
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
-from acstor_agent.sources import http_link
-from acstor_agent.sources import http_range
 from acstor_agent.sources import keystone_auth
+from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 
 GROUP = "source_gateway"
@@ -51,7 +51,7 @@ class GatewaySource(glance.GlanceSource):
     def __init__(
         self,
         session: keystone_session.Session,
-        limits: http_link.Limits | None = None,
+        limits: http_pool.Limits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
         interfaces: Sequence[str] = glance.INTERFACES,
@@ -74,7 +74,7 @@ class GatewaySource(glance.GlanceSource):
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GatewaySource":
         """Make the source from the group ``source_gateway``."""
-        limits = http_link.limits_of(group)
+        limits = http_pool.limits_of(group)
         session = keystone_session.Session(
             auth=keystone_auth.auth(group, GROUP),
             timeout=limits.timeout_s,
@@ -90,14 +90,14 @@ class GatewaySource(glance.GlanceSource):
         )
 
     async def _why_refused(
-        self, blob: base.Blob, place: glance.Place, error: http_range.Refused
+        self, blob: base.Blob, place: glance.Place, error: http_range.RangeRefused
     ) -> str:
         """Ask once more, for the words: they name the store, and what is wrong there."""
         if error.status != CONFLICT:
             return ""
-        asked = http_range.Asked(error.what, error.where, 0, 1)
+        asked = http_range.RangeRequest(error.what, error.where, 0, 1)
 
-        async def ask(ticket: glance.Pass) -> bytes:
+        async def ask(ticket: glance.ServiceEndpoint) -> bytes:
             async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
                 return await answer.body(WORDS_LIMIT_BYTES)
 
@@ -107,12 +107,12 @@ class GatewaySource(glance.GlanceSource):
             return ""
         return said.error.message
 
-    async def _pass(self, what: str, refused: str | None = None) -> glance.Pass:
+    async def _pass(self, what: str, refused: str | None = None) -> glance.ServiceEndpoint:
         ticket = await super()._pass(what, refused)
         self._where = ticket.files.removesuffix("/v1/images")
         return ticket
 
-    def _sign_in(self, refused: str | None) -> glance.Pass:
+    def _sign_in(self, refused: str | None) -> glance.ServiceEndpoint:
         """Do what blocks."""
         ticket = super()._sign_in(refused)
         url = self._url or self._url_of(SERVICE_TYPE, "a gateway")

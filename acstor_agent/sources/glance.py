@@ -8,7 +8,7 @@ claim.  Reads only read: guests go on with an image that was deactivated meanwhi
 worker too.
 
 Tokens come from keystoneauth, which blocks and therefore works in threads of its
-own; bytes come over the connections of http_link.py.
+own; bytes come over the connections of http_pool.py.
 """
 
 import collections
@@ -30,11 +30,11 @@ from oslo_config import cfg
 from oslo_config import types
 
 from acstor_agent.sources import base
+from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import driver
-from acstor_agent.sources import http_link
-from acstor_agent.sources import http_range
 from acstor_agent.sources import keystone_auth
-from acstor_agent.sources import threads
+from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
@@ -78,7 +78,7 @@ NOT_SEEN = (
 T = TypeVar("T")
 
 
-class Pass(NamedTuple):
+class ServiceEndpoint(NamedTuple):
     """What a request to Glance needs from Keystone.
 
     :param files: URL below which the bytes of images are, each as ``<its id>/file``
@@ -126,21 +126,23 @@ class GlanceSource(driver.Driver):
     def __init__(
         self,
         session: keystone_session.Session,
-        limits: http_link.Limits | None = None,
+        limits: http_pool.Limits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
         interfaces: Sequence[str] = INTERFACES,
     ) -> None:
         self._session, self._endpoint = session, endpoint
         self._region_name, self._interfaces = region_name, list(interfaces)
-        limits = limits or http_link.Limits()
-        self._link = http_link.Link(self.group_name, limits)
+        limits = limits or http_pool.Limits()
+        self._link = http_pool.HttpPool(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
-        self._streams = http_link.Link(
+        self._streams = http_pool.HttpPool(
             self.group_name,
             dataclasses.replace(limits, connections=STREAMS, timeout_s=patient),
         )
-        self._threads = threads.Threads(lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS)
+        self._threads = blocking_threads.Threads(
+            lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS
+        )
         self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
         self._no_ranges: collections.OrderedDict[base.Blob, NoRanges] = collections.OrderedDict()
         self._where = endpoint or "Glance"
@@ -163,13 +165,13 @@ class GlanceSource(driver.Driver):
                 help="Which of the catalog's URLs of Glance is taken: the first of these that it "
                 "has. They are internal, public and admin, with commas between them.",
             ),
-            *http_link.options(),
+            *http_pool.options(),
         ]
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GlanceSource":
         """Make the source from the group ``source_glance``."""
-        limits = http_link.limits_of(group)
+        limits = http_pool.limits_of(group)
         session = keystone_session.Session(
             auth=keystone_auth.auth(group, cls.group_name),
             timeout=limits.timeout_s,
@@ -200,21 +202,21 @@ class GlanceSource(driver.Driver):
         """
         return (await self._look(blob, f"the size of {blob.name}", _NEW)).size_bytes
 
-    async def look(self, blob: base.Blob) -> base.Seen:
+    async def look(self, blob: base.Blob) -> base.BlobState:
         """Do the same, for a blob of an image that was deactivated, too.
 
         The stamp is the id of what holds the bytes: what Glance holds under it never changes.
         """
         return await self._look(blob, f"a look at {blob.name}", _IN_USE)
 
-    async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.Seen:
+    async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.BlobState:
         place = await self._find(blob, what, statuses)
         try:
             if place.size_bytes == 0:
-                return base.Seen(0, place.glance_id)
+                return base.BlobState(0, place.glance_id)
             ask = self._link.size_bytes
             size_bytes = await self._of_file(blob, what, place, 0, 1, ask)
-            return base.Seen(size_bytes, place.glance_id)
+            return base.BlobState(size_bytes, place.glance_id)
         except errors.ChunkMissing:
             self._places.pop(blob, None)  # its bytes come from another source, if from any
             raise
@@ -233,7 +235,7 @@ class GlanceSource(driver.Driver):
         try:
             ask = functools.partial(self._link.fill, run)
             await self._of_file(blob, what, place, run.offset, run.length, ask)
-        except http_range.Refused as error:
+        except http_range.RangeRefused as error:
             if error.status == 404 and place.glance_id != blob.image_id:
                 self._places.pop(blob, None)  # another one may have taken its place
             raise
@@ -255,21 +257,24 @@ class GlanceSource(driver.Driver):
         what = f"the place of {blob.name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
-    async def pour(self, blob: base.Blob, place: Place, take: http_link.Take) -> None:
+    async def pour(self, blob: base.Blob, place: Place, take: http_pool.Take) -> None:
         """Give ``take`` all of a blob, part by part, as every store gives it.
 
         :raises errors.ChunkUnavailable: it cannot be had, or not all of it
         """
         what = f"all of {blob.name}"
 
-        async def pour(ticket: Pass) -> None:
+        async def pour(ticket: ServiceEndpoint) -> None:
             url = f"{ticket.endpoint}/v2/images/{place.glance_id}/file"
-            asked, headers = http_range.Asked(what, url, 0, 0), {"X-Auth-Token": ticket.token}
+            asked, headers = (
+                http_range.RangeRequest(what, url, 0, 0),
+                {"X-Auth-Token": ticket.token},
+            )
             await self._streams.pour(asked, headers, place.size_bytes, take)
 
         try:
             await self._signed_in(what, pour)
-        except http_range.Refused as error:
+        except http_range.RangeRefused as error:
             if error.status == 404:
                 self._places.pop(blob, None)  # another one may have taken its place
             raise
@@ -296,18 +301,18 @@ class GlanceSource(driver.Driver):
         place: Place,
         offset: int,
         length: int,
-        ask: Callable[[http_range.Asked, dict[str, str]], Awaitable[T]],
+        ask: Callable[[http_range.RangeRequest, dict[str, str]], Awaitable[T]],
     ) -> T:
         """Ask for a range of what Glance stores."""
 
-        async def ask_for_range(ticket: Pass) -> T:
+        async def ask_for_range(ticket: ServiceEndpoint) -> T:
             url = f"{ticket.files}/{place.glance_id}/file"
-            asked = http_range.Asked(what, url, offset, length)
+            asked = http_range.RangeRequest(what, url, offset, length)
             return await ask(asked, {"X-Auth-Token": ticket.token})
 
         try:
             answer = await self._signed_in(what, ask_for_range)
-        except http_range.Refused as error:
+        except http_range.RangeRefused as error:
             why = await self._why_refused(blob, place, error)
             if not why:
                 raise
@@ -315,7 +320,9 @@ class GlanceSource(driver.Driver):
         self._no_ranges.pop(blob, None)
         return answer
 
-    async def _why_refused(self, blob: base.Blob, place: Place, error: http_range.Refused) -> str:
+    async def _why_refused(
+        self, blob: base.Blob, place: Place, error: http_range.RangeRefused
+    ) -> str:
         """Say what a refusal of a range means, and what to do; empty: nothing beyond its words."""
         is_inside = error.asked.offset + error.asked.length <= place.size_bytes
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
@@ -362,8 +369,8 @@ class GlanceSource(driver.Driver):
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
         """Return what Glance says of an image."""
 
-        async def ask_glance(ticket: Pass) -> image_record.Record:
-            asked = http_range.Asked(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
+        async def ask_glance(ticket: ServiceEndpoint) -> image_record.Record:
+            asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
             async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
                 if answer.status != 200:
                     raise http_range.refusal(asked, answer.status)
@@ -375,22 +382,22 @@ class GlanceSource(driver.Driver):
 
         try:
             return await self._signed_in(what, ask_glance)
-        except http_range.Refused as error:
+        except http_range.RangeRefused as error:
             if error.status == 404:
                 raise errors.ChunkMissing(what, error.where, NOT_SEEN) from error
             raise
 
-    async def _signed_in(self, what: str, ask: Callable[[Pass], Awaitable[T]]) -> T:
+    async def _signed_in(self, what: str, ask: Callable[[ServiceEndpoint], Awaitable[T]]) -> T:
         """Ask with a token; once more with a new one, if Glance does not take it any more."""
         ticket = await self._pass(what)
         try:
             return await ask(ticket)
-        except http_range.Refused as error:
+        except http_range.RangeRefused as error:
             if error.status != 401:
                 raise
         return await ask(await self._pass(what, refused=ticket.token))
 
-    async def _pass(self, what: str, refused: str | None = None) -> Pass:
+    async def _pass(self, what: str, refused: str | None = None) -> ServiceEndpoint:
         """Return what a request needs; keystoneauth signs in again only if it has to.
 
         :param refused: a token that Glance did not take
@@ -406,7 +413,7 @@ class GlanceSource(driver.Driver):
         self._where = ticket.endpoint
         return ticket
 
-    def _sign_in(self, refused: str | None) -> Pass:
+    def _sign_in(self, refused: str | None) -> ServiceEndpoint:
         """Do what blocks."""
         if refused is not None and self._session.get_token() == refused:
             self._session.invalidate()
@@ -414,7 +421,7 @@ class GlanceSource(driver.Driver):
         endpoint = self._endpoint or self._url_of("image", "an image service")
         project_id = self._session.get_project_id() or ""
         endpoint = endpoint.rstrip("/").removesuffix("/v2")
-        return Pass(token or "", endpoint, project_id, f"{endpoint}/v2/images")
+        return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images")
 
     def _url_of(self, service_type: str, what: str) -> str:
         """Return the catalog's URL of a service.

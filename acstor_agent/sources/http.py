@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads blobs by HTTP range requests from any web server; the connections are in http_link.py."""
+"""Reads blobs by HTTP range requests from any web server; the connections are in http_pool.py."""
 
 import urllib.parse
 
@@ -7,9 +7,9 @@ from oslo_config import cfg
 
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
-from acstor_agent.sources import http_link
-from acstor_agent.sources import http_place
-from acstor_agent.sources import http_range
+from acstor_agent.sources.http_client import http_endpoint
+from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 
 GROUP = "source_http"
@@ -22,10 +22,10 @@ class HttpSource(driver.Driver):
     :raises errors.Unusable: the URL or a limit makes no sense
     """
 
-    def __init__(self, url: str, limits: http_link.Limits | None = None) -> None:
+    def __init__(self, url: str, limits: http_pool.Limits | None = None) -> None:
         self._base_url, auth = _parsed(url)
-        limits = limits or http_link.Limits()
-        self._link = http_link.Link(GROUP, limits, auth, follows_redirects=True)
+        limits = limits or http_pool.Limits()
+        self._link = http_pool.HttpPool(GROUP, limits, auth, follows_redirects=True)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -38,13 +38,13 @@ class HttpSource(driver.Driver):
                 "appended. It may contain "
                 "a user name and a password, but no query.",
             ),
-            *http_link.options(),
+            *http_pool.options(),
         ]
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "HttpSource":
         """Make the source from the group ``source_http``."""
-        return cls(group.url or "", http_link.limits_of(group))
+        return cls(group.url or "", http_pool.limits_of(group))
 
     @property
     def where(self) -> str:
@@ -59,12 +59,12 @@ class HttpSource(driver.Driver):
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size that the answer to a range of one byte tells."""
         what, where = f"the size of {blob.name}", self._base_url + blob.name
-        return await self._link.size_bytes(http_range.Asked(what, where, 0, 1))
+        return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
     async def fill(self, run: driver.Run) -> None:
         """Read the run with one request."""
         where = self._base_url + run.blob.name
-        await self._link.fill(run, http_range.Asked(run.what, where, run.offset, run.length))
+        await self._link.fill(run, http_range.RangeRequest(run.what, where, run.offset, run.length))
 
     def health(self) -> base.Health:
         """Return how many calls of the resolver hang."""
@@ -86,7 +86,7 @@ def _parsed(url: str) -> tuple[str, tuple[str, str] | None]:
         parsed = urllib.parse.urlsplit(url)
         auth, _, authority = parsed.netloc.rpartition("@")
         base_url = f"{parsed.scheme}://{authority}{parsed.path.rstrip('/')}/"
-        http_place.place_of(base_url)
+        http_endpoint.endpoint_of(base_url)
     except ValueError:
         raise errors.Unusable(what, "it is not an http:// or https:// URL", remedy) from None
     if parsed.query or parsed.fragment:

@@ -26,10 +26,10 @@ import trustme
 
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_agent.sources import file
 from acstor_agent.sources import http
-from acstor_agent.sources import http_link
+from acstor_agent.sources.http_client import http_pool
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.bench import harness
@@ -72,7 +72,7 @@ def run(say: harness.Say) -> harness.Result:
             base.Piece(at, CHUNK_BYTES, ids.Content(ids.cid_of(data[at : at + CHUNK_BYTES])))
             for at in range(0, IMAGE_BYTES, CHUNK_BYTES)
         ]
-        limits = http_link.Limits(ca_file=f"{name}/ca.pem")
+        limits = http_pool.Limits(ca_file=f"{name}/ca.pem")
         drivers: dict[str, Callable[[], base.Source]] = {
             "file": lambda: file.FileSource(str(folder)),
             "http": lambda: http.HttpSource(urls[0]),
@@ -100,7 +100,7 @@ async def chain(
 ) -> dict[str, float]:
     """Return what it costs to read all pieces through the wrappers that every driver has."""
     async with trio.open_nursery() as nursery:
-        made = [deadline.DeadlineSource(make())]
+        made = [deadline_source.DeadlineSource(make())]
         source = source_client.SourceClient(made)
         await source.read(BLOB, *pieces[0])  # connects
         with Cost() as cost:

@@ -17,9 +17,9 @@ import trio
 
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_agent.sources import file
-from acstor_agent.sources import layout as layout_source
+from acstor_agent.sources import layout_source
 from acstor_common.formats import chunk_map
 from acstor_common.formats import codecs
 from acstor_common.formats import layout
@@ -85,7 +85,7 @@ async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dic
         for n in range(len(image_map))
     ]
     async with trio.open_nursery() as nursery:
-        place = deadline.DeadlineSource(file.FileSource(str(images.folder)))
+        place = deadline_source.DeadlineSource(file.FileSource(str(images.folder)))
         layouts = layout_source.LayoutSource(place, lambda image_id: image_map.layout, nursery)
         source = source_client.SourceClient([layouts])
         await source.read(blob, *pieces[0])

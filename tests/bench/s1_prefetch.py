@@ -25,7 +25,7 @@ from matplotlib import figure
 
 from acstor_agent import settings
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_ahead
+from acstor_agent.core.images import unit_readahead
 from acstor_common.model import geometry
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
@@ -44,7 +44,7 @@ TOTAL = 128 * workloads.MIB
 PREDICTORS: dict[str, Callable[[], readahead.Predictor]] = {
     "none": lambda: readahead.ReadAhead(0),
     "order": lambda: readahead.ReadAhead(LIMIT_BYTES),
-    "units": lambda: unit_ahead.UnitAhead(LIMIT_BYTES),
+    "units": lambda: unit_readahead.UnitAhead(LIMIT_BYTES),
 }
 PACED = "boot"
 READERS = ("SR-M", "SR-S", "RR")

@@ -31,9 +31,9 @@ from typing import Any
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import answering
-from acstor_agent.peers.connection import asking
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import client_connection
+from acstor_agent.peers.connection import server_connection
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
@@ -67,7 +67,7 @@ def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.C
     identity_files.write(where, identity_files.Set(AUTHORITY.certificate_pem, issued, key, b""))
     looks = itertools.count(0, identity_files.LOOK_EVERY_S)
     files = identity_files.IdentityFiles(host, identity_files.files_in(where), lambda: next(looks))
-    made = credentials.Credentials(files, peer_net.Security(mode), 86400)
+    made = credentials.Credentials(files, peer_network.SecurityMode(mode), 86400)
     made.look()
     return made
 
@@ -99,7 +99,9 @@ async def fill(folder: pathlib.Path, image: pathlib.Path) -> list[ids.Cid]:
 
 
 class Giver:
-    """Gives what is in the cache to whom proves to know it; an ``answering.Giver``."""
+    """Gives what is in the cache to whom proves to know it; an
+    ``server_connection.RequestHandler``.
+    """
 
     def __init__(
         self, cache: cache_files.CacheFiles, cids: list[ids.Cid], nursery: trio.Nursery
@@ -108,7 +110,7 @@ class Giver:
 
     def asked(
         self,
-        connection: answering.Answering,
+        connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.Request],
         came_s: float,
     ) -> None:
@@ -126,23 +128,30 @@ class Giver:
         connection.reply(chunks)
 
     async def _find(
-        self, connection: answering.Answering, request: peer_wire.Request, cid: ids.Cid
+        self,
+        connection: server_connection.ServerConnection,
+        request: peer_wire.Request,
+        cid: ids.Cid,
     ) -> None:
         """Read what is not in the page cache."""
         data = await self._cache.read_chunk(cid)
         assert data is not None
         connection.reply([peer_wire.Chunk(request.request_id, data)])
 
-    def cancelled(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
+    def cancelled(
+        self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
+    ) -> None:
         """Nothing waits."""
 
-    def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
+    def hurried(
+        self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
+    ) -> None:
         """Nothing waits."""
 
-    def drained(self, connection: answering.Answering) -> None:
+    def drained(self, connection: server_connection.ServerConnection) -> None:
         """Nothing is watched."""
 
-    def ended(self, connection: answering.Answering) -> None:
+    def ended(self, connection: server_connection.ServerConnection) -> None:
         """Nothing is kept."""
 
 
@@ -150,7 +159,7 @@ async def give(folder: pathlib.Path, cids: list[ids.Cid], mode: str, pipe: socke
     """Serve; tell the port, then, when told to, what it cost."""
     cache = open_cache(folder / "giver")
     made = identity(GIVER, mode, folder)
-    net = peer_net.PeerNet(GIVER, may_speak=lambda host, at: "", credentials=made)
+    net = peer_network.PeerNetwork(GIVER, may_speak=lambda host, at: "", credentials=made)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         listeners = await trio.open_tcp_listeners(0, host=local.LOOPBACK)
@@ -177,7 +186,7 @@ class Reader:
 
     def __init__(
         self,
-        net: peer_net.PeerNet,
+        net: peer_network.PeerNetwork,
         address: str,
         cids: list[ids.Cid],
         cache: cache_files.CacheFiles,
@@ -213,7 +222,7 @@ class Reader:
             numbers = {next(self._numbers): at + n for n in range(READ_CHUNKS)}
 
             def hear(
-                answers: list[asking.Answer],
+                answers: list[client_connection.Answer],
                 numbers: dict[int, int] = numbers,
                 has_all: trio.Event = has_all,
             ) -> None:
@@ -247,7 +256,7 @@ async def read(
     """Read all of it; return what it cost."""
     cache = open_cache(folder / f"reader-{time.monotonic_ns()}")
     made = identity(READER, mode, folder)
-    net = peer_net.PeerNet(READER, may_speak=lambda host, at: "", credentials=made)
+    net = peer_network.PeerNetwork(READER, may_speak=lambda host, at: "", credentials=made)
     reader = Reader(net, f"{local.LOOPBACK}:{port}", cids, cache)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)

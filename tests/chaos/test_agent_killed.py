@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from acstor_agent.mount import openers
+from acstor_agent.mount import open_files
 from acstor_common.model import geometry
 from tests.chaos import kill_loop
 from tests.fakes import guest_readers
@@ -50,7 +50,7 @@ def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, ima
     with hosts.running(tmp_path / "h1", images, **options) as agent:
         path = agent.image_path(image_id)
         with guest_readers.Readers(images.path(image_id), [path], seed=1) as readers:
-            hosts.wait_until(lambda: openers.pids_with_open(str(path)), "the readers", START_S)
+            hosts.wait_until(lambda: open_files.pids_with_open(str(path)), "the readers", START_S)
             ends_s = time.monotonic() + hosts.LIFE_S
             assert kill_loop.kill_again_and_again(agent, rng, KILLS, ends_s, LIVES_S) == KILLS
             agent.wait_ready()

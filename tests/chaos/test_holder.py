@@ -16,8 +16,8 @@ import time
 
 import pytest
 
-from acstor_agent.mount import openers
-from acstor_agent.process import holder
+from acstor_agent.mount import open_files
+from acstor_agent.process import fd_holder
 from acstor_common import errors
 from tests.fakes import guest_readers
 from tests.fakes import hosts
@@ -52,7 +52,7 @@ class Contained:
         argv = [sys.executable, "-m", "acstor_agent.cmd.holder", self.state_dir]
         with (self.folder / "holder.log").open("ab") as out:
             self.holder = subprocess.Popen(argv, stderr=out, cwd=guest_readers.ROOT)
-        hosts.wait_until(lambda: self.ask(holder.TAKE) is not None, "a holder", DEADLINE_S)
+        hosts.wait_until(lambda: self.ask(fd_holder.TAKE) is not None, "a holder", DEADLINE_S)
 
     def end_holder(self):
         self.holder.kill()
@@ -60,7 +60,7 @@ class Contained:
 
     def ask(self, word, fds=()):
         """Return the holder's answer and how many descriptors came with it."""
-        answer = holder._ask(self.state_dir / holder.SOCKET, word, fds)
+        answer = fd_holder._ask(self.state_dir / fd_holder.SOCKET, word, fds)
         if answer is None:
             return None
         for fd in answer[1]:
@@ -95,7 +95,7 @@ class Contained:
         with guest_readers.Readers(self.truth, [self.mirror], seed=1) as readers:
             try:
                 path = str(self.mirror)
-                hosts.wait_until(lambda: openers.pids_with_open(path), "readers", DEADLINE_S)
+                hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
                 yield readers
             except BaseException:
                 self.end_holder()
@@ -147,7 +147,7 @@ def test_guests_see_no_error_when_the_container_is_replaced(contained, number):
     assert tally.reads > 0
     assert contained.log().count("taking back the mount") == 1
     assert contained.end(signal.SIGTERM) == 0
-    assert contained.ask(holder.TAKE) == (holder.NOTHING, 0)
+    assert contained.ask(fd_holder.TAKE) == (fd_holder.NOTHING, 0)
     assert str(contained.folder / "mirror") not in hosts.mounts(contained.folder)
 
 
@@ -158,7 +158,7 @@ def test_next_holder_is_given_the_mount_while_the_agent_runs(contained):
         hosts.wait_until(lambda: "the holder does not keep" in contained.log(), "it", DEADLINE_S)
         contained.start_holder()
         hosts.wait_until(
-            lambda: contained.ask(holder.TAKE) == (holder.KEPT, 2), "the mount", DEADLINE_S
+            lambda: contained.ask(fd_holder.TAKE) == (fd_holder.KEPT, 2), "the mount", DEADLINE_S
         )
         contained.end(signal.SIGKILL)
         contained.start()
@@ -212,29 +212,29 @@ def test_holder_that_hangs_costs_guests_nothing(contained):
 
 def test_second_holder_is_refused(contained):
     with pytest.raises(errors.Unusable, match="another holder listens there"):
-        holder.Holder(contained.state_dir).__enter__()
+        fd_holder.FdHolder(contained.state_dir).__enter__()
 
 
 def test_second_holder_is_refused_while_the_first_one_is_stopped(contained):
-    path = contained.state_dir / holder.SOCKET
+    path = contained.state_dir / fd_holder.SOCKET
     before = path.stat().st_ino
     with hosts.frozen(contained.holder.pid):
         with pytest.raises(errors.Unusable, match="another holder listens there"):
-            holder.Holder(contained.state_dir).__enter__()
+            fd_holder.FdHolder(contained.state_dir).__enter__()
         assert path.stat().st_ino == before
 
 
 def test_silent_and_senseless_clients_are_let_go(contained):
-    path = str(contained.state_dir / holder.SOCKET)
+    path = str(contained.state_dir / fd_holder.SOCKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(path)
         began_s = time.monotonic()
-        hosts.wait_until(lambda: contained.ask(holder.TAKE) is not None, "its turn", DEADLINE_S)
+        hosts.wait_until(lambda: contained.ask(fd_holder.TAKE) is not None, "its turn", DEADLINE_S)
         assert time.monotonic() - began_s < DEADLINE_S
     with open("/dev/null", "rb") as file:
-        assert contained.ask(holder.PUT, [file.fileno()]) == (holder.REFUSED, 0)
-        assert contained.ask(b"what?", [file.fileno()]) == (holder.REFUSED, 0)
-    assert contained.ask(holder.TAKE) == (holder.NOTHING, 0)
+        assert contained.ask(fd_holder.PUT, [file.fileno()]) == (fd_holder.REFUSED, 0)
+        assert contained.ask(b"what?", [file.fileno()]) == (fd_holder.REFUSED, 0)
+    assert contained.ask(fd_holder.TAKE) == (fd_holder.NOTHING, 0)
     held = pathlib.Path(f"/proc/{contained.holder.pid}/fd")
     assert "/dev/null" not in [os.readlink(fd) for fd in held.iterdir() if int(fd.name) > 2]
 
@@ -242,11 +242,11 @@ def test_silent_and_senseless_clients_are_let_go(contained):
 def test_others_than_its_own_user_are_not_answered(contained):
     """Its folder keeps them out already; this is what is behind that."""
     contained.state_dir.chmod(0o711)
-    (contained.state_dir / holder.SOCKET).chmod(0o666)
+    (contained.state_dir / fd_holder.SOCKET).chmod(0o666)
     ask = (
-        "import os, pathlib, sys; from acstor_agent.process import holder; "
+        "import os, pathlib, sys; from acstor_agent.process import fd_holder; "
         f"os.chdir({str(contained.state_dir)!r}); os.setuid({NOBODY}); "
-        "print(holder._ask(pathlib.Path(holder.SOCKET), holder.TAKE, ()))"
+        "print(fd_holder._ask(pathlib.Path(fd_holder.SOCKET), holder.TAKE, ()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", ask], cwd=guest_readers.ROOT,

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from acstor_agent.mount import openers
+from acstor_agent.mount import open_files
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.lab import agents
@@ -90,7 +90,7 @@ def test_mount_is_not_taken_from_running_guests(stopped, number):
         guest_readers.Readers(stopped.truth, [stopped.mirror], seed=3) as readers,
         stopped.held() as holder,
     ):
-        hosts.wait_until(lambda: openers.pids_with_open(str(stopped.mirror)), "them", DEADLINE_S)
+        hosts.wait_until(lambda: open_files.pids_with_open(str(stopped.mirror)), "them", DEADLINE_S)
         for asked in range(1, 4):  # asking again does not force it
             stopped.process.send_signal(number)
             hosts.wait_until(lambda: len(stopped.refusals()) >= asked, "it", DEADLINE_S)  # noqa: B023

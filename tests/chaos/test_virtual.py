@@ -3,9 +3,9 @@
 
 import pytest
 
-from acstor_agent.core.images import whole_pace
+from acstor_agent.core.images import fill_rate
 from acstor_agent.engine.fetch import transfers
-from acstor_agent.sources import verify
+from acstor_agent.sources import chunk_verification
 from acstor_common.model import ids
 from tests.chaos import virtual
 
@@ -29,7 +29,7 @@ def first_broken(seeds: range) -> str:
 
 
 def test_bytes_that_nobody_checks_are_found(monkeypatch):
-    monkeypatch.setattr(verify, "check_chunk", lambda *_: None)
+    monkeypatch.setattr(chunk_verification, "check_chunk", lambda *_: None)
     monkeypatch.setattr(ids.Content, "matches", lambda *_: True)
     assert "wrong bytes" in first_broken(range(1, 10))
 
@@ -53,5 +53,5 @@ def test_one_seed_is_one_run():
 def test_clock_that_decides_when_an_image_is_due_is_found(monkeypatch):
     faults = (virtual.World.kill, virtual.World.set_clock, virtual.World.hurry)
     monkeypatch.setattr(virtual, "FAULTS", faults)
-    monkeypatch.setattr(whole_pace, "time_left_s", lambda by_s, within_s, now_s: by_s - now_s)
+    monkeypatch.setattr(fill_rate, "time_left_s", lambda by_s, within_s, now_s: by_s - now_s)
     assert "due in 60 s at most" in first_broken(range(9, 12))

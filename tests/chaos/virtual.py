@@ -30,7 +30,7 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.images import promise
+from acstor_agent.core.images import pin_record
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
@@ -378,7 +378,7 @@ class World:
     ) -> None:
         self.network.be(host.name)
         try:
-            await host.whole.set_fill_mode(image_id, promise.FillMode.URGENT, within_s)
+            await host.whole.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
         except errors.Unusable as e:  # it has no room
             self.note(f"{host.name}: {e}")
             return

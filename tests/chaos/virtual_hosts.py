@@ -24,7 +24,7 @@ import trio
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.boot import boot_memory
-from acstor_agent.core.cloud import links
+from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
@@ -34,21 +34,21 @@ from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
 from acstor_agent.engine_io import source_client
-from acstor_agent.images import booting
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import naming
-from acstor_agent.images import news as news_
-from acstor_agent.images import opened
-from acstor_agent.images import prefetching
-from acstor_agent.images import promises
-from acstor_agent.images import unattached
-from acstor_agent.images import uses
-from acstor_agent.images import waiting
-from acstor_agent.images import wholeness
-from acstor_agent.peers import peer_net
+from acstor_agent.images import event_fanout
+from acstor_agent.images.image import chunk_lookup
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import reattach
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import pins
+from acstor_agent.images.maps import detached_maps
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
@@ -64,8 +64,8 @@ PATIENCE_S = 10.0
 LOST_AFTER_S = 900.0
 EPOCH_S = 1.8e9
 """The right time of day when a run begins."""
-ROOMY = peer_net.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S)
-TIGHT = peer_net.Limits(
+ROOMY = peer_network.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S)
+TIGHT = peer_network.Limits(
     incoming=3,
     of_host=1,
     outgoing=2,
@@ -207,7 +207,7 @@ class Host:
             self._named = identity.ByOid() if settings.by_oid else identity.ByPlace()
         for part in ("maps", "state"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        self.promises = promises.Promises(folder / "state", settings.cache_bytes, geometry.MIB)
+        self.promises = pins.ImagePins(folder / "state", settings.cache_bytes, geometry.MIB)
         if settings.is_keeping:
             self.promises.load()
         self.cache_dir = folder / "cache"
@@ -215,7 +215,7 @@ class Host:
             self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.promises.pins
         )
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
-        self.net = peer_net.PeerNet(
+        self.net = peer_network.PeerNetwork(
             here,
             heard=lambda host, news: self.news.heard(host, news),
             unheard=lambda host: self.chunks.unheard(host),
@@ -226,11 +226,11 @@ class Host:
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)
         self.source = source_client.SourceClient(
-            [deadline.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
+            [deadline_source.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
-        looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)
-        self.naming = naming.Naming(self.images, looked_up, self.promises.pinned)
+        looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
+        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.promises.pinned)
         self._named.found(self.cache.iter_cids())
         core = engine.Engine(
             here,
@@ -257,13 +257,13 @@ class Host:
             cache=self.cache,
             source=self.source,
             net=self.net,
-            tables=exchange.Tables(self.rings.current, self.rings.former),
+            tables=exchange.RingTables(self.rings.current, self.rings.former),
             learn=self.naming.learn,
             may_refer=settings.may_refer,
             heard=lambda heard: self.news.listened_to(heard),
         )
-        self.waiting = waiting.Waiting()
-        self.boots = booting.Host(
+        self.waiting = read_admission.ReadAdmission()
+        self.boots = boot_session.BootSessions(
             folder / "maps",
             source=self.source,
             chunks=self.chunks,
@@ -274,22 +274,22 @@ class Host:
             clock=self._clock,
         )
         self.server = Server(self.chunks.giving, rng)
-        self.news = news_.News(self.chunks, self.images, self.cache)
+        self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
         self.cache.on_gone(self.news.gone)
-        self.opened = opened.Opened(self.images, self.waiting, float("inf"), LOST_AFTER_S)
+        self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
 
     def _keep_whole(self, rng: random.Random) -> None:
-        self.uses = uses.Uses(self.images, set, set, self._clock)
-        self.whole = wholeness.Wholeness(
+        self.uses = usage.ImageUsage(self.images, set, set, self._clock)
+        self.whole = hydration.Hydration(
             self.images,
             self.uses,
             self.promises,
             chunks=self.chunks,
             cache=self.cache,
             quiet_s=self.waiting.quiet_s,
-            look=lambda: links.Look(self._clock(), [], 12_500_000),
-            limits=wholeness.Limits(2e6, 2.0, 20.0),
+            look=lambda: interface_traffic.InterfaceSample(self._clock(), [], 12_500_000),
+            limits=hydration.Limits(2e6, 2.0, 20.0),
             first_chunk=rng.randrange(64),
             clock=self._clock,
             wall_clock=time.time,
@@ -299,7 +299,7 @@ class Host:
         boots = self.boots.booting(image_map)
         index = self._named.index(image_map)
         limit = self._settings.unmatched_limit
-        ahead = prefetching.Prefetching(
+        ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map, index, self.chunks, self._nursery, limit, boots.covers
         )
         ahead.advertised(self.chunks.known())

@@ -14,13 +14,13 @@ import trio
 
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
+from acstor_agent.sources import download_source
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
-from acstor_agent.sources import layout as layout_source
-from acstor_agent.sources import whole_copies
+from acstor_agent.sources import layout_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
@@ -76,7 +76,7 @@ def over_whole(folder, nursery):
         fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
-        copies = whole_copies.CopiesSource(
+        copies = download_source.DownloadSource(
             driver, folder, nursery, random.Random(3), image_wait_s=60.0
         )
         yield source_client.SourceClient([driver], copies=copies)
@@ -89,7 +89,7 @@ def over_whole_qcow2(folder, nursery):
         fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
-        copies = whole_copies.CopiesSource(
+        copies = download_source.DownloadSource(
             driver, folder, nursery, random.Random(3), image_wait_s=60.0
         )
         first, last = (
@@ -157,7 +157,7 @@ SOURCES: dict[str, Make] = {
     "http": over_http,
     "glance": over_glance,
     "gateway": over_gateway,
-    "deadline": over_files(lambda source, nursery: deadline.DeadlineSource(source)),
+    "deadline": over_files(lambda source, nursery: deadline_source.DeadlineSource(source)),
     "layout, raw": over_files(lambda s, n: layout_source.LayoutSource(s, raw_layout, n)),
     "layout, qcow2": over_qcow2,
     "client": over_files(failed_over),

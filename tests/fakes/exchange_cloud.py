@@ -10,7 +10,6 @@ from typing import Any
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
@@ -22,7 +21,8 @@ from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import peer_server
-from acstor_agent.peers.connection import asking
+from acstor_agent.peers.connection import client_connection
+from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
@@ -45,7 +45,7 @@ def bytes_of(chunk_no: int) -> bytes:
 
 async def bring(
     host: exchange.Exchange, wanted: chunk_ref.ChunkRef, priority: exchange.Priority
-) -> exchange.Fetched:
+) -> exchange.FetchedChunk:
     """Have a chunk brought that nobody waits for."""
     with host.ahead(priority) as ahead:
         ahead.ask([(None, wanted)])
@@ -71,7 +71,7 @@ class MemorySource(reading_source.ReadingSource):
         self,
         blob: base.Blob,
         pieces: Sequence[base.Piece],
-        told: base.Told,
+        told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
         """Note who reads."""
@@ -154,7 +154,7 @@ class Net:
             await trio.sleep(1)
         if host in cloud.dead or host in cloud.frozen:
             why = errors.SourceUnreachable("a chunk", str(host), "refused")
-            hear([asking.Lost(one.request_id, why) for one in requests])
+            hear([client_connection.RequestLost(one.request_id, why) for one in requests])
             return
         busy = cloud.busy.get(host, ())
         named = [one for one in requests if busy and one.mode.may_refer]
@@ -275,7 +275,7 @@ class Cloud:
 
     def _source_of(self, here: ids.HostId) -> tuple[base.Source, Any]:
         """Return what a host reads, and what says how it is given."""
-        return base.Wrapper(self.source), lambda image_id, offset: placement.Given.IN_PARTS
+        return base.Wrapper(self.source), lambda image_id, offset: placement.SourceAccess.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
         def view() -> tuple[hash_ring.Ring, hash_ring.Ring | None]:
@@ -300,9 +300,9 @@ class Cloud:
             cache=self.caches[here],
             source=source,
             net=self._net(here),
-            tables=exchange.Tables(lambda: view()[0], lambda: view()[1]),
+            tables=exchange.RingTables(lambda: view()[0], lambda: view()[1]),
             learn=self._learn,
-            moved=peer_client.Moved(
+            moved=peer_client.TransferMeters(
                 lambda *what: self.moved.append((here, *what)), lambda host, count: None
             ),
         )

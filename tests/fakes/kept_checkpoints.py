@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
-from acstor_agent.core.disks import recovery
-from acstor_agent.disks import holders
+from acstor_agent.core.disks import restore_record
+from acstor_agent.disks import checkpoint_client
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
@@ -55,7 +55,7 @@ class Kept:
         self.manifest = seal.close_manifest(manifest.build(subject, entries))
         self.image = image
 
-    def recovery(self, **changed: object) -> recovery.Recovery:
+    def recovery(self, **changed: object) -> restore_record.RestoreRecord:
         """Return what an agent is told of it."""
         told = {
             "checkpoint_id": str(uuid.UUID(int=7)),
@@ -67,7 +67,7 @@ class Kept:
             "holders": [("h2", "10.0.0.2:7205"), ("h3", "10.0.0.3:7205")],
             "key": KEY.hex(),
         }
-        return recovery.made(**{**told, **changed})
+        return restore_record.restore_record_of(**{**told, **changed})
 
 
 class Link:
@@ -78,7 +78,7 @@ class Link:
 
     def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
         self.deadline_s = deadline_s
-        self.times = holders.AnswerTimes()
+        self.times = checkpoint_client.AnswerTimes()
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
         """Of holders, by their addresses: what they fail with, or make of what they give."""

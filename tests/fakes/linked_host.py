@@ -9,10 +9,10 @@ import msgspec
 import trio
 
 from acstor_agent.cloud import decision_link
-from acstor_agent.cloud import proofs
+from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
-from acstor_agent.core.cloud import links
+from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
@@ -36,12 +36,12 @@ class Meter:
         self.at_s = 0.0
         self.failure: errors.Unusable | None = None
 
-    def look(self) -> traffic_meter.Look:
+    def look(self) -> traffic_meter.InterfaceSample:
         if self.failure:
             raise self.failure
         self.at_s += COLLECTION_S
-        eth0 = links.Link(1, "eth0", "", 0, 0, self.received, self.sent)
-        return traffic_meter.Look(self.at_s, [eth0], 1000)
+        eth0 = interface_traffic.NetworkInterface(1, "eth0", "", 0, 0, self.received, self.sent)
+        return traffic_meter.InterfaceSample(self.at_s, [eth0], 1000)
 
 
 class Bus:
@@ -77,7 +77,7 @@ class LinkedHost:
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self.meter, self.bus = Meter(), Bus()
-        self.chunks = links.Carried(0, 0)
+        self.chunks = interface_traffic.TrafficBytes(0, 0)
         here = ids.HostId("h1")
         self.folder = state_dir / "identity"
         self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
@@ -97,10 +97,10 @@ class LinkedHost:
             message_bus=self.bus,
             meter=self.meter,
             collection_s=COLLECTION_S,
-            held=lambda: decision_link.Held(self.chunks, 70, 100),
+            held=lambda: decision_link.ExchangeTotals(self.chunks, 70, 100),
             cids=lambda: iter(CIDS),
             files=self.files,
-            sender=proofs.Sender(self.files),
+            sender=message_signing.Sender(self.files),
             rings=self.rings,
             images=self.news,
             take_task=self.tasks.append,

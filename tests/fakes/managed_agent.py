@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.mount import openers
+from acstor_agent.mount import open_files
 from tests.fakes import descriptor_keeper
 from tests.fakes import guest_readers
 from tests.fakes import hosts
@@ -105,7 +105,7 @@ class ManagedAgent:
             try:
                 # Not by this process: one that forks closes its files, and waits for an answer.
                 path = str(self.mirror)
-                hosts.wait_until(lambda: openers.pids_with_open(path), "readers", DEADLINE_S)
+                hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
                 yield readers
             except BaseException:
                 self.manager.drop()

@@ -18,10 +18,10 @@ from typing import Any
 
 import trio
 
-from acstor_agent.peers import connecting
-from acstor_agent.peers import pacing
-from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
+from acstor_agent.peers import peer_listener
+from acstor_agent.peers import traffic_control
 from acstor_common.wire import peer_wire
 
 IN_FLIGHT_BYTES = 256 * 1024
@@ -143,7 +143,7 @@ class MemoryLink(peer_link.Link):
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
-        self.upload, self.download = pacing.RateLimiter(), pacing.RateLimiter()
+        self.upload, self.download = traffic_control.RateLimiter(), traffic_control.RateLimiter()
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""
@@ -193,17 +193,17 @@ class _Accepted:
 class Endpoint:
     """Takes the place of a listening socket."""
 
-    def __init__(self, handler: peer_endpoint.Handler) -> None:
+    def __init__(self, handler: peer_listener.Handler) -> None:
         self._handler = handler
         self._handlers: trio.Nursery | None = None
 
     async def serve(
         self,
-        listeners: peer_endpoint.Listeners,
+        listeners: peer_listener.Listeners,
         handlers: trio.Nursery,
         task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Take connections for ever; see :meth:`peer_endpoint.Endpoint.serve`."""
+        """Take connections for ever; see :meth:`peer_listener.PeerListener.serve`."""
         self._handlers = handlers
         task_status.started(listeners)
         try:
@@ -232,12 +232,12 @@ class Network:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Let all PeerNets of this process use it until the block ends."""
-        before = connecting.connect, connecting.accept
-        connecting.connect, connecting.accept = self._connect, _accept
+        before = connection_setup.connect, connection_setup.accept
+        connection_setup.connect, connection_setup.accept = self._connect, _accept
         try:
             yield
         finally:
-            connecting.connect, connecting.accept = before
+            connection_setup.connect, connection_setup.accept = before
 
     @contextmanager
     def listening(self, host: str, address: tuple[str, int], endpoint: Endpoint) -> Iterator[None]:

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import shares as shares_
+from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import content_index
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
@@ -22,17 +21,18 @@ from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
-from acstor_agent.images import booting
-from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
-from acstor_agent.images import naming
-from acstor_agent.images import news
-from acstor_agent.images import opened
-from acstor_agent.images import prefetching
-from acstor_agent.images import promises
-from acstor_agent.images import unattached
-from acstor_agent.images import waiting
-from acstor_agent.peers import peer_net
+from acstor_agent.images import event_fanout
+from acstor_agent.images.image import chunk_lookup
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import reattach
+from acstor_agent.images.keep import pins
+from acstor_agent.images.maps import detached_maps
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.peers import peer_network
+from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
@@ -94,7 +94,7 @@ class OneHost:
         limit_bytes: int,
         is_keeping: bool,
         may_grow: bool,
-        shares: shares_.Shares | None,
+        shares: replica_placement.ReplicaPlacement | None,
         table: hash_ring.Ring,
     ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
@@ -102,7 +102,7 @@ class OneHost:
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
-        self.promises = promises.Promises(
+        self.promises = pins.ImagePins(
             folder, limit_bytes, geometry.MIB, may_grow=may_grow, shares=shares
         )
         if is_keeping:
@@ -112,8 +112,8 @@ class OneHost:
         )
         here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
-        looked_up = unattached.UnattachedImages(self.source, nursery)
-        self.naming = naming.Naming(self.mirrors, looked_up, self.promises.pinned)
+        looked_up = detached_maps.DetachedMaps(self.source, nursery)
+        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.promises.pinned)
         core = engine.Engine(
             here,
             table,
@@ -122,7 +122,7 @@ class OneHost:
             rng=random.Random(1),
             settings=settings.Settings(background_limit=4, topology=neighbours.Topology.FULL),
         )
-        self.net = peer_net.PeerNet(here, may_speak=lambda host, not_before_s: "")
+        self.net = peer_network.PeerNetwork(here, may_speak=lambda host, not_before_s: "")
         self.chunks = exchange.Exchange(
             here,
             nursery,
@@ -130,17 +130,17 @@ class OneHost:
             cache=self.cache,
             source=base.Wrapper(self.source),
             net=self.net,
-            tables=exchange.Tables(lambda: table, lambda: None, look_s=math.inf),
+            tables=exchange.RingTables(lambda: table, lambda: None, look_s=math.inf),
             learn=self.naming.learn,
             heard=lambda heard: self.news.listened_to(heard),
         )
-        self.news = news.News(self.chunks, self.mirrors, self.cache)
+        self.news = event_fanout.EventFanout(self.chunks, self.mirrors, self.cache)
         self.cache.on_gone(self.chunks.gone)
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
-        self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)
+        self.waiting = read_admission.ReadAdmission(deadline_s=DEADLINE_S)
         self.now_s = 0.0
         self.memory = boot_memory.BootMemory(BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S)
-        self.boots = booting.Host(
+        self.boots = boot_session.BootSessions(
             self.maps,
             source=self.source,
             chunks=self.chunks,
@@ -150,7 +150,7 @@ class OneHost:
             frame_patience_s=DEADLINE_S,
             clock=lambda: self.now_s,
         )
-        self.opened = opened.Opened(self.mirrors, self.waiting, DEADLINE_S)
+        self.opened = reattach.Reattach(self.mirrors, self.waiting, DEADLINE_S)
         self._nursery = nursery
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
@@ -162,7 +162,7 @@ class OneHost:
             chunks=self.chunks,
             deadline_s=DEADLINE_S,
             ahead=self.ahead,
-            prefetch=prefetching.Prefetching(
+            prefetch=advertised_prefetch.AdvertisedPrefetch(
                 image_map, index, self.chunks, self._nursery, 256, boots.covers
             ),
             boots=boots,
@@ -191,7 +191,7 @@ async def one_host(
     *,
     is_keeping: bool = False,
     may_grow: bool = False,
-    shares: shares_.Shares | None = None,
+    shares: replica_placement.ReplicaPlacement | None = None,
     table: hash_ring.Ring = NO_HOSTS,
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.

@@ -88,7 +88,7 @@ class Machine:
         self.cache: set[ids.Cid] = set()
         self.table = more.pop("table", None) or table(hosts)
         names = more.pop("names", None) or identity.ByContent()
-        given_as = more.pop("given_as", lambda image_id, offset: placement.Given.IN_PARTS)
+        given_as = more.pop("given_as", lambda image_id, offset: placement.SourceAccess.IN_PARTS)
         self.maps = known_maps.KnownMaps(named)
         self.rights = authorization.Authorization(
             self.here, self.maps, names, more.pop("attached", ())

@@ -11,8 +11,8 @@ from typing import Any
 
 import trio
 
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import asking
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import client_connection
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
@@ -26,7 +26,7 @@ _REFUSALS = {
 
 
 async def fetch(
-    net: peer_net.PeerNet,
+    net: peer_network.PeerNetwork,
     host: ids.HostId,
     address: str,
     request: peer_wire.Request,
@@ -44,7 +44,7 @@ async def fetch(
 
 
 async def fetch_all(
-    net: peer_net.PeerNet,
+    net: peer_network.PeerNetwork,
     host: ids.HostId,
     address: str,
     requests: Sequence[peer_wire.Request],
@@ -56,7 +56,7 @@ async def fetch_all(
     where, came = f"{host} ({address})", trio.Event()
     outcomes: dict[int, Any] = {}
 
-    def hear(answers: list[asking.Answer]) -> None:
+    def hear(answers: list[client_connection.Answer]) -> None:
         for answer in answers:
             outcomes[answer.request_id] = outcome_of(answer, where)
             left.discard(answer.request_id)
@@ -74,14 +74,14 @@ async def fetch_all(
     return outcomes | {one: errors.SourceUnreachable("a chunk", where, why) for one in left}
 
 
-def outcome_of(answer: asking.Answer, where: str) -> Any:
+def outcome_of(answer: client_connection.Answer, where: str) -> Any:
     """Return the bytes, whom to ask instead, or an error."""
     match answer:
         case peer_wire.Chunk(_, data):
             return data
         case peer_wire.Refuse(_, code):
             return _REFUSALS.get(code, errors.SourceUnreachable)("a chunk", where, code.name)
-        case asking.Lost(_, failure):
+        case client_connection.RequestLost(_, failure):
             return failure
     return answer
 
@@ -98,7 +98,7 @@ class TaskGiver:
         self._scopes: dict[tuple[Any, int], trio.CancelScope] = {}
 
     def asked(self, connection: Any, requests: Sequence[peer_wire.Request], came_s: float) -> None:
-        """See ``answering.Giver``."""
+        """See ``server_connection.RequestHandler``."""
         for request in requests:
             self.asked_for.append(request)
             scope = self._scopes[connection, request.request_id] = trio.CancelScope()
@@ -124,18 +124,18 @@ class TaskGiver:
             connection.reply([answer or peer_wire.Refuse(request.request_id, code)])
 
     def cancelled(self, connection: Any, request_ids: Sequence[int]) -> None:
-        """See ``answering.Giver``."""
+        """See ``server_connection.RequestHandler``."""
         for request_id in request_ids:
             scope = self._scopes.pop((connection, request_id), None)
             if scope is not None:
                 scope.cancel()
 
     def hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
-        """See ``answering.Giver``."""
+        """See ``server_connection.RequestHandler``."""
 
     def drained(self, connection: Any) -> None:
-        """See ``answering.Giver``."""
+        """See ``server_connection.RequestHandler``."""
 
     def ended(self, connection: Any) -> None:
-        """See ``answering.Giver``."""
+        """See ``server_connection.RequestHandler``."""
         self.cancelled(connection, [number for link, number in self._scopes if link is connection])

@@ -43,7 +43,7 @@ class PiecewiseSource(base.Source):
         self,
         blob: base.Blob,
         pieces: Sequence[base.Piece],
-        told: base.Told,
+        told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
         """Tell of one piece after the other."""

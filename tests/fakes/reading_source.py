@@ -18,7 +18,7 @@ class ReadingSource(base.Source):
         self,
         blob: base.Blob,
         pieces: Sequence[base.Piece],
-        told: base.Told,
+        told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
         """Read each run of pieces."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from acstor_agent.core.variants import Variant
+from acstor_agent.core.experiments import Variant
 from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import local

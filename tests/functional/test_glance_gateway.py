@@ -13,7 +13,7 @@ import trio
 
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
@@ -312,7 +312,7 @@ async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(p
     async with trio.open_nursery() as nursery:
         first = glance.GlanceSource(place.lab.session("acstor"))
         second = gateway.GatewaySource(place.lab.session("acstor"))
-        made = [deadline.DeadlineSource(source) for source in (first, second)]
+        made = [deadline_source.DeadlineSource(source) for source in (first, second)]
         both = source_client.SourceClient(made)
         for blob in (in_s3, in_files):
             assert await both.size_bytes(blob) == len(DATA)

@@ -11,10 +11,10 @@ import trio
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import chunk_verification
+from acstor_agent.sources import deadline_source
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
-from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import http_server
@@ -50,7 +50,7 @@ async def test_wrong_bytes_that_no_md5_shows_are_found_by_agents(place):
     content = ids.Content(ids.cid_of(LARGE[:CHUNK_BYTES]))
     assert data == b"x" * CHUNK_BYTES
     with pytest.raises(errors.ChunkInvalid):
-        verify.check_chunk(data, content, "chunk 0", "the gateway")
+        chunk_verification.check_chunk(data, content, "chunk 0", "the gateway")
 
 
 def test_wrong_bytes_count_as_such(place):
@@ -104,7 +104,7 @@ async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
     assert await source.read(blob, 0, 10) == DATA[:10]
     (tmp_path / blob.name).write_bytes(DATA)
     other = file.FileSource(str(tmp_path))
-    both = source_client.SourceClient([deadline.DeadlineSource(source), other])
+    both = source_client.SourceClient([deadline_source.DeadlineSource(source), other])
     place.gateway.signal(signal.SIGSTOP)
     try:
         with trio.fail_after(attempt_timeout.BASE_S + 5):

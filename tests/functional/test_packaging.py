@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent.process import holder
+from acstor_agent.process import fd_holder
 from acstor_glance import sandbox
 from acstor_nova import check
 from tests.lab import agents
@@ -55,7 +55,7 @@ def test_unit_keeps_the_mount():
     """What tests/chaos/test_supervisor_restarted.py shows needs these settings."""
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
     assert settings["Type"] == "notify"
-    assert int(settings["FileDescriptorStoreMax"]) >= holder.DESCRIPTORS
+    assert int(settings["FileDescriptorStoreMax"]) >= fd_holder.DESCRIPTORS
     assert settings["KillMode"] == "mixed"
     assert settings["ExecStart"].startswith(f"{INSTALLED_AT}/acstor-agent ")
 

@@ -6,13 +6,13 @@ import contextlib
 import pytest
 import trio
 
-from acstor_agent import tls_session
-from acstor_agent.peers import connecting
-from acstor_agent.peers import peer_net
+from acstor_agent.peers import connection_setup
+from acstor_agent.peers import peer_network
+from acstor_agent.runtime import tls_session
 from acstor_common import errors
 from acstor_common.wire import peer_encryption
 from acstor_common.wire import peer_wire
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent import test_peer_security as security
 
 CLIENT, SERVER = nets.CLIENT, nets.SERVER
@@ -68,14 +68,14 @@ async def attacking(tls, **options):
 @pytest.mark.expect_log("no Hello in time")
 @pytest.mark.parametrize("said", [b"", SECRET[:31]], ids=["nothing", "all but a byte"])
 async def test_host_that_keeps_its_secret_is_dropped_when_its_time_is_over(tls, said):
-    async with attacking(tls, limits=peer_net.Limits(hello_s=0.5)) as attacker:
+    async with attacking(tls, limits=peer_network.Limits(hello_s=0.5)) as attacker:
         if said:
             await attacker.say(said)
 
 
 @pytest.mark.expect_log("no Hello in time")
 async def test_host_that_sends_its_secret_byte_by_byte_has_no_more_time_than_others(tls):
-    async with attacking(tls, limits=peer_net.Limits(hello_s=0.5)) as attacker:
+    async with attacking(tls, limits=peer_network.Limits(hello_s=0.5)) as attacker:
         with contextlib.suppress(trio.BrokenResourceError):
             for _ in range(peer_encryption.SECRET_BYTES):
                 await attacker.say(b"x")
@@ -172,7 +172,7 @@ async def lying(tls, lie, *, hangs_up=False):
     """Give a client of a server that answers the first request with a lie."""
 
     async def handler(stream):
-        link = await connecting.accept(stream, tls[SERVER], 5.0)
+        link = await connection_setup.accept(stream, tls[SERVER], 5.0)
         hello = encoded(link.sending, peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1))
         receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         await link.receive(receiver)

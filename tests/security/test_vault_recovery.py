@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from acstor_agent.disks import holders
-from acstor_agent.disks import recovering
+from acstor_agent.disks import checkpoint_client
+from acstor_agent.disks import checkpoint_restore
 from acstor_checkpoint.vault import object_names
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -56,13 +56,13 @@ class Hostile:
 
     def is_slow(self, tls: ssl.SSLSocket, head: bytes) -> None:
         """Answer just before another holder is asked."""
-        time.sleep(0.8 * holders.HEDGE_S)
+        time.sleep(0.8 * checkpoint_client.HEDGE_S)
         self.gives(tls, head)
 
     def becomes_slow(self, tls: ssl.SSLSocket, head: bytes) -> None:
         self.answered += 1
         if self.answered > 50:
-            time.sleep(0.8 * holders.HEDGE_S)
+            time.sleep(0.8 * checkpoint_client.HEDGE_S)
         self.gives(tls, head)
 
     def gives(self, tls: ssl.SSLSocket, head: bytes) -> None:
@@ -113,8 +113,8 @@ class World:
         return trio.run(self._read, recovery)
 
     async def _read(self, recovery) -> tuple[float, float]:
-        link = holders.Link(lambda: self.reader.context(is_server=False), DEADLINE_S)
-        of, began_s = holders.Holders(link, recovery), trio.current_time()
+        link = checkpoint_client.Link(lambda: self.reader.context(is_server=False), DEADLINE_S)
+        of, began_s = checkpoint_client.CheckpointClient(link, recovery), trio.current_time()
         left = iter(self.kept.chunks)
 
         async def bring() -> None:
@@ -125,7 +125,7 @@ class World:
             assert await of.manifest() == self.kept.manifest
             begun_s = trio.current_time()
             async with trio.open_nursery() as nursery:
-                for _ in range(recovering.AT_ONCE):
+                for _ in range(checkpoint_restore.AT_ONCE):
                     nursery.start_soon(bring)
             ended_s = trio.current_time()
             await link.aclose()
@@ -161,4 +161,4 @@ def test_recovery_begins_and_is_read_beside_a_holder_in_wrong_hands(
     alone_s = max(before_s, after_s)
     print(f"manifest after {begins_s:.2f} s, {took_s:.2f} s for all, {alone_s:.2f} s alone")
     assert begins_s < BEGINS_S
-    assert took_s < alone_s / SHARE + holders.LONGEST_HEDGE_S
+    assert took_s < alone_s / SHARE + checkpoint_client.LONGEST_HEDGE_S

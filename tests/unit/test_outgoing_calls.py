@@ -17,7 +17,7 @@ import trio
 from osc_lib import exceptions as osc_exceptions
 from oslo_config import cfg
 
-from acstor_agent.disks import holders
+from acstor_agent.disks import checkpoint_client
 from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.holders import vault_client
@@ -108,7 +108,7 @@ def checkpoint_daemon_asks_a_vault(at: Place) -> object:
 
 
 def agent_asks_a_vault(at: Place) -> object:
-    link = holders.Link(lambda: own_credentials(at).context(is_server=False), 60.0)
+    link = checkpoint_client.Link(lambda: own_credentials(at).context(is_server=False), 60.0)
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 
@@ -141,7 +141,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
     monkeypatch.setattr(base, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(holders, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(checkpoint_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
     monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 

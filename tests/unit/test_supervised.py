@@ -48,7 +48,7 @@ WITHOUT_LOOP = {
 }
 """Threads that run no loop: who starts one waits for its result, errors included."""
 
-NOT_OF_A_THREAD = {("acstor_agent/core/mount/processes.py", "Thread"): "a row of /proc"}
+NOT_OF_A_THREAD = {("acstor_agent/core/mount/process_state.py", "Thread"): "a row of /proc"}
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -3,6 +3,6 @@
 
 To be read in this order: ``cache_slab`` (the bytes of a file) with ``checksums``, ``cache_slot``
 (the places in it, and their order), ``cache_pins`` (what stays), ``slabs`` (how many files),
-``cache_actions`` (what the shell is to do), ``public_cache`` (all of it), ``cache_trouble`` (when
+``cache_actions`` (what the shell is to do), ``public_cache`` (all of it), ``folder_health`` (when
 the folder is looked at again).
 """

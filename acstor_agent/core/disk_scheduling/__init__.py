@@ -3,5 +3,5 @@
 
 To be read in this order: ``request``, ``request_queue``, ``policy``, ``scheduler``; the policies of
 Linux: ``deadline``, ``anticipatory`` with ``running_mean``, ``cfq``; then ``navigator``,
-``stream_habit``, ``seek_cost`` and ``pregather``.
+``stream_profile``, ``seek_cost`` and ``pregather``.
 """

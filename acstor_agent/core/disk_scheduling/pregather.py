@@ -45,7 +45,7 @@ from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
 from acstor_agent.core.disk_scheduling import seek_cost
-from acstor_agent.core.disk_scheduling import stream_habit
+from acstor_agent.core.disk_scheduling import stream_profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +110,10 @@ class Pregather(policy.Policy):
         super().__init__()
         self._limits = limits or Limits()
         self._cost = cost or seek_cost.SeekCost()
-        self._streams: dict[requests.Stream, stream_habit.StreamHabit] = {}
+        self._streams: dict[requests.Stream, stream_profile.StreamHabit] = {}
         self._all = {klass: request_queue.RequestQueue() for klass in requests.Klass}
         self._served: set[requests.Stream] = set()  # in this round
-        self._current: stream_habit.StreamHabit | None = None
+        self._current: stream_profile.StreamHabit | None = None
         self._slice_began_s = 0.0
         self._slice_s = 0.0
         self._timer: _Timer | None = None
@@ -133,16 +133,16 @@ class Pregather(policy.Policy):
         habit.queue.add(request, served_s + expire_s)
         self._all[request.stream.klass].add(request, now_s + expire_s)
 
-    def _served_s(self, habit: stream_habit.StreamHabit, now_s: float) -> float:
+    def _served_s(self, habit: stream_profile.StreamHabit, now_s: float) -> float:
         """Return for how long a stream has had the disk: its own clock."""
         return habit.served_s + (now_s - self._slice_began_s if habit is self._current else 0.0)
 
-    def _new_stream(self, stream: requests.Stream) -> stream_habit.StreamHabit:
+    def _new_stream(self, stream: requests.Stream) -> stream_profile.StreamHabit:
         if len(self._streams) >= self._limits.stream_limit:
             self._forget_silent()
         limits = self._limits
         predicts = navigator.Navigator(limits.zone_bytes, limits.decay, limits.window_s)
-        habit = self._streams[stream] = stream_habit.StreamHabit(stream, predicts)
+        habit = self._streams[stream] = stream_profile.StreamHabit(stream, predicts)
         return habit
 
     def _forget_silent(self) -> None:
@@ -177,7 +177,7 @@ class Pregather(policy.Policy):
             self._set_timer(_TimerKind.FINE, now_s, unit.interval_s, unit)
 
     def _set_coarse(
-        self, habit: stream_habit.StreamHabit, request: requests.Request, now_s: float
+        self, habit: stream_profile.StreamHabit, request: requests.Request, now_s: float
     ) -> None:
         neighbour = self._neighbour(now_s)
         far = abs(neighbour.offset - request.stop) if neighbour else math.inf
@@ -218,7 +218,7 @@ class Pregather(policy.Policy):
             return None
         return self._take(found, now_s)
 
-    def _next_of(self, habit: stream_habit.StreamHabit) -> requests.Request | None:
+    def _next_of(self, habit: stream_profile.StreamHabit) -> requests.Request | None:
         """Return the next one in the sorted queue.
 
         The nearest one would be the last one of a run that lies behind the head, and the run would
@@ -231,7 +231,7 @@ class Pregather(policy.Policy):
         return self._next_of(self._streams[nearest.stream]) if nearest else None
 
     def _waits(
-        self, habit: stream_habit.StreamHabit, found: requests.Request, now_s: float
+        self, habit: stream_profile.StreamHabit, found: requests.Request, now_s: float
     ) -> bool:
         """Say whether to keep the disk idle rather than to serve ``found``."""
         timer = self._timer
@@ -249,7 +249,7 @@ class Pregather(policy.Policy):
         return False
 
     def _is_worth_it(
-        self, timer: _Timer, habit: stream_habit.StreamHabit, found: requests.Request
+        self, timer: _Timer, habit: stream_profile.StreamHabit, found: requests.Request
     ) -> bool:
         if timer.unit is None:
             is_hoped_for = found.stream == habit.stream
@@ -313,7 +313,7 @@ class Pregather(policy.Policy):
         else:
             self._leave(now_s)
 
-    def _switch(self, habit: stream_habit.StreamHabit, now_s: float) -> None:
+    def _switch(self, habit: stream_profile.StreamHabit, now_s: float) -> None:
         self._leave(now_s)
         self._current = habit
         self._slice_began_s = now_s

@@ -4,8 +4,9 @@
 To be read in this order:
 
 * one read: ``chunk_state``, ``read_plan``;
-* what follows it: ``readahead``, ``unit_ahead``;
-* which images are used, and what hosts keep of them: ``image_uses``, ``promise``, ``shares``,
-  ``room``, ``leases``, ``keepers``;
-* how fast they become whole: ``whole_pace``.
+* what follows it: ``readahead``, ``unit_readahead``;
+* which images are used, and what hosts keep of them: ``image_usage``, ``pin_record``,
+``replica_placement``,
+  ``capacity``, ``replica_leases``, ``replica_holders``;
+* how fast they become whole: ``fill_rate``.
 """

@@ -19,8 +19,8 @@ bits      meaning
 ========  ===========================================================
 
 The tag is a keyed hash of a process's id and the time of its start.  It says of a process that has
-the image open whether the handle may be its own (mount/dying.py), also to a worker that has not
-seen it opened, and also when the process's id has been used again.
+the image open whether the handle may be its own (mount/killed_guests.py), also to a worker that has
+not seen it opened, and also when the process's id has been used again.
 
 Guests' open files keep their numbers when the agent is upgraded: whoever changes what a number
 means gives :data:`LAYOUT` another value, and no version serves a mount of another layout.

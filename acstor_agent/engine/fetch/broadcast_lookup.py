@@ -26,7 +26,7 @@ from acstor_common.wire import peer_request
 
 Failure = failure_.Failure
 GUEST = priority.Priority.GUEST
-InVain = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
+LookupFailed = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
 HOSTS_AT_ONCE = 16
 """Hosts that are asked for one chunk at a time."""
@@ -64,7 +64,7 @@ class BroadcastLookups:
         in how many seconds it is lost where no host has it, else 0
     """
 
-    def __init__(self, context: context_.Context, in_vain: InVain) -> None:
+    def __init__(self, context: context_.Context, in_vain: LookupFailed) -> None:
         self._context, self._in_vain = context, in_vain
         self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
         self._denials: refusals.Refusals[tuple[ids.Cid, ids.ImageId]] = refusals.Refusals()

@@ -24,7 +24,7 @@ from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_common.model import ids
 
-GivenAs = Callable[[ids.ImageId, int], placement.Given]
+SourceAccessOf = Callable[[ids.ImageId, int], placement.SourceAccess]
 """Says how the source gives what lies there."""
 
 
@@ -33,7 +33,7 @@ class Context:
 
     :param cache: says which contents are here
     :param lookups: says how many each OID that is told takes on this host
-    :param given_as: see :data:`GivenAs`
+    :param given_as: see :data:`SourceAccessOf`
     :ivar kept: contents that came, until the cache has them
     """
 
@@ -44,7 +44,7 @@ class Context:
         cache: Container[ids.Cid],
         settings: settings_.Settings,
         lookups: Callable[[], int],
-        given_as: GivenAs,
+        given_as: SourceAccessOf,
     ) -> None:
         self.now = 0.0
         self._given_as = given_as
@@ -67,7 +67,7 @@ class Context:
         )
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
         self.predecessors = lockstep.Predecessors(view.here, self.is_ring_worth)
-        self.steps = lockstep.Steps()
+        self.steps = lockstep.ReadPositions()
         self.overlap = read_overlap.ReadOverlap()
         self.announcements = announcements.Announcements(
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
@@ -91,17 +91,17 @@ class Context:
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home of a content, before the source."""
         given = self._given_as(want.image_id, want.offset)
-        if given is placement.Given.WHOLE_HERE:
+        if given is placement.SourceAccess.WHOLE_HERE:
             return []
         found = self.ring.upstreams(want.place, requester, is_moved)
-        is_whole = given is placement.Given.WHOLE
+        is_whole = given is placement.SourceAccess.WHOLE
         return self.ring.with_image_homes(found, want.image_id) if is_whole else found
 
     def is_left_to(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Say whether this host leaves a content to the new home that asks, being the former."""
         if not self.ring.is_left_to(want.place, requester):
             return False
-        return self._given_as(want.image_id, want.offset) is not placement.Given.WHOLE_HERE
+        return self._given_as(want.image_id, want.offset) is not placement.SourceAccess.WHOLE_HERE
 
     def givers(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk and can be asked for it instead of its home."""

@@ -61,10 +61,10 @@ class _Step(NamedTuple):
 _Readers = collections.OrderedDict[ids.HostId, _Step]
 
 
-class Steps:
+class ReadPositions:
     """Who reads which images here and now, as far as this host is asked, or its own guests read.
 
-    >>> steps, image, other = Steps(), ids.ImageId("i"), ids.HostId("h2")
+    >>> steps, image, other = ReadPositions(), ids.ImageId("i"), ids.HostId("h2")
     >>> steps.note(image, ids.HostId("h1"), 0, now=1.0)
     >>> steps.in_step(image, other, 65536, 1.1), steps.in_step(image, other, 1 << 30, 1.1)
     (['h1'], [])

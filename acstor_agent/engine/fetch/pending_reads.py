@@ -42,7 +42,7 @@ KEPT = 1024
 """Contents that the cache has not stored yet: of more nothing is fetched ahead (64 MiB)."""
 
 
-class Askers(Protocol):
+class PeerWaiters(Protocol):
     """The peers who wait for contents."""
 
     def came(self, transfer: Transfer, data: transfer_.Bytes) -> None:
@@ -56,7 +56,7 @@ class PendingReads:
     """The waiters of this host, and how what they want comes."""
 
     def __init__(
-        self, context: context_.Context, through: read_through.ReadThrough, askers: Askers
+        self, context: context_.Context, through: read_through.ReadThrough, askers: PeerWaiters
     ) -> None:
         self._context, self._read_through, self._askers = context, through, askers
         self.selection = source_selection.SourceSelection(context, through, self._in_vain)

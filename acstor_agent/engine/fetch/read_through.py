@@ -22,7 +22,7 @@ Failure = failure_.Failure
 Priority = priority_.Priority
 Transfer = transfer_.Transfer
 
-IS_OF_THE_NAME = frozenset({Failure.MISSING, Failure.WITHHELD})
+DENIALS_OF_IMAGE = frozenset({Failure.MISSING, Failure.WITHHELD})
 """What says that it is not to be had for one image, and nothing of others."""
 _GIVES_UP = frozenset({Failure.UNREACHABLE, Failure.INVALID})
 
@@ -121,7 +121,7 @@ class ReadThrough:
         assert attempt.host is not None
         if failure in _GIVES_UP:
             self._context.ring.give_up(attempt.host)
-        name = transfer.next_name(attempt.want.image_id) if failure in IS_OF_THE_NAME else None
+        name = transfer.next_name(attempt.want.image_id) if failure in DENIALS_OF_IMAGE else None
         if name is not None:
             self._relay(transfer, attempt.host, name)
         elif transfer.upstreams:
@@ -134,7 +134,7 @@ class ReadThrough:
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Look for the content in the next image that it is wanted in, or give up."""
         image_id, transfer.read = transfer.read.want.image_id, None
-        if failure in IS_OF_THE_NAME:
+        if failure in DENIALS_OF_IMAGE:
             if failure is Failure.MISSING:
                 transfer.denied = (*transfer.denied, image_id)
             name = transfer.next_name(image_id)

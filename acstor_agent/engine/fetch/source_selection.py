@@ -245,7 +245,7 @@ class SourceSelection:
             context.predecessors.failed(attempt.want.image_id, attempt.host, context.now)
         if attempt.priority is GUEST:
             self.preference.peers_took(context.now - attempt.at_s, context.now)
-        if failure in read_through.IS_OF_THE_NAME:
+        if failure in read_through.DENIALS_OF_IMAGE:
             name = transfer.next_name(attempt.want.image_id)
             if name is not None:
                 transfer.front.insert(0, Place(attempt.host, attempt.mode, name))

@@ -198,7 +198,7 @@ class PeerRequests:
             self._note_copies(host, wants, known)
         self.given += len(wants)
         context.out.reply(link.connection, actions.GivenRun(request.number, wants, priority))
-        given = requester.GivenRequest(request.number, request, wants, priority, deadline_s)
+        given = requester.ServedRequest(request.number, request, wants, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
         self.uploads.sent(link, wants, context.now)
 
@@ -366,7 +366,7 @@ class PeerRequests:
         if asker.data is None:
             how = asker.priority, asker.deadline_s
             what = asker.number, asker.request, (want,)
-            link.given[asker.number] = requester.GivenRequest(*what, *how)
+            link.given[asker.number] = requester.ServedRequest(*what, *how)
         self._end(asker, actions.Given(asker.number, want, asker.data, asker.priority))
 
     def _send_more(self) -> None:

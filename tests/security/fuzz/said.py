@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from acstor_agent.sources import http_place
-from acstor_agent.sources import http_range
+from acstor_agent.sources.http_client import http_endpoint
+from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -245,7 +245,7 @@ CONTROL_REPLY = _line_target(
     ],
 )
 
-ASKED = http_range.Asked("an image, bytes 100-199", "http://192.0.2.1/image", 100, 100)
+ASKED = http_range.RangeRequest("an image, bytes 100-199", "http://192.0.2.1/image", 100, 100)
 
 
 def _parse_answer(data: bytes) -> int | None:
@@ -257,7 +257,7 @@ def _parse_answer(data: bytes) -> int | None:
     if number in http_range.REDIRECTS:
         led_to = http_range.redirected(ASKED, ASKED.where, headers, 0)
         with contextlib.suppress(ValueError):
-            server, target = http_place.place_of(led_to)
+            server, target = http_endpoint.endpoint_of(led_to)
             assert not server.is_tls and target.isascii() and not target.startswith("\r\n")
         return None
     if number == 200:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from acstor_agent.cloud import proofs
+from acstor_agent.cloud import message_signing
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
@@ -75,7 +75,7 @@ def _task_seeds() -> list[bytes]:
 
 def _parse_table(data: bytes) -> hash_ring.Ring:
     sent = decision_messages.decode(said.on_the_bus(data), decision_messages.RingTable)
-    return proofs.checked_table(sent, SIGNERS)
+    return message_signing.verify_table(sent, SIGNERS)
 
 
 def _table_seeds() -> list[bytes]:

@@ -47,7 +47,7 @@ def ask(ahead, numbers, image=one_machine.IMAGE):
 
 
 def fetched(number):
-    return read_request.Fetched(one_machine.data_of(number), counters.Origin.PEER)
+    return read_request.FetchedChunk(one_machine.data_of(number), counters.Origin.PEER)
 
 
 @pytest.mark.parametrize(

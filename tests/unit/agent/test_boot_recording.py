@@ -5,8 +5,8 @@ import msgspec
 import pytest
 import trio
 
-from acstor_agent.images import boot_recording
-from acstor_agent.images import trace_spool
+from acstor_agent.images.boot import boot_recording
+from acstor_agent.images.boot import trace_spool
 from acstor_common.wire import trace_message
 from tests.fakes import one_host
 

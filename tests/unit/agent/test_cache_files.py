@@ -15,15 +15,15 @@ import time
 import pytest
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.cache import mending
+from acstor_agent.cache import folder_recovery
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import cache_slab
-from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import folder_health
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -642,9 +642,9 @@ async def test_damaged_record_is_a_free_slot(tmp_path):
 @pytest.fixture
 def quickly(monkeypatch):
     """Have a broken folder looked at again after a blink."""
-    monkeypatch.setattr(cache_trouble, "FIRST_LOOK_S", 0.01)
-    monkeypatch.setattr(cache_trouble, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(mending, "CHECK_S", 0.05)
+    monkeypatch.setattr(folder_health, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(folder_health, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(folder_recovery, "CHECK_S", 0.05)
 
 
 async def until(is_true) -> None:
@@ -858,7 +858,7 @@ async def test_what_was_fetched_ahead_is_written_as_a_stream_of_its_own(tmp_path
         await nursery.start(io.serve)
         async with running(tmp_path, io=io) as cache:
             for number, (cid, chunk) in enumerate(zip(CIDS, CHUNKS, strict=True)):
-                with disk_io.as_stream((PREFETCH, GUEST, None)[number % 3]):
+                with disk_io.use_stream((PREFETCH, GUEST, None)[number % 3]):
                     cache.store(cid, chunk)
         counts = {str(stream): count.bytes for stream, count in io.account.streams.items()}
         nursery.cancel_scope.cancel()

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cache import mending
+from acstor_agent.cache import folder_recovery
 from acstor_agent.core.cache import cache_pins
-from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import folder_health
 from acstor_common.model import ids
 
 KIB = 1024
@@ -137,9 +137,9 @@ async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(
 @pytest.fixture
 def quickly(monkeypatch):
     """Let the folder be looked at every few hundredths of a second."""
-    monkeypatch.setattr(mending, "CHECK_S", 0.05)
-    monkeypatch.setattr(cache_trouble, "FIRST_LOOK_S", 0.01)
-    monkeypatch.setattr(cache_trouble, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(folder_recovery, "CHECK_S", 0.05)
+    monkeypatch.setattr(folder_health, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(folder_health, "LONGEST_WAIT_S", 0.05)
 
 
 @pytest.mark.expect_log("Slab file 0 was deleted")

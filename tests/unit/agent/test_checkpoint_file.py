@@ -7,7 +7,7 @@ import types
 import pytest
 
 from acstor_agent.core.disks import checkpoint_file
-from acstor_agent.disks import checkpoint
+from acstor_agent.disks import checkpoint_reader
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
 from acstor_common.model import geometry
@@ -48,7 +48,9 @@ async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
         assert name == SEAL.name(data[:length])
         return data[:length]
 
-    shown = checkpoint.Checkpoint(None, of, types.SimpleNamespace(chunk=chunk), clusters)
+    shown = checkpoint_reader.CheckpointReader(
+        None, of, types.SimpleNamespace(chunk=chunk), clusters
+    )
     assert shown.clusters == range(clusters - 3, clusters)
     got = [await shown.fetch(cluster) for cluster in shown.clusters]
     assert got == [data[: 2 * MIB], data[2 * MIB :], data[:MIB]]

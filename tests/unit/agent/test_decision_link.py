@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from acstor_agent.cloud import decision_link
-from acstor_agent.cloud import proofs
-from acstor_agent.core.cloud import links
+from acstor_agent.cloud import message_signing
+from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
@@ -45,7 +45,11 @@ async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> linked_host.Lin
 
 
 async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
-    host.meter.received, host.meter.sent, host.chunks = 3000, 500, links.Carried(1000, 0)
+    host.meter.received, host.meter.sent, host.chunks = (
+        3000,
+        500,
+        interface_traffic.TrafficBytes(1000, 0),
+    )
     host.link.received(ids.HostId("h2"), 500, 0.25)
     host.link.received(ids.HostId("h2"), 0, 0.5)  # given up
     host.link.received(ids.HostId("h2"), 100, None)
@@ -122,14 +126,14 @@ async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_
     host = linked_host.LinkedHost(tmp_path)
     failures = [RuntimeError("odd"), RuntimeError("odd")]
 
-    def fail() -> links.Carried:
+    def fail() -> interface_traffic.TrafficBytes:
         raise failures.pop()
 
     host.link._held = fail
     for _ in range(len(failures)):
         with pytest.raises(RuntimeError):
             await host.link.run()
-    host.link._held = lambda: decision_link.Held(host.chunks, 70, 100)
+    host.link._held = lambda: decision_link.ExchangeTotals(host.chunks, 70, 100)
     nursery.start_soon(host.link.run)
     await until(lambda: host.bus.samples)
     assert host.bus.listeners == 1
@@ -191,7 +195,7 @@ async def test_what_a_signature_covers_is_not_looked_into_before(host, monkeypat
     def decode(*_: object) -> None:
         pytest.fail("a table that nobody signed was read")
 
-    monkeypatch.setattr(proofs.hash_ring, "decode", decode)
+    monkeypatch.setattr(message_signing.hash_ring, "decode", decode)
     with pytest.raises(errors.NotAuthenticated):
         await host.hear(decision_messages.RING_PUBLISHED, STRANGER.table(hash_ring.Ring(9, ())))
 

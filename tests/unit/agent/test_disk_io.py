@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import disk_io
 from acstor_agent.control import status
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.runtime import disk_io
 
 pytestmark = pytest.mark.allow_log("the disk has not answered")  # so it seems on a busy machine
 GUEST = requests.Stream(requests.Klass.GUEST, "a")
@@ -28,7 +28,7 @@ async def serving(policy):
 
 
 async def use(io, place, function, stream=GUEST):
-    with disk_io.as_stream(stream):
+    with disk_io.use_stream(stream):
         return await io.run(place, 4096, False, function)
 
 

@@ -13,7 +13,7 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent.cloud import enrolment
-from acstor_agent.core.cloud import renewal
+from acstor_agent.core.cloud import certificate_renewal
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
@@ -163,7 +163,7 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     assert len(api.asked) > 1
     assert files.current().certificate == first
     api.instead = None
-    await trio.sleep(renewal.RETRY_LAST_S)
+    await trio.sleep(certificate_renewal.RETRY_LAST_S)
     second = files.current().certificate
     assert not certificates.is_revoked(second, revoked)
     asked = len(api.asked)
@@ -203,7 +203,7 @@ async def test_what_goes_wrong_is_told_once_and_tried_again(
     assert re.search(said, enrolling.state.error)
     assert files.current().certificate is None
     api.instead = None
-    await trio.sleep(renewal.RETRY_LAST_S * 1.25)
+    await trio.sleep(certificate_renewal.RETRY_LAST_S * 1.25)
     assert files.current().certificate is not None
     assert (enrolling.state.failures, enrolling.state.error) == (0, "")
 
@@ -221,7 +221,7 @@ async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status
     assert enrolling.state.fingerprint == key
     assert caplog.text.count(f"host h1 asks for a certificate of the key {key}") == 1
     api.instead = None
-    await trio.sleep(renewal.RETRY_LAST_S * 1.25)
+    await trio.sleep(certificate_renewal.RETRY_LAST_S * 1.25)
     assert enrolling.state.fingerprint == ""
 
 
@@ -412,5 +412,5 @@ async def test_service_that_keeps_a_host_waiting_is_asked_again(
     await trio.sleep(enrolment.ATTEMPT_S + 1)
     assert enrolling.state.error == "no answer within 300 s"
     monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
-    await trio.sleep(renewal.RETRY_FIRST_S + 1)
+    await trio.sleep(certificate_renewal.RETRY_FIRST_S + 1)
     assert files.current().certificate.host == "h1"

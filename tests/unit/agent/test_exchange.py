@@ -5,7 +5,6 @@ import random
 import pytest
 import trio
 
-from acstor_agent import disk_io
 from acstor_agent.core import counters
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
@@ -15,7 +14,8 @@ from acstor_agent.engine import failure as failure_
 from acstor_agent.engine import identity
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine_io import exchange
-from acstor_agent.images import prefetching
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
@@ -299,7 +299,7 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
         cloud.source.delay_s = 1.0
 
         async def guest(opener, numbers):
-            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
+            with disk_io.use_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
                 with cloud.hosts["h1"].wish([cloud.want(n) for n in numbers]) as wish:
                     await wish.wait()
             took[opener] = trio.current_time()
@@ -886,7 +886,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     stored, store = {}, cloud.caches[name].store
 
     def noted(cid, *more):
-        stored[cid] = disk_io.stream_of_later()
+        stored[cid] = disk_io.deferred_stream()
         return store(cid, *more)
 
     cloud.caches[name].store = noted
@@ -894,11 +894,11 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     fill = requests.Stream(requests.Klass.FILL, "hydrate")
     later = requests.Stream(requests.Klass.BACKGROUND, "agent")
     wanted = {cloud.want(here): fill, wants[0]: fill, wants[1]: later, wants[2]: later}
-    with disk_io.as_stream(guest):
+    with disk_io.use_stream(guest):
         for want, stream in wanted.items():
             if stream is fill:
                 await exchange_cloud.bring(cloud.hosts[name], want, Priority.WHOLE)
-    with disk_io.as_stream(fill):
+    with disk_io.use_stream(fill):
         for want, stream in wanted.items():
             if stream is later:
                 await read(cloud, name, want)
@@ -936,7 +936,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise(announced.alone(oids[0])))
     cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(announced.alone(*oids[1:])))
     index = content_index.ContentIndex(image_map)
-    ahead = prefetching.Prefetching(
+    ahead = advertised_prefetch.AdvertisedPrefetch(
         *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
     )
     ahead.advertised(announced.alone(*oids[:2]))
@@ -955,7 +955,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     await exchange_cloud.bring(cloud.hosts["h4"], cloud.want(number), Priority.WHOLE)
     cloud.is_heard = False
     index = content_index.ContentIndex(image_map)
-    ahead = prefetching.Prefetching(
+    ahead = advertised_prefetch.AdvertisedPrefetch(
         *(image_map, index, host, cloud.nursery, None, lambda cid: False)
     )
     states = []

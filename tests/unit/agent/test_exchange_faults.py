@@ -13,14 +13,14 @@ import pytest
 import trio
 
 from acstor_agent.engine import priority
-from acstor_agent.peers import peer_net
+from acstor_agent.peers import peer_network
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from tests.fakes import exchange_cloud
 from tests.fakes import lying_peer
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 
 CHUNK, H2 = exchange_cloud.CHUNK, ids.HostId("h2")
 Priority = priority.Priority
@@ -34,7 +34,7 @@ class OneOfTwo(exchange_cloud.Cloud):
     def _net(self, here):
         self.nets = {
             **getattr(self, "nets", {}),
-            here: peer_net.PeerNet(
+            here: peer_network.PeerNetwork(
                 here,
                 may_speak=nets.everybody,
                 broke_rules=lambda host, error: self.hosts[here].broke_rules(host, error.why),

@@ -12,9 +12,9 @@ from acstor_agent.engine import placement
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
+from acstor_agent.sources import download_source
+from acstor_agent.sources import full_download
 from acstor_agent.sources import glance
-from acstor_agent.sources import whole_copies
-from acstor_agent.sources import whole_copy
 from acstor_common import errors
 from acstor_common.ring import hash_ring
 from tests.fakes import exchange_cloud
@@ -45,7 +45,7 @@ class Cloud(exchange_cloud.Cloud):
 
     def _source_of(self, here):
         driver = glance.GlanceSource(fake_glance.session(self._server.url))
-        copies = whole_copies.CopiesSource(
+        copies = download_source.DownloadSource(
             *(driver, self._folder, self.nursery, random.Random(1)),
             elsewhere=self.elsewhere(here),
             image_wait_s=0.3,
@@ -75,7 +75,7 @@ def store():
 
 @pytest.fixture
 async def cloud(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(whole_copy, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(full_download, "FIRST_PAUSE_S", 0.01)
     running = exchange_cloud.running(tmp_path, NAMES, store.server, kind=Cloud)
     async with running as made:
         yield made
@@ -191,6 +191,6 @@ async def test_source_that_gives_ranges_again_is_read_in_ranges(cloud, store):
     store.server.always = http_server.fine
     for source in cloud.sources.values():
         assert await source.size_bytes(BLOB) == len(BYTES)
-        assert source.given_as(IMAGE, 0) is placement.Given.IN_PARTS
+        assert source.given_as(IMAGE, 0) is placement.SourceAccess.IN_PARTS
     await read_everywhere(cloud, range(CHUNKS))
     assert store.whole == {PATH: 1}

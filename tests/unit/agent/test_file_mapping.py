@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from acstor_agent.images import file_mapping
+from acstor_agent.images.maps import file_mapping
 
 
 def maps_of(path: pathlib.Path) -> int:

@@ -11,7 +11,7 @@ import trio
 from acstor_agent.core import log_limit
 from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
-from acstor_agent.images import uses
+from acstor_agent.images.image import usage
 from acstor_agent.mount import fuse
 from acstor_common import errors
 from tests.fakes import one_host
@@ -54,7 +54,7 @@ async def mounted(folder):
             host.cache,
             one_host.DEADLINE_S,
             known,
-            uses.Uses(host.mirrors, set, set),
+            usage.ImageUsage(host.mirrors, set, set),
             host.opened,
         )
         yield host, operations, known

@@ -5,8 +5,8 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import disk_io
 from acstor_agent.engine import actions
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
@@ -201,7 +201,7 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
     disk, peer, streams = hung_disk(cloud), Peer(cloud), []
 
     async def read_chunk(cid):
-        streams.append(str(disk_io.stream()))
+        streams.append(str(disk_io.current_stream()))
         await disk(cid)
 
     cloud.caches[HERE].read_chunk = read_chunk

@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from acstor_agent.engine import priority
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import asking
-from acstor_agent.peers.connection import base
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -17,7 +17,7 @@ from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.unit.agent import test_peer_batches as batches
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent.test_peer_batches import frames
 
 Priority = priority.Priority
@@ -36,7 +36,7 @@ class Joined(exchange_cloud.Cloud):
     """Hosts that are joined by connections of their own."""
 
     def _net(self, here):
-        self.nets = {**getattr(self, "nets", {}), here: peer_net.PeerNet(here, **ANYBODY)}
+        self.nets = {**getattr(self, "nets", {}), here: peer_network.PeerNetwork(here, **ANYBODY)}
         return self.nets[here]
 
     async def join(self):
@@ -151,7 +151,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
 
 
 async def test_no_more_news_wait_for_room_than_may(monkeypatch):
-    monkeypatch.setattr(asking, "UNTOLD_NEWS", 2)
+    monkeypatch.setattr(client_connection, "UNTOLD_NEWS", 2)
     reads, heard = trio.Event(), []
 
     async def converse(host):
@@ -285,7 +285,7 @@ async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing(monkeyp
             await stream.send_all(frames(peer_wire.Ping(7)))
             assert await stream.receive_some() == frames(peer_wire.Pong(7))
             nursery.cancel_scope.cancel()
-        assert turns > count / base.PARTS_PER_TURN / 2
+        assert turns > count / base_connection.PARTS_PER_TURN / 2
         assert not giver.hurries and not net._budgets.requests.used
         await nets.wait_until(lambda: not net._budgets.bytes.used)
         await stream.aclose()
@@ -293,7 +293,7 @@ async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing(monkeyp
 
 async def test_hurry_waits_for_room_as_any_small_message():
     giver = Waiting()
-    limits = peer_net.Limits(host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20)
+    limits = peer_network.Limits(host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20)
     async with nets.serving(giver=giver, limits=limits) as (net, address):
         stream = await nets.dial(address)
         asked = peer_wire.Get((later(1), later(2)))

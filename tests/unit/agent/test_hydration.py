@@ -1,143 +1,859 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that shall depend on nobody: what is copied, what stays the guest's, what cannot be had."""
+"""When images become whole, in which order, and what keeps them from it."""
 
-import errno
-import os
+import contextlib
+import math
+import time
 
 import pytest
 import trio
 
-from acstor_agent.core.disks import disk_header
-from acstor_agent.disks import disk
-from acstor_agent.disks import disk_files
-from acstor_agent.disks import disks
-from acstor_agent.disks import hydration
+from acstor_agent.control import control_requests
+from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import capacity
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import image_usage
+from acstor_agent.core.images import pin_record
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import fill_status
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import pin_file
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import boot_session
 from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
 from tests.fakes import one_host
 
-CHUNK = one_host.CHUNK
-DATA = one_host.image_bytes(6 * CHUNK) + bytes(2 * CHUNK) + one_host.image_bytes(777, seed=2)
-SIZE = 10 * CHUNK + 123
-NEEDED = 6 * CHUNK + 777
-IDS = [disk_header.parse_disk_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in range(2)]
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
+SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
+LIMITS = hydration.Limits(bytes_s=1e9, boot_idle_s=0.25, boot_longest_s=1.0)
+IN_USE_S = 0.75
+LINK_BYTES_S = 125_000_000
+PATIENCE_S = 40.0
 
 
-class Host:
-    """A host with disks of one image."""
+async def until(is_true, within_s=PATIENCE_S):
+    with trio.fail_after(within_s):
+        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+            await trio.sleep(0.01)
 
-    def __init__(self, parts, folder):
-        self.parts, self.folder = parts, folder
-        self.disks = self.all_disks()
-        self.reports = []
 
-    def all_disks(self, boot=0):
-        return disks.Disks(self.folder, self.parts.opened, lambda: bytes([boot] * 16))
+class Keeper:
+    """A host that keeps images whole, and what its link and its guests do."""
 
-    async def make(self, disk_id=IDS[0], size_bytes=SIZE):
-        image = await self.parts.mirrors.attach(one_host.IMAGE)
-        return await self.disks.make(disk_id, image, size_bytes)
+    def __init__(self, host):
+        self.host = host
+        self._is_waiting, self._waited_s = False, -math.inf
+        self.looks, self.link_fails = 0, False
+        self.wall_jumped_s = 0.0
+        host.boots.clock = trio.current_time
+        self.uses = usage.ImageUsage(host.mirrors, set, set, clock=trio.current_time)
+        self.whole = hydration.Hydration(
+            host.mirrors,
+            self.uses,
+            host.promises,
+            chunks=host.chunks,
+            cache=host.cache,
+            quiet_s=self.quiet_s,
+            look=self.look,
+            limits=LIMITS,
+            clock=trio.current_time,
+            wall_clock=lambda: time.time() + self.wall_jumped_s,
+        )
 
-    async def hydrate(self, *made):
-        async def report(done_bytes, total_bytes):
-            self.reports.append((done_bytes, total_bytes))
+    @property
+    def is_waiting(self):
+        return self._is_waiting
 
-        image = await self.parts.mirrors.attach(one_host.IMAGE)
-        return await hydration.flatten(made, image, self.parts.chunks, report)
+    @is_waiting.setter
+    def is_waiting(self, value):
+        self._is_waiting, self._waited_s = value, trio.current_time()
 
-    def lose_everything(self):
-        """Empty the cache, and let the source have nothing any more."""
-        for cid in list(self.parts.cache.iter_cids()):
-            self.parts.cache.drop(cid)
-        self.parts.source._error, self.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
+    def quiet_s(self):
+        return 0.0 if self._is_waiting else trio.current_time() - self._waited_s
+
+    def look(self):
+        self.looks += 1
+        if self.link_fails:
+            raise errors.Unusable("network interfaces", "there are none")
+        return interface_traffic.InterfaceSample(float(self.looks), [], LINK_BYTES_S)
+
+    def state(self, image_id=IMAGE):
+        shown = self.whole.telling.of(image_id)
+        return shown and shown["state"]
+
+    async def wait(self, state, image_id=IMAGE):
+        await until(lambda: self.state(image_id) == state)
+        return self.whole.telling.of(image_id)
+
+    def told(self, image_id=IMAGE):
+        """What other services are told."""
+        return fill_status.fill_report(self.whole.telling, self.uses, image_id)
+
+    async def use(self, image_id=IMAGE):
+        image = await self.host.mirrors.attach(image_id)
+        self.uses.opened(image_id)
+        return image
+
+    def promised_bytes(self):
+        return self.host.cache.statistics.reserved_bytes
+
+
+@contextlib.asynccontextmanager
+async def running(folder, limit_bytes=8 * MIB):
+    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        made = Keeper(host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.uses.run)
+            nursery.start_soon(made.whole.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Let everything happen soon."""
+    for module, name, value in (
+        (usage, "LOOK_S", 0.1),
+        (hydration, "TICK_S", 0.05),
+        (hydration, "RECOUNT_S", 0.2),
+        (background_fill, "SLICE_S", 0.3),
+        (background_fill, "MEASURE_S", 0.05),
+        (background_fill, "FETCH_S", 0.5),
+        (background_fill, "CALM_S", 0.2),
+        (background_fill, "YIELD_S", 0.05),
+        (fill_rate, "FIRST_PAUSE_S", 0.1),
+        (fill_rate, "LONGEST_PAUSE_S", 0.5),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(image_usage, "IN_USE_S", IN_USE_S)
+    monkeypatch.setattr(image_usage.UsageEvidence.is_used, "__defaults__", (IN_USE_S,))
+    monkeypatch.setattr(usage.ImageUsage.is_used, "__defaults__", (IN_USE_S,))
 
 
 @pytest.fixture
-async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as parts:
-        parts.add(DATA)
-        yield Host(parts, tmp_path / "disks")
+async def keeper(tmp_path, fast):
+    async with running(tmp_path) as made:
+        yield made
 
 
-async def content(one: disk.Disk) -> bytes:
-    return b"".join([bytes(await one.read(at, CHUNK)) for at in range(0, one.size_bytes, CHUNK)])
+async def test_image_that_is_used_becomes_whole(keeper):
+    image = await keeper.use()
+    shown = await keeper.wait("fully_cached")
+    assert image.held().missing_bytes == 0
+    assert shown["total_bytes"] == 40 * CHUNK + 777
+    assert (shown["remaining_bytes"], shown["cached_share"], shown["is_pinned"]) == (0, 1.0, False)
+    told = keeper.told()
+    assert told.is_used and told.is_fully_cached and told.total_bytes == shown["total_bytes"]
 
 
-async def test_a_disk_is_read_whole_without_cache_and_source_afterwards(host):
-    made = await host.make()
-    came = await host.hydrate(made)
-    assert came == {"done_bytes": NEEDED, "fetched_bytes": NEEDED, "failed_bytes": 0}
-    assert host.reports[0] == (0, NEEDED)
-    assert (made.written_chunks, made.unsynced_chunks) == (7, 0)
-    host.lose_everything()
-    assert await content(made) == DATA.ljust(SIZE, b"\0")
+async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fails(keeper):
+    await keeper.use()
+    told = fill_status.fill_report(None, keeper.uses, IMAGE)
+    assert (told.state, told.is_used) == (fill_status.State.EVICTABLE, True)
+    assert told.why == "keep_images is none"
+    await keeper.wait("fully_cached")
+    known = keeper.whole._known[IMAGE]
+    known.left_bytes = CHUNK
+    known.backoff.failed("x" * 999, trio.current_time())
+    told = keeper.told()
+    assert (told.state, told.is_used) == (fill_status.State.FAILING, True)
+    assert told.why == "x" * fill_progress.MAX_WHY
 
 
-async def test_what_a_guest_wrote_stays_and_is_not_fetched(host):
-    made = await host.make()
-    await made.write(CHUNK, b"g" * CHUNK)
-    await made.write(8 * CHUNK + 5, b"guest")
-    assert (await host.hydrate(made))["done_bytes"] == 5 * CHUNK
-    truth = bytearray(DATA.ljust(SIZE, b"\0"))
-    truth[CHUNK : 2 * CHUNK] = b"g" * CHUNK
-    truth[8 * CHUNK + 5 : 8 * CHUNK + 10] = b"guest"
-    assert await content(made) == truth
-    assert await host.hydrate(made) == {"done_bytes": 0, "fetched_bytes": 0, "failed_bytes": 0}
+async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(
+    tmp_path, fast, monkeypatch
+):
+    """Also those of a stopped instance that Nova has not touched yet."""
+    monkeypatch.setattr(usage.ImageUsage.is_used, "__defaults__", (3600.0,))
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        for image_id in (IMAGE, OTHER):
+            await host.mirrors.attach(image_id)
+        await host.promises.make(IMAGE, host.mirrors.get_nowait(IMAGE).map, host.cache)
+        made = Keeper(host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.whole.run)  # nobody has looked yet
+            await made.wait("fully_cached", IMAGE)
+            assert host.promises.get(OTHER) is None
+            told = made.told(OTHER)
+            assert told.is_used and told.state is fill_status.State.EVICTABLE and told.why
+            nursery.start_soon(made.uses.run)
+            await until(lambda: made.uses._has_looked)
+            await made.whole._settle()
+            assert host.promises.get(IMAGE) and not host.promises.get(OTHER)
+            host.mirrors.touch(OTHER, 10**18)
+            await made.wait("fully_cached", OTHER)
+            nursery.cancel_scope.cancel()
 
 
-async def test_guests_may_write_all_the_while(host):
-    made, truth = await host.make(), bytearray(DATA.ljust(SIZE, b"\0"))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(host.hydrate, made)
-        for chunk_no in range(9):
-            await made.write(chunk_no * CHUNK + 9, b"guest")
-            truth[chunk_no * CHUNK + 9 : chunk_no * CHUNK + 14] = b"guest"
-    host.lose_everything()
-    assert await content(made) == truth
+async def test_image_that_nobody_uses_is_not_kept(keeper):
+    image = await keeper.host.mirrors.attach(IMAGE)
+    await keeper.wait("fully_cached")  # it was attached a moment ago
+    await keeper.use(OTHER)
+    for _ in range(20):
+        keeper.uses.touched(OTHER)
+        await trio.sleep(IN_USE_S / 5)
+    assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "fully_cached"
+    assert keeper.host.promises.get(IMAGE) is None
+    assert keeper.promised_bytes() == 30 * CHUNK
+    assert image.held().missing_bytes == 0  # until others need the room
 
 
-async def test_what_is_kept_outlives_the_host(host):
-    await host.hydrate(await host.make())
-    host.lose_everything()
-    again = await host.all_disks(boot=1).open(IDS[0])
-    assert await content(again) == DATA.ljust(SIZE, b"\0")
+async def test_filling_waits_for_the_end_of_the_boot(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    await keeper.wait("booting")
+    await image.read(0, CHUNK)
+    assert image.held().cached_bytes == CHUNK
+    await keeper.wait("fully_cached")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
 
 
-async def test_what_lies_in_the_cache_is_enough(host):
-    made = await host.make()
-    for at in range(0, len(DATA), CHUNK):
-        await made.read(at, CHUNK)
-    host.parts.source._error, host.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
-    assert (await host.hydrate(made))["fetched_bytes"] == 0
-    assert made.chunks_of_image() == [6, 7]  # zeros
+async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    image.counters.in_flight += 1
+    await keeper.wait("fully_cached")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
 
 
-async def test_each_disk_that_still_depends_on_something_is_named(host):
-    whole, part = await host.make(), await host.make(IDS[1])
-    await part.write(0, b"x" * CHUNK)
-    for chunk_no in (1, 2):
-        await part.read(chunk_no * CHUNK, CHUNK)
-    host.parts.source._error, host.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
-    with pytest.raises(errors.Unusable) as caught:
-        await host.hydrate(whole, part)
-    told = str(caught.value)
-    assert f"disk {IDS[0]}: 5 chunks cannot be had" in told
-    assert f"disk {IDS[1]}: 4 chunks cannot be had" in told
-    assert "repeat the command" in told
-    assert part.chunks_of_image() == [3, 4, 5, 6, 7, 8]
-    host.parts.source._fail = range(0)
-    await host.hydrate(whole, part)
-    assert whole.chunks_of_image() == part.chunks_of_image() == [6, 7]
+@pytest.mark.parametrize("has_boot_image", [False, True])
+async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
+    keeper, has_boot_image
+):
+    if has_boot_image:
+        keeper.host.add_boot_image(DATA, range(4))
+    image, began_s = await keeper.use(), trio.current_time()
+
+    def is_whole():
+        image.boots.begin()
+        return keeper.state() == "fully_cached"
+
+    await until(is_whole)
+    assert trio.current_time() - began_s >= LIMITS.boot_longest_s
+    is_ready = image.boots.state is boot_session.State.READY
+    assert is_ready == has_boot_image
 
 
-async def test_a_full_disk_of_the_host_is_said_so_and_changes_nothing(host, monkeypatch):
-    made = await host.make()
+async def test_boot_after_a_pause_is_waited_for_again(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    await keeper.wait("fully_cached")
+    await trio.sleep(LIMITS.boot_longest_s + LIMITS.boot_idle_s)
+    image.boots.begin()
+    keeper.host.cache.drop(image.map.cid(3))
+    await keeper.wait("booting")
+    await keeper.wait("fully_cached")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
 
-    def full(*_args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(disk_files, "_write_all", full)
-        with pytest.raises(errors.Unusable, match="No space left"):
-            await host.hydrate(made)
-    assert made.written_chunks == 0
-    assert await content(made) == DATA.ljust(SIZE, b"\0")
+async def test_boot_image_in_memory_is_a_boot(keeper):
+    image = await keeper.use()
+    image.boots.state = boot_session.State.READY
+    await trio.sleep(2 * LIMITS.boot_longest_s)
+    assert keeper.state() == "booting"
+    assert image.held().cached_bytes == 0
+    image.boots.state = boot_session.State.DROPPED
+    await keeper.wait("fully_cached")
+
+
+async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(keeper):
+    keeper.is_waiting = True
+    began_s = trio.current_time()
+    await keeper.use()
+    await keeper.wait("fully_cached")
+    assert trio.current_time() - began_s >= 41 / background_fill.UNDER_WAY * background_fill.YIELD_S
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """What the filler asks for, each time: how many chunks, and how many are under way then."""
+    found, ask = [], background_fetch.BackgroundFetch.ask
+
+    def noted(self, things):
+        things = list(things)
+        ask(self, things)
+        if things:
+            found.append((len(things), len(self)))
+
+    monkeypatch.setattr(background_fetch.BackgroundFetch, "ask", noted)
+    return found
+
+
+async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, batches):
+    keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.02
+    keeper.is_waiting = True
+    await keeper.use()
+    while keeper.state() != "fully_cached":
+        keeper.is_waiting = len(batches) % 4 == 0
+        await trio.sleep(0.005)
+    assert batches == 41 * [(1, 1)]
+
+
+async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper, batches):
+    await keeper.use()
+    await keeper.wait("fully_cached")
+    assert max(batches) == (background_fill.UNDER_WAY, background_fill.UNDER_WAY)
+    assert max(under_way for _, under_way in batches) <= background_fill.UNDER_WAY
+    batches.clear()
+    keeper.whole._filler._limit_bytes_s = 2.5 * CHUNK / background_fill.TOGETHER_S
+    await keeper.use(OTHER)
+    await keeper.wait("fully_cached", OTHER)
+    assert max(batches)[0] == 2
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
+    keeper, monkeypatch, waits
+):
+    rates, ask = [], background_fill.BackgroundFill._fetch
+
+    async def noted(self, *what):
+        rates.append(self._pacer.bytes_s)
+        await ask(self, *what)
+
+    monkeypatch.setattr(background_fill.BackgroundFill, "_fetch", noted)
+    await keeper.use()
+    while keeper.state() != "fully_cached":
+        if waits:
+            keeper.is_waiting = False  # one has waited just now
+        await trio.sleep(0.1)
+    usual = fill_rate.SHARE * LINK_BYTES_S
+    assert set(rates) == {fill_rate.BESIDE_GUESTS * usual if waits else usual}
+
+
+async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
+    keeper.link_fails = True
+    await keeper.use()
+    await keeper.wait("fully_cached")
+
+
+async def test_slow_rate_is_kept_over_many_slices(keeper):
+    keeper.whole._filler._limit_bytes_s = 12.0 * CHUNK
+    began_s = trio.current_time()
+    image = await keeper.use()
+    await keeper.wait("fully_cached")
+    assert trio.current_time() - began_s >= 39 / 12 - fill_rate.AHEAD_S
+    assert image.held().missing_bytes == 0
+
+
+async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
+    keeper.host.add(one_host.image_bytes(3 * CHUNK))
+    keeper.whole._filler._limit_bytes_s = CHUNK / (5 * background_fill.SLICE_S)
+    image = await keeper.use()
+    await keeper.wait("fully_cached")
+    assert image.held().missing_bytes == 0
+
+
+async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
+    order, fill = [], keeper.whole._filler.fill
+
+    async def noted(part, *others):
+        order.append(part.map.image_id)
+        return await fill(part, *others)
+
+    keeper.whole._filler.fill = noted
+    for image_id in (IMAGE, OTHER):
+        (await keeper.use(image_id)).boots.state = boot_session.State.READY
+    await keeper.wait("booting", OTHER)
+    await keeper.whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
+    await keeper.wait("fully_cached", OTHER)
+    assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
+
+
+async def test_what_operators_wish_over_the_bus_is_done(keeper):
+    wishes = control_requests.ControlRequests(
+        ids.HostId("h1"),
+        "/mirror",
+        PATIENCE_S,
+        images=keeper.host.mirrors,
+        uses=keeper.uses,
+        whole=keeper.whole,
+        made=None,
+        recovered=None,
+        switched_off=None,
+        chunks=keeper.host.chunks,
+        detaching=None,
+        timelines=None,
+        rings=None,
+        io=None,
+        picture=dict,
+        change_policy=str,
+    )
+
+    async def wish(kind, deadline_s=0.0, due_at_s=0.0):
+        task = decision_messages.ImageTask(
+            request=1, kind=kind, image_id=IMAGE, deadline_s=deadline_s, due_at_s=due_at_s
+        )
+        return await wishes.wish(task)
+
+    filler, may_come = keeper.whole._filler, trio.Event()
+    fetch = filler._fetch
+
+    async def held_up(*asked):
+        await may_come.wait()
+        await fetch(*asked)
+
+    filler._fetch = held_up
+    image = await keeper.use()
+    await wish(decision_messages.TaskKind.PAUSE)
+    assert keeper.told().mode is hydration.FillMode.PAUSED
+    hurried = await wish(decision_messages.TaskKind.HYDRATE, 3600.0)
+    assert hurried["mode"] == keeper.told().mode == "urgent"
+    assert 3500 < hurried["due_in_s"] <= 3600
+    late = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
+    assert 1700 < late["due_in_s"] <= 1800  # it was asked half an hour ago
+    over = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() - 5)
+    assert (over["mode"], over["due_in_s"]) == ("urgent", None)
+    assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
+    await keeper.whole.ask(image)
+    with pytest.raises(errors.Unusable, match="does not know"):
+        await wish(decision_messages.TaskKind.FLATTEN)
+    assert keeper.told().is_pinned  # whatever else is asked for does not unpin
+    assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
+    may_come.set()
+    await keeper.wait("fully_cached")
+
+
+async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
+    keeper.whole._filler._limit_bytes_s = CHUNK / 10  # it would take minutes
+    image = await keeper.use()
+    await keeper.wait("filling")
+    began_s = trio.current_time()
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
+    assert 3.0 < keeper.whole.telling.of(IMAGE)["due_in_s"] <= 4.0
+    shown = await keeper.wait("fully_cached")
+    assert trio.current_time() - began_s > 2.0  # and not as fast as it can
+    assert image.held().missing_bytes == 0
+    await until(lambda: keeper.whole.telling.of(IMAGE)["due_in_s"] is None)
+    assert keeper.host.promises.get(IMAGE).deadline_s == 0
+    assert shown["mode"] == "urgent"
+
+
+async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
+    def slow(path, raw, write=pin_file._write):
+        time.sleep(1.0)  # three slices
+        write(path, raw)
+
+    keeper.whole._filler._limit_bytes_s = CHUNK / 10
+    keeper.is_waiting = True  # fetchers look all the time whether they may go on
+    await keeper.use()
+    left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
+    monkeypatch.setattr(pin_file, "_write", slow)
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=600.0)
+    shown = keeper.whole.telling.of(IMAGE)
+    assert left_bytes - 8 * CHUNK <= shown["remaining_bytes"] <= left_bytes
+    assert 590.0 < shown["due_in_s"] <= 600.0
+
+
+async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path, fast):
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        whole = Keeper(host).whole
+        for image_id in (IMAGE, OTHER):
+            await host.mirrors.attach(image_id)
+            for _ in range(2):  # promised, then counted
+                await whole._keep(image_id, is_for_others=False)
+        assert whole._next() == IMAGE
+        await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT, deadline_s=100.0)
+        assert whole._next() == OTHER
+        await whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=10.0)
+        assert whole._next() == IMAGE
+        first, second = whole._known[IMAGE], whole._known[OTHER]
+        assert whole._due_besides(first) == [second]
+        alone = whole._filler._needed_bytes_s(first, [])
+        second.deadline = first.deadline._replace(at_s=first.deadline.at_s + 0.1)
+        assert whole._filler._needed_bytes_s(first, whole._due_besides(first)) > 1.1 * alone
+        second.backoff.failed("why", whole._clock())
+        assert whole._due_besides(first) == []  # nobody waits for it
+        second.backoff.succeeded()
+        await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
+        assert whole._due_besides(first) == []
+        assert whole._next() == OTHER
+        await whole.set_fill_mode(OTHER, hydration.FillMode.NORMAL)
+        await whole.set_fill_mode(IMAGE, hydration.FillMode.PAUSED)
+        assert whole._next() == OTHER
+
+
+@pytest.mark.expect_log("missed its deadline of 0 s")
+async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
+    source = keeper.host.source
+    await keeper.host.mirrors.attach(IMAGE)
+    source._fail = range(1, 10_000)
+    await keeper.use()
+    await keeper.wait("failing")
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=0.3)
+    await until(lambda: "missed its deadline of" in caplog.text)
+    shown = keeper.whole.telling.of(IMAGE)
+    assert shown["is_late"] is True and shown["due_in_s"] <= 0
+    await trio.sleep(0.5)
+    assert caplog.text.count("missed its deadline of") == 1
+    source._fail = range(0)
+    await keeper.wait("fully_cached")
+    await until(lambda: keeper.whole.telling.of(IMAGE)["is_late"] is None)
+
+
+@pytest.mark.parametrize(
+    ("jumped_s", "least_s", "most_s"), [(0, 3000, 3600), (-1e9, 3600, 3600), (1e9, -60, 0)]
+)
+async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
+    tmp_path, fast, jumped_s, least_s, most_s
+):
+    async with running(tmp_path) as made:
+        made.whole._filler._limit_bytes_s = 1.0
+        made.host.chunks.ahead = _never
+        await made.use()
+        await made.wait("filling")
+        await made.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=3600.0)
+        made.wall_jumped_s = jumped_s
+        assert (
+            3500 < made.whole.telling.of(IMAGE)["due_in_s"] <= 3600
+        )  # while it runs nothing jumps
+        kept = made.host.promises.get(IMAGE)
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        assert host.promises.get(IMAGE) == kept
+        host.add(DATA)
+        again = Keeper(host)
+        again.wall_jumped_s = jumped_s
+        await host.mirrors.attach(IMAGE)
+        await again.whole._keep(IMAGE, is_for_others=False)
+        shown = again.whole.telling.of(IMAGE)
+        assert least_s - 60 <= shown["due_in_s"] <= most_s
+        assert shown["is_late"] is (jumped_s > 0)
+
+
+def _never(priority):
+    """Ask nobody."""
+    return background_fetch.BackgroundFetch(lambda wants: "", lambda tokens: None)
+
+
+async def test_image_can_be_hurried_before_it_was_promised(keeper):
+    image = await keeper.use()
+    image.boots.state = boot_session.State.READY
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT)
+    await keeper.wait("fully_cached")
+
+
+async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
+    (await keeper.use()).boots.state = boot_session.State.READY
+    await keeper.wait("booting")
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.PAUSED)
+    keeper.host.mirrors.get_nowait(IMAGE).boots.state = boot_session.State.DROPPED
+    await trio.sleep(1)
+    assert keeper.state() == "paused"
+    assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
+    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.NORMAL)
+    await keeper.wait("fully_cached")
+
+
+async def test_source_that_fails_is_asked_less_and_less_often(keeper):
+    image = await keeper.use()
+    kept = keeper.host.blobs.copy()
+    keeper.host.blobs.clear()
+    shown = await keeper.wait("failing")
+    assert shown["why"] and shown["remaining_bytes"] > 0
+    backoff = keeper.whole._known[IMAGE].backoff
+    await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
+    before = len(keeper.host.source.reads)
+    await trio.sleep(1)
+    assert len(keeper.host.source.reads) - before <= 2 * (
+        background_fill.FAILURES + background_fill.UNDER_WAY
+    )
+    keeper.host.blobs.update(kept)
+    await keeper.wait("fully_cached")
+    assert image.held().missing_bytes == 0
+
+
+async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper):
+    host = keeper.host
+    blob, kept = next((blob, data) for blob, data in host.blobs.items() if data == DATA)
+    host.blobs[blob] = b"?" + DATA[1:]
+    await keeper.use()
+    shown = await keeper.wait("failing")
+    await until(lambda: keeper.whole.telling.of(IMAGE)["remaining_bytes"] == CHUNK)
+    assert "the source" in shown["why"]
+    host.blobs[blob] = kept
+    await keeper.wait("fully_cached")
+
+
+async def test_fetch_that_never_ends_counts_as_failed(keeper):
+    made, keeper.host.chunks.ahead = keeper.host.chunks.ahead, _never
+    await keeper.use()
+    shown = await keeper.wait("failing")
+    assert "did not come in" in shown["why"]
+    keeper.host.chunks.ahead = made
+    await keeper.wait("fully_cached")
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path, fast):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
+        await keeper.use(OTHER)
+        shown = await keeper.wait("no_space", OTHER)
+        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_fully_cached
+        assert shown["shortfall_bytes"] > 0
+        with pytest.raises(errors.Unusable, match="the cache lacks"):
+            await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
+        with pytest.raises(
+            errors.Unusable, match="cannot be cached completely here: the cache lacks"
+        ):
+            await keeper.whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
+        assert keeper.state(IMAGE) == "fully_cached"
+        keeper.uses.closed(IMAGE)
+
+        def is_whole():
+            keeper.uses.touched(OTHER)  # Nova is alive
+            return keeper.state(OTHER) == "fully_cached"
+
+        await until(is_whole)
+        assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
+
+
+async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(
+    tmp_path, fast
+):
+    async with running(tmp_path, MIB) as keeper:
+        host = keeper.host
+        host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
+        image = await keeper.use()
+        image.boots.state = boot_session.State.READY
+        await until(
+            lambda: keeper.state() and keeper.whole.telling.of(IMAGE)["remaining_bytes"]
+        )  # is promised
+        others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
+        for data in others:
+            await host.cache.wait_for_room()
+            host.cache.pin(ids.cid_of(data), CHUNK)
+            assert host.cache.store(ids.cid_of(data), data)
+        image.boots.state = boot_session.State.DROPPED
+        await keeper.wait("failing")
+        await until(lambda: "no room" in keeper.whole.telling.of(IMAGE)["why"])
+        backoff = keeper.whole._known[IMAGE].backoff
+        await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
+        assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] > 30 * CHUNK
+        for data in others:
+            host.cache.unpin(ids.cid_of(data), CHUNK)
+        await keeper.wait("fully_cached")
+        assert image.held().missing_bytes == 0
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_whole(
+    tmp_path, fast, monkeypatch
+):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
+        image = await keeper.use(OTHER)
+        await keeper.wait("no_space", OTHER)
+        monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
+        await keeper.host.promises.take_back(IMAGE, keeper.host.cache)
+        await keeper.whole.ask(image)
+        assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
+
+
+async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
+    image = await keeper.host.mirrors.attach(IMAGE)
+    await keeper.whole.ask(image)
+    for _ in range(10):
+        keeper.uses.touched(OTHER)
+        await trio.sleep(IN_USE_S / 2)
+    assert (await keeper.wait("fully_cached"))["is_pinned"]
+    await keeper.whole.unask(IMAGE)
+    await until(lambda: keeper.state() is None)
+    assert keeper.promised_bytes() == 0
+    with pytest.raises(errors.Unusable, match="cannot be cached completely here"):
+        await keeper.whole.unask(IMAGE)
+
+
+async def test_chunk_that_is_lost_is_fetched_again(keeper):
+    image = await keeper.use()
+    await keeper.wait("fully_cached")
+    keeper.host.cache.drop(image.map.cid(3))
+    await until(lambda: not image.held().missing_bytes)
+    await keeper.wait("fully_cached")
+
+
+async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keeper):
+    host, counted = keeper.host, []
+    count = keeper.whole._filler.count
+
+    async def noted(part, progress):
+        counted.append(part.map.image_id)
+        await count(part, progress)
+
+    keeper.whole._filler.count = noted
+    image = await keeper.use()
+    await keeper.wait("fully_cached")
+    await host.mirrors.attach(OTHER)
+    kept = host.blobs.copy()
+    host.blobs.clear()
+    await keeper.use(OTHER)
+    await keeper.wait("failing", OTHER)
+    before = counted.count(IMAGE)
+    await trio.sleep(5 * hydration.RECOUNT_S)
+    assert counted.count(IMAGE) == before
+    host.cache.drop(image.map.cid(3))
+    await until(lambda: counted.count(IMAGE) > before)
+    host.blobs.update(kept)
+    await keeper.wait("fully_cached", OTHER)
+    await keeper.wait("fully_cached")
+    assert image.held().missing_bytes == 0
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, monkeypatch):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("fully_cached", IMAGE)
+        await keeper.use(OTHER)
+        await keeper.wait("no_space", OTHER)
+        looked, slots_of = [], capacity.slots_of
+        monkeypatch.setattr(
+            capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+        )
+        await trio.sleep(5 * hydration.RECOUNT_S)
+        assert not looked
+
+
+async def test_image_of_zeros_needs_nothing(keeper):
+    keeper.host.add(bytes(8 * CHUNK))
+    await keeper.use()
+    shown = await keeper.wait("fully_cached")
+    assert (shown["total_bytes"], shown["cached_share"]) == (0, 1.0)
+
+
+async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
+    host = keeper.host
+    host.add_boot_image(DATA, range(20))
+    image = await keeper.use()
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    image.boots.drop()
+    before = host.chunks.counters.source_bytes
+    await keeper.wait("fully_cached")
+    assert host.chunks.counters.source_bytes - before == 20 * CHUNK + 777
+    assert image.held().missing_bytes == 0
+
+
+@contextlib.asynccontextmanager
+async def still(folder, limit_bytes=8 * MIB):
+    """A host on which nothing happens by itself."""
+    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        yield Keeper(host)
+
+
+async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_often(
+    tmp_path, fast, monkeypatch
+):
+    monkeypatch.setattr(hydration, "ATTACH_S", 0.2)
+    monkeypatch.setattr(hydration, "ATTACHING_S", 0.1)
+    monkeypatch.setattr(hydration, "RECOUNT_S", 0.0)
+    monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(fill_rate, "LONGEST_PAUSE_S", 1000.0)
+    async with still(tmp_path) as keeper:
+        asked, attach = [], keeper.host.mirrors.attach
+
+        async def hang(image_id, *_):
+            asked.append(image_id)
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(keeper.host.mirrors, "attach", hang)
+        for image_id in (IMAGE, OTHER):
+            keeper.uses.touched(image_id)
+            await keeper.host.promises._set(pin_record.ImagePin(image_id, 1.0))
+        for settled in range(1, 5):
+            await keeper.whole._settle()
+            assert len(asked) == min(settled, 2)
+        assert set(asked) == {IMAGE, OTHER}
+        monkeypatch.setattr(keeper.host.mirrors, "attach", attach)
+        monkeypatch.setattr(hydration, "ATTACH_S", 60.0)
+        monkeypatch.setattr(hydration, "ATTACHING_S", 60.0)
+        for known in keeper.whole._known.values():
+            known.backoff.failure = known.backoff.failure._replace(again_s=0.0)
+        await keeper.whole._settle()
+        await keeper.whole._settle()
+        assert keeper.whole._known[IMAGE].backoff.failure is None
+        assert keeper.host.promises.pinned(IMAGE) and keeper.host.promises.pinned(OTHER)
+
+
+async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
+    tmp_path, fast, monkeypatch
+):
+    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 1)
+    async with still(tmp_path) as keeper:
+        image = await keeper.use()
+        await image.read(0, len(DATA))
+        is_written = keeper.host.cache.is_written
+        monkeypatch.setattr(keeper.host.cache, "is_written", lambda cid: False)
+
+        async def look():
+            while True:
+                keeper.whole.telling.share_of(IMAGE)
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            pinned = keeper.host.promises._pinned
+            for _ in range(3):
+                await keeper.whole._settle()
+                pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table: it is counted again
+            await keeper.whole._settle()
+            nursery.cancel_scope.cancel()
+        told = keeper.told()
+        assert keeper.whole._known[IMAGE].left_bytes == 0
+        assert (told.state, told.remaining_bytes) == (fill_status.State.FILLING, told.total_bytes)
+        monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
+        with trio.fail_after(PATIENCE_S):
+            while not keeper.told().is_fully_cached:
+                await keeper.whole._settle()
+                await trio.sleep(0.01)
+
+
+async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tmp_path, fast):
+    """Else nothing but that is done while it is not counted."""
+    async with still(tmp_path) as keeper:
+        await keeper.use()
+        await keeper.whole._settle()
+        await trio.sleep(LIMITS.boot_idle_s)
+        await keeper.whole._settle()
+        await until(lambda: keeper.whole._next() == IMAGE)
+        pinned = keeper.host.promises._pinned
+        pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table
+        assert keeper.whole._next() is None
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+@pytest.mark.allow_log("cannot become whole here")
+async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(
+    tmp_path, fast, is_detached
+):
+    async with still(tmp_path, limit_bytes=CHUNK) as keeper:
+        await keeper.use()
+        await keeper.uses.look()
+        await keeper.whole._settle()
+        assert list(keeper.host.promises._found) == [IMAGE]
+        await keeper.whole._settle()
+        assert list(keeper.host.promises._found) == [IMAGE]
+        keeper.uses.closed(IMAGE)
+        if is_detached:
+            keeper.host.mirrors.detach(IMAGE)
+        keeper.uses.detached(IMAGE)
+        await keeper.whole._settle()
+        assert not keeper.host.promises._found

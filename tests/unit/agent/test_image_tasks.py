@@ -8,7 +8,7 @@ import trio.testing
 
 from acstor_agent.control import image_tasks
 from acstor_agent.core import counters
-from acstor_agent.images import boot_recording
+from acstor_agent.images.boot import boot_recording
 from acstor_common import errors
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress

@@ -6,14 +6,14 @@ import socket
 import trio
 import trio.testing
 
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import base
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_budgets as budgets
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 
 YOUNG, OLD = loop_share.TURN_S / 2, loop_share.TURN_S * 2
 HOSTS = 8
@@ -118,7 +118,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
 
     numbers = range(peer_wire.MAX_BATCH)
     requests = tuple(nets.REQUEST._replace(request_id=n, offset=n << 16) for n in numbers)
-    net = peer_net.PeerNet(nets.SERVER, may_speak=nets.everybody, turn_s=lambda: OLD)
+    net = peer_network.PeerNetwork(nets.SERVER, may_speak=nets.everybody, turn_s=lambda: OLD)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
@@ -133,4 +133,4 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
         for link in links:
             link.close()
         await net.aclose()
-    assert max(steps.in_turns) < 2 * base.PARTS_PER_TURN
+    assert max(steps.in_turns) < 2 * base_connection.PARTS_PER_TURN

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from acstor_agent.images import map_page
+from acstor_agent.images.maps import map_page
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map

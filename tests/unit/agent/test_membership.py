@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from oslo_config import cfg
 
-from acstor_agent import membership
 from acstor_agent import settings
+from acstor_agent.cloud import membership
 from acstor_agent.cmd import agent
 from acstor_common.model import ids
 
@@ -19,7 +19,7 @@ BROKER = "transport_url = kombu+memory:////"
 ALONE = "[acstor_agent]\nkeep_images = none"
 IMPORTS = """
 import sys
-from acstor_agent import membership
+from acstor_agent.cloud import membership
 from acstor_agent.cmd import agent
 membership.prepare(agent.load_conf(["--config-file", sys.argv[1]]))
 print(*sorted({"oslo_messaging", "pyroute2"} & sys.modules.keys()))

@@ -6,19 +6,19 @@ import pytest
 import trio
 from prometheus_client import parser
 
-from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
 from acstor_agent.core import counters
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.mount import waits
-from acstor_agent.images import waiting
-from acstor_agent.peers import peer_net
+from acstor_agent.core.mount import blocked_requests
+from acstor_agent.images.read import read_admission
+from acstor_agent.peers import peer_network
+from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import one_host
 
-NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
+NET = peer_network.PeerNetwork(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
 WHOLE = {
     "state": "filling",
@@ -59,7 +59,10 @@ class Whole:
 
 async def picture_of(host, by_image=False):
     of_images = status.of_images_apart if by_image else status.of_images_together
-    late = {one_host.IMAGE: waits.Late(2, 7.5, ""), "a disk": waits.Late(1, 9.5, "")}
+    late = {
+        one_host.IMAGE: blocked_requests.LateWaits(2, 7.5, ""),
+        "a disk": blocked_requests.LateWaits(1, 9.5, ""),
+    }
     whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
     return {
         "by_image": by_image,
@@ -71,7 +74,7 @@ async def picture_of(host, by_image=False):
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "event_loop": status.of_latency(TURNS),
-        "guests": status.of_guests(host.waiting, waiting.Waiting(), 4, ["s1"]),
+        "guests": status.of_guests(host.waiting, read_admission.ReadAdmission(), 4, ["s1"]),
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}

@@ -8,10 +8,10 @@ import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_ahead
+from acstor_agent.core.images import unit_readahead
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
-from acstor_agent.images import mirror
+from acstor_agent.images.read import mirror
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import geometry
@@ -182,7 +182,7 @@ async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, aut
 
 
 async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_clock):
-    host.ahead = unit_ahead.UnitAhead(8 * CHUNK)
+    host.ahead = unit_readahead.UnitAhead(8 * CHUNK)
     image = await host.mirrors.attach(one_host.IMAGE)
     for chunk_no in (7, 3, 5, 1, 6):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import trio
 
-from acstor_agent.images import mirrors
+from acstor_agent.images.image import mirrors
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map

@@ -7,13 +7,13 @@ import os
 import pytest
 import trio
 
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import asking as asking_
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 
 CHUNK = 4096
 DATA = nets.DATA
@@ -290,7 +290,7 @@ async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_tha
     async with asked_by(converse, broke_rules=lambda *told: rude.append(told)) as client:
         client.net.ask(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
-    assert [type(answer) for answer in received] == [asking_.Lost]
+    assert [type(answer) for answer in received] == [client_connection.RequestLost]
     [(host, error)] = rude
     assert host == nets.SERVER and why in error.why
 
@@ -348,7 +348,7 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
 
 
 async def test_of_what_was_given_up_the_oldest_is_forgotten(monkeypatch):
-    monkeypatch.setattr(asking_, "GIVEN_UP", 3)
+    monkeypatch.setattr(client_connection, "GIVEN_UP", 3)
 
     async def converse(host):
         await host.hear(5)
@@ -467,7 +467,7 @@ async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon
         assert len(heard) == COUNT  # nobody is told from within
         await nets.wait_until(lambda: len(heard) == COUNT + 1)
     assert heard[0] == chunk(request(5))
-    assert all(isinstance(answer, asking_.Lost) for answer in heard[1:])
+    assert all(isinstance(answer, client_connection.RequestLost) for answer in heard[1:])
     numbers = [answer.request_id for answer in heard]
     assert sorted(numbers) == [*range(COUNT), 1000] and numbers[-1] == 1000
 
@@ -506,7 +506,7 @@ async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_o
 
 async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the_reason():
     heard = []
-    limits = peer_net.Limits(outgoing=1)
+    limits = peer_network.Limits(outgoing=1)
     async with nets.asking("127.0.0.1:1", limits=limits) as client:
         client.net.ask(nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend)
         urgent = [request(9, priority=peer_wire.Priority.LATER)]
@@ -652,7 +652,7 @@ def slowly(each_s, begun):
 async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
     begun = []
     serve = slowly(0.1, begun)
-    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (_, address):
+    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (_, address):
         stream = await nets.dial(address)
         cancel = frames(peer_wire.Cancel((2, 3, 4)))
         await stream.send_all(nets.HELLO + batch([1]) + batch(range(2, 6)) + cancel + batch([6]))
@@ -664,7 +664,7 @@ async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
 async def test_cancel_makes_room_for_requests_that_came_with_it():
     begun = []
     serve = slowly(nets.PATIENT.serve_s, begun)
-    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (_, address):
+    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (_, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch([1]))
         await nets.wait_until(lambda: begun == [1])
@@ -676,7 +676,7 @@ async def test_cancel_makes_room_for_requests_that_came_with_it():
 async def test_nothing_is_begun_whose_time_was_over_while_it_waited_for_room():
     begun = []
     serve = slowly(0.3, begun)
-    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (
+    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (
         net,
         address,
     ):
@@ -763,7 +763,7 @@ async def test_largest_batch_holds_no_more_than_its_host_may_and_leaves_room_for
         def answer(self, one):
             return peer_wire.Chunk(one.request_id, memoryview(big)[: one.length])
 
-    limits = peer_net.Limits(answer_bytes=2 * limit, host_answer_bytes=limit)
+    limits = peer_network.Limits(answer_bytes=2 * limit, host_answer_bytes=limit)
     async with nets.serving(giver=Big(), limits=limits) as (net, address):
         stream = await nets.dial(address)
         huge = [
@@ -787,7 +787,7 @@ async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_
     async def serve(host, get):
         await trio.sleep_forever()
 
-    limits = peer_net.Limits(host_requests=10)
+    limits = peer_network.Limits(host_requests=10)
     async with nets.serving(serve, limits=limits) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch())

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from acstor_agent.core import budget
 from acstor_agent.core import log_limit
-from acstor_agent.peers import peer_net
-from acstor_agent.peers import unauthenticated
-from acstor_agent.peers.connection import answering
-from acstor_agent.peers.connection import base
+from acstor_agent.peers import handshake_limits
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import server_connection
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 
 DATA, DEMAND, BULK = nets.DATA, nets.DEMAND, nets.BULK
 
@@ -43,7 +43,7 @@ async def deaf(address, name, requests, length=65536):
 
 
 async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room():
-    limits = peer_net.Limits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
+    limits = peer_network.Limits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
     async with nets.serving(limits=limits) as (server, address), contextlib.AsyncExitStack() as st_:
         async with trio.open_nursery() as nursery:
 
@@ -65,7 +65,7 @@ async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room
 @pytest.mark.expect_log("broke the protocol: GET")
 async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take():
     """Until it is known whether the host may have it, the answer's bytes are set aside."""
-    limits, most = peer_net.Limits(), peer_wire.MAX_DATA_BYTES
+    limits, most = peer_network.Limits(), peer_wire.MAX_DATA_BYTES
     head = nets.get_of()[: -peer_wire.PROOF_BYTES - 8]
     frame = head + (31 * most).to_bytes(4, "big") + most.to_bytes(4, "big") + nets.PROOF
 
@@ -83,7 +83,7 @@ async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take(
 
 
 async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
-    limits = peer_net.Limits(host_requests=2)
+    limits = peer_network.Limits(host_requests=2)
 
     async def serve(host, get):
         if get.offset:
@@ -111,7 +111,7 @@ async def test_requests_of_all_hosts_together_are_bounded():
         finally:
             active -= 1
 
-    limits = peer_net.Limits(requests=20, host_requests=15, silence_s=0.4)
+    limits = peer_network.Limits(requests=20, host_requests=15, silence_s=0.4)
     async with nets.serving(serve, limits=limits) as (server, address):
         async with contextlib.AsyncExitStack() as stack:
             for number in range(8):
@@ -125,7 +125,7 @@ async def test_requests_of_all_hosts_together_are_bounded():
 
 
 async def test_answer_that_is_taken_byte_by_byte_is_given_up():
-    limits = peer_net.Limits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
+    limits = peer_network.Limits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
     async with nets.serving(limits=limits) as (server, address):
         async with deaf(address, "h1", 20, len(DATA)) as stream:
             await nets.wait_until(lambda: server.connections[0] == 1)
@@ -144,8 +144,8 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
             missing = peer_wire.RefuseCode.MISSING
             connection.reply([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
-    limits = peer_net.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
-    net = peer_net.PeerNet(nets.SERVER, limits=limits, may_speak=nets.everybody)
+    limits = peer_network.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
+    net = peer_network.PeerNetwork(nets.SERVER, limits=limits, may_speak=nets.everybody)
     # Requests for one byte each, more than the sockets and the other side have room for.
     sent = hello("h1") + b"".join(nets.get_of(request_id=n, length=1) for n in range(50_000))
     async with trio.open_nursery() as nursery:
@@ -156,7 +156,7 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
         nursery.start_soon(send_until_closed, stream, sent)
         await nets.wait_until(lambda: any(c._is_full for c in net._answering), 60.0)
         [connection] = net._answering
-        held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
+        held = len(connection._outbox) * server_connection.MESSAGE_BYTES + connection.outbox_bytes
         assert 1 << 17 < held <= 1 << 18
         await trio.aclose_forcefully(stream)
         await net.aclose()
@@ -183,24 +183,26 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
         tls = {host: security.Identity(tmp_path, host).read() for host in tls}
     async with nets.serving(tls=tls[nets.SERVER]) as (server, address):
         unauthenticated = [await nets.dial(address) for _ in range(300)]
-        await nets.wait_until(lambda: server.connections[0] == peer_net.Limits().unauthenticated)
+        await nets.wait_until(
+            lambda: server.connections[0] == peer_network.Limits().unauthenticated
+        )
         async with nets.asking(address, tls=tls[nets.CLIENT]) as client:
             began = trio.current_time()
             assert len(await client.fetch()) == 65536
             assert trio.current_time() - began < 1.0
-            assert server.connections[0] <= peer_net.Limits().unauthenticated + 1
+            assert server.connections[0] <= peer_network.Limits().unauthenticated + 1
         for stranger in unauthenticated:
             await trio.aclose_forcefully(stranger)
 
 
 @pytest.mark.expect_log("dropped")
 async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
-    said = unauthenticated.Unauthenticated(4, 1.0)
+    said = handshake_limits.HandshakeLimits(4, 1.0)
     for number in range(1000):
         said.say(f"fd00::{number:x}", "somebody", "it is of no use")
         said.say("fd00::1", "somebody", f"no frame begins with {number}")
-    assert len(caplog.records) == unauthenticated.LINES and len(said._said) <= log_limit.MAX_KEYS
-    await trio.sleep(unauthenticated.SAY_AGAIN_S)
+    assert len(caplog.records) == handshake_limits.LINES and len(said._said) <= log_limit.MAX_KEYS
+    await trio.sleep(handshake_limits.SAY_AGAIN_S)
     said.say("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 
@@ -244,7 +246,7 @@ async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
             nursery.start_soon(count)
             nursery.start_soon(read)
             await stream.send_all(pings)
-        assert turns > 20_000 / base.PARTS_PER_TURN / 2
+        assert turns > 20_000 / base_connection.PARTS_PER_TURN / 2
         await stream.aclose()
 
 
@@ -311,7 +313,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
 async def test_strangers_push_out_those_of_the_address_that_has_most():
-    async with nets.serving(limits=peer_net.Limits(unauthenticated=4)) as (server, address):
+    async with nets.serving(limits=peer_network.Limits(unauthenticated=4)) as (server, address):
         ip, port = address.split(":")
         lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
         crowd = [await nets.dial(address) for _ in range(20)]

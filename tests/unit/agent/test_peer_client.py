@@ -111,7 +111,7 @@ async def test_what_a_guest_waited_for_at_the_source_is_counted_with_its_time(
     wanted, home, name = asked(cloud)
     cloud.source.delay_s = 0.25
     await cloud.hosts[home if is_home else name].fetch(wanted, GUEST)
-    held = decision_link.held_by(cloud.hosts[home], cloud.caches[home])
+    held = decision_link.exchange_totals(cloud.hosts[home], cloud.caches[home])
     assert (held.source.received, held.source.took_s) == (CHUNK, pytest.approx(0.25))
     assert held.chunks.received == CHUNK
     assert cloud.hosts[name].counters.source_s == 0
@@ -124,7 +124,7 @@ async def test_what_nobody_waits_for_at_the_source_has_no_time(
 ):
     wanted, home, name = asked(cloud)
     await exchange_cloud.bring(cloud.hosts[home if is_home else name], wanted, priority)
-    held = decision_link.held_by(cloud.hosts[home], cloud.caches[home])
+    held = decision_link.exchange_totals(cloud.hosts[home], cloud.caches[home])
     assert (held.source.received, held.source.took_s) == (0, 0.0)
     assert held.chunks.received == CHUNK
 

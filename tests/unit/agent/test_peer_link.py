@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
-from acstor_agent.peers import connecting
+from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
+from acstor_agent.runtime import tls_session
 from acstor_common.model import ids
 from acstor_common.wire import peer_encryption
 from acstor_common.wire import peer_wire
@@ -38,12 +38,12 @@ async def linked(tls):
     ends = []
 
     async def accept():
-        ends.append(await connecting.accept(await listener.accept(), tls[SERVER], SILENCE_S))
+        ends.append(await connection_setup.accept(await listener.accept(), tls[SERVER], SILENCE_S))
 
     async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(accept)
         address = listener.socket.getsockname()
-        ends.insert(0, await connecting.connect(*address, tls[CLIENT], SILENCE_S))
+        ends.insert(0, await connection_setup.connect(*address, tls[CLIENT], SILENCE_S))
     yield ends
     for link in ends:
         link.close()
@@ -63,7 +63,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
     heard = []
 
     async def answer():
-        link = await connecting.accept(await listener.accept(), tls[SERVER], SILENCE_S)
+        link = await connection_setup.accept(await listener.accept(), tls[SERVER], SILENCE_S)
         receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         heard.extend(await link.receive(receiver))
         link.close()
@@ -96,20 +96,20 @@ async def test_socket_that_cannot_be_tuned_is_closed(monkeypatch):
         failed.append(sock)
         raise OSError("reset")
 
-    monkeypatch.setattr(connecting, "_tune", tune)
+    monkeypatch.setattr(connection_setup, "_tune", tune)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listener:
         with pytest.raises(OSError, match="reset"):
-            await connecting.connect(*listener.socket.getsockname(), None, SILENCE_S)
+            await connection_setup.connect(*listener.socket.getsockname(), None, SILENCE_S)
         with pytest.raises(OSError, match="reset"):
-            await connecting.accept(await listener.accept(), None, SILENCE_S)
+            await connection_setup.accept(await listener.accept(), None, SILENCE_S)
     assert [sock.fileno() for sock in failed] == [-1, -1]
 
 
 async def test_bytes_are_undelivered_until_the_other_side_has_them():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # accepted ones inherit it
-        link = await connecting.connect(*listener.getsockname(), None, SILENCE_S)
+        link = await connection_setup.connect(*listener.getsockname(), None, SILENCE_S)
         receiver, _ = listener.accept()
     with receiver:
         sent = link.send_nowait([bytes(1 << 20)])
@@ -138,7 +138,7 @@ class Counting(socket.socket):
         return super().recvmsg_into(*args)
 
 
-@pytest.mark.parametrize("mode", list(security.peer_net.Security))
+@pytest.mark.parametrize("mode", list(security.peer_network.SecurityMode))
 async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials, mode):
     insecure = mode is security.INSECURE
     hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
@@ -168,7 +168,7 @@ def kept_unsent(link):
     return link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
 
 
-@pytest.mark.parametrize("mode", list(security.peer_net.Security))
+@pytest.mark.parametrize("mode", list(security.peer_network.SecurityMode))
 async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentials, mode):
     insecure = mode is security.INSECURE
     async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:

@@ -10,23 +10,23 @@ import pytest
 import trio
 
 from acstor_agent import settings
-from acstor_agent.peers import connecting
+from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
-from acstor_agent.peers import peer_net
-from acstor_agent.peers.connection import base
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
-from acstor_agent.peers.connection import rights
+from acstor_agent.peers.connection import reauthorization
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
-from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent import test_peer_network as nets
 
 CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
-SECURE, INSECURE = peer_net.Security
+SECURE, INSECURE = peer_network.SecurityMode
 DAY_S = 86400
 GRACE_S = certificates.GRACE_S
 OURS, THEIRS = (
@@ -233,7 +233,7 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
 async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeypatch):
-    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
     allowed = {CLIENT, SERVER}
     tls = pair()
 
@@ -252,7 +252,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
 @pytest.mark.allow_log("was not renewed")
 async def test_open_connection_ends_when_time_passes_over_the_certificate(identity, monkeypatch):
-    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
     passed_s = 0
     tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
     async with (
@@ -268,7 +268,7 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
 
 
 async def test_files_that_are_replaced_under_load_cost_no_connection(identity, monkeypatch):
-    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
     files = {host: identity(host) for host in (CLIENT, SERVER)}
     tls = {host: found.read() for host, found in files.items()}
     async with (
@@ -291,7 +291,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
 async def test_connections_end_when_their_authority_is_not_believed_any_more(identity, monkeypatch):
-    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
     found = identity(CLIENT)
     async with (
         serving(tls=identity(SERVER).read()) as (_server, address),
@@ -307,11 +307,11 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
     """The handshake was before, and the look at all connections was before it was one."""
     found = identity(SERVER)
     ours = found.read()
-    looks = rights.Rights(nets.everybody, ours)
+    looks = reauthorization.Reauthorization(nets.everybody, ours)
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
         client = identity(CLIENT).read()
-        link = await connecting.connect(ip, int(port), client, silence_s=5)
+        link = await connection_setup.connect(ip, int(port), client, silence_s=5)
         await wait_until(lambda: len(server.unauthenticated) == 1)
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)
@@ -496,7 +496,7 @@ class Turns:
             self.done = 0
 
 
-class Connected(base.Connection):
+class Connected(base_connection.Connection):
     """A connection over which nothing comes; what it is of was proved with a real certificate."""
 
     is_idle = True
@@ -506,7 +506,7 @@ class Connected(base.Connection):
         link = peer_link.Link(ours)
         link.certificate = certificate
         share = loop_share.LoopShare(1)
-        super().__init__(host, link, None, host, DEMAND, base.DemandGate(), share)
+        super().__init__(host, link, None, host, DEMAND, base_connection.DemandGate(), share)
 
     def _handle(self, message):
         pass
@@ -536,10 +536,10 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, monk
     monkeypatch.setattr(ours, "chain_fault", counted)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(turns.watch)
-        watched = rights.Rights(nets.everybody, ours)
+        watched = reauthorization.Reauthorization(nets.everybody, ours)
         await watched._look(connections)
         assert turns.total == 40  # once for each host
-        assert turns.most <= rights.AT_A_TIME / rights.CHECK + 1
+        assert turns.most <= reauthorization.AT_A_TIME / reauthorization.CHECK + 1
         assert {c.host for c in connections if c.is_closed} == {"h7"}
         await watched._look(connections)
         assert turns.total == 40  # the files are those of before
@@ -556,12 +556,12 @@ async def test_tables_are_followed_by_some_looks_in_each_turn():
         turns.note()
         return ""
 
-    connections = [Connected(f"h{n}", None) for n in range(3 * rights.AT_A_TIME)]
+    connections = [Connected(f"h{n}", None) for n in range(3 * reauthorization.AT_A_TIME)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(turns.watch)
-        await rights.Rights(may_speak, None)._look(connections)
+        await reauthorization.Reauthorization(may_speak, None)._look(connections)
         nursery.cancel_scope.cancel()
-    assert turns.total == len(connections) and turns.most <= rights.AT_A_TIME + 1
+    assert turns.total == len(connections) and turns.most <= reauthorization.AT_A_TIME + 1
     for connection in connections:
         connection.link.close()
         connection.theirs.close()

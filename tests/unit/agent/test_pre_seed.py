@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from acstor_agent.engine_io import exchange
-from acstor_agent.images import pre_seed
+from acstor_agent.images.prefetch import pre_seed
 from acstor_common import errors
 from tests.fakes import one_host
 

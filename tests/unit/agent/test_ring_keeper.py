@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import trio
 
-from acstor_agent.cloud import proofs
+from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_common import errors
 from acstor_common.identity import signing
@@ -190,7 +190,7 @@ def joined(tmp_path, file):
 
 
 def take(keeper, sent):
-    keeper.take(proofs.checked_table(sent, SIGNERS), sent)
+    keeper.take(message_signing.verify_table(sent, SIGNERS), sent)
 
 
 def test_signed_table_outlives_the_worker(joined, tmp_path):
@@ -211,21 +211,23 @@ def test_signed_table_outlives_the_worker(joined, tmp_path):
 )
 def test_table_without_the_services_signature_is_not_taken(sent, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
-        proofs.checked_table(sent, SIGNERS)
+        message_signing.verify_table(sent, SIGNERS)
 
 
 def test_table_is_signed_for_no_other_purpose():
     sent = signed(9, "h1")
     key = KEYS.signing_key
     for purpose in (signing.TASK, signing.SAMPLE, "", "tabl"):
-        signature = proofs.signed_messages.signature_of(purpose, sent.table.encode(), key)
+        signature = message_signing.signed_messages.signature_of(purpose, sent.table.encode(), key)
         with pytest.raises(errors.NotAuthenticated):
-            proofs.checked_table(msgspec.structs.replace(sent, signature=signature), SIGNERS)
+            message_signing.verify_table(
+                msgspec.structs.replace(sent, signature=signature), SIGNERS
+            )
 
 
 def test_without_signers_no_table_is_taken():
     with pytest.raises(errors.NotAuthenticated, match="has no key of who signs them"):
-        proofs.checked_table(signed(9, "h1"), ())
+        message_signing.verify_table(signed(9, "h1"), ())
 
 
 def test_signed_tables_are_higher_and_do_not_leap(joined):

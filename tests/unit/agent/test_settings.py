@@ -7,10 +7,10 @@ import types
 import pytest
 
 from acstor_agent import settings
-from acstor_agent.core import variants
+from acstor_agent.core import experiments
+from acstor_agent.core.experiments import Variant
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_ahead
-from acstor_agent.core.variants import Variant
+from acstor_agent.core.images import unit_readahead
 from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
 from acstor_agent.engine.gossip import unmatched_prefetch
@@ -56,7 +56,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
             "prefetch rule": settings.prefetch_rule(options),
             "ahead": type(settings.read_ahead(options)),
             "ahead of 64 reads": fetched_ahead(options),
-            "names": type(settings.naming(options)),
+            "names": type(settings.identity_scheme(options)),
             "cache": settings.cache_policy(options),
         }
 
@@ -67,7 +67,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
     }
     assert changed.pop(Variant.NO_READ_AHEAD) == {"ahead of 64 reads": 0}
     by_units = changed.pop(Variant.READ_AHEAD_BY_UNITS)
-    assert by_units.pop("ahead") is unit_ahead.UnitAhead
+    assert by_units.pop("ahead") is unit_readahead.UnitAhead
     assert usual["ahead"] is readahead.ReadAhead and usual["ahead of 64 reads"] > 0
     assert changed == {
         Variant.NO_ADVERTISEMENTS: {"advertise": None},
@@ -87,7 +87,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         Variant.CACHE_LFU: {"cache": "lfu"},
         Variant.CACHE_FIFO: {"cache": "fifo"},
     }
-    assert set(variants.MEANINGS) == set(Variant)
+    assert set(experiments.MEANINGS) == set(Variant)
 
 
 def fetched_ahead(options):
@@ -112,9 +112,9 @@ def fetched_ahead(options):
     ],
 )
 def test_variants_that_exclude_each_other_are_refused(both):
-    variants.check([both[0], "no-hedges"])
+    experiments.check([both[0], "no-hedges"])
     with pytest.raises(errors.Unusable, match=f"variants: {both[0]} and {both[1]} exclude"):
-        variants.check(both)
+        experiments.check(both)
 
 
 @pytest.mark.parametrize(

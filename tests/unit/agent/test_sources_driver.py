@@ -5,8 +5,8 @@ import pytest
 import trio
 
 from acstor_agent.sources import base
+from acstor_agent.sources import chunk_verification
 from acstor_agent.sources import driver
-from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source
@@ -24,12 +24,12 @@ def source(**faults):
 
 
 def test_matching_chunk_passes_also_as_memoryview():
-    verify.check_chunk(memoryview(CHUNK), CONTENT, "chunk 5", "peer h2")
+    chunk_verification.check_chunk(memoryview(CHUNK), CONTENT, "chunk 5", "peer h2")
 
 
 def test_wrong_chunk_is_invalid_and_everything_is_named():
     with pytest.raises(errors.ChunkInvalid) as caught:
-        verify.check_chunk(b"other", CONTENT, "chunk 5", "peer h2")
+        chunk_verification.check_chunk(b"other", CONTENT, "chunk 5", "peer h2")
     text = str(caught.value)
     assert "chunk 5" in text and "peer h2" in text
     assert CONTENT.cid.hex() in text and ids.cid_of(b"other").hex() in text

@@ -11,15 +11,15 @@ import pytest
 import trio
 import trustme
 
-from acstor_agent import tls_session
 from acstor_agent.engine_io import source_client
+from acstor_agent.runtime import tls_session
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_agent.sources import http
-from acstor_agent.sources import http_dial
-from acstor_agent.sources import http_link
-from acstor_agent.sources import http_range
-from acstor_agent.sources import http_stream
+from acstor_agent.sources.http_client import http_connector
+from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_range
+from acstor_agent.sources.http_client import http_stream
 from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
@@ -38,7 +38,7 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    source = http.HttpSource(server.url, http_link.Limits(timeout_s=0.5))
+    source = http.HttpSource(server.url, http_pool.Limits(timeout_s=0.5))
     yield source
     await source.aclose()
 
@@ -57,7 +57,7 @@ async def test_connection_is_used_again(source, server):
 
 
 async def test_connections_are_bounded(server):
-    source = http.HttpSource(server.url, http_link.Limits(connections=3))
+    source = http.HttpSource(server.url, http_pool.Limits(connections=3))
     server.behaviours = [http_server.slow(0.02)] * 12
     async with trio.open_nursery() as nursery:
         for number in range(12):
@@ -201,13 +201,13 @@ async def test_server_that_a_redirect_leads_to_is_named_when_it_does_not_answer(
 
 
 async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
-    asked = http_range.Asked("a blob", "http://images.example/a", 0, 4096)
+    asked = http_range.RangeRequest("a blob", "http://images.example/a", 0, 4096)
     head = b"HTTP/1.1 206 Fine\r\nTransfer-Encoding: chunked\r\n\r\n"
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs:
         theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it is here
-        answer = http_link.Answer(asked, http_stream.Stream(ours, 1.0))
+        answer = http_pool.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
         with turns.counted() as counted:
             await answer.begin(request)
@@ -253,7 +253,7 @@ async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(sourc
 
 
 async def test_connection_that_was_idle_for_long_is_not_used(source, server, monkeypatch):
-    monkeypatch.setattr(http_link, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(http_pool, "KEEP_ALIVE_S", 0.1)
     await source.read(BLOB, 0, 10)
     await trio.sleep(0.2)
     await source.read(BLOB, 0, 10)
@@ -331,7 +331,7 @@ async def test_only_what_failed_is_asked_for_again(source, server):
 async def test_server_that_drips_is_given_up_and_the_connection_closed(source, server):
     server.behaviours = [http_server.drip(0.02)]
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no answer within"):
-        await deadline.DeadlineSource(source, 0.2).read(BLOB, 0, 4096)
+        await deadline_source.DeadlineSource(source, 0.2).read(BLOB, 0, 4096)
     await trio.sleep(0.1)
     sent = server.body_bytes
     await trio.sleep(0.2)
@@ -382,7 +382,7 @@ async def test_resolver_that_hangs_takes_few_threads_and_none_of_others(monkeypa
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    limits = http_link.Limits(connections=20, timeout_s=0.2)
+    limits = http_pool.Limits(connections=20, timeout_s=0.2)
     source = http.HttpSource("http://images.example/", limits)
     ours = trio.to_thread.current_default_thread_limiter()
     try:
@@ -390,7 +390,7 @@ async def test_resolver_that_hangs_takes_few_threads_and_none_of_others(monkeypa
             for number in range(20):
                 nursery.start_soon(fails_to_read, source, number, "no connection within 0.2 s")
             await trio.sleep(0.1)
-            assert 1 <= len(looking) <= 3 * http_dial.LOOKUPS_AT_A_TIME
+            assert 1 <= len(looking) <= 3 * http_connector.LOOKUPS_AT_A_TIME
             assert ours.borrowed_tokens == 0
     finally:
         released.set()
@@ -403,7 +403,7 @@ async def fails_to_read(source, number, why):
 
 
 async def test_name_that_does_not_exist_is_unreachable():
-    source = http.HttpSource("http://no-such-host.invalid/", http_link.Limits(timeout_s=5))
+    source = http.HttpSource("http://no-such-host.invalid/", http_pool.Limits(timeout_s=5))
     with pytest.raises(errors.SourceUnreachable, match="gaierror"):
         await source.read(BLOB, 0, 1)
     assert source.health() == base.Health()
@@ -444,7 +444,7 @@ async def test_next_address_of_a_name_is_tried_where_the_first_is_silent(server,
         source = http.HttpSource(server.url.replace("127.0.0.1", "images.example"))
         began_s = trio.current_time()
         assert await source.read(BLOB, 5, 5) == DATA[5:10]
-        assert trio.current_time() - began_s >= http_dial.LATE_S
+        assert trio.current_time() - began_s >= http_connector.LATE_S
         await source.aclose()
         for sock in waiting:
             sock.close()
@@ -492,8 +492,8 @@ async def test_credentials_are_sent_but_never_shown(server, caplog):
 
 @pytest.mark.parametrize("token", ["secret\n", "secret\0", " secret", "secret\xe9"])
 async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, token):
-    link = http_link.Link("source_glance", http_link.Limits(timeout_s=0.5))
-    asked = http_range.Asked("a blob", server.url + BLOB.name, 0, 1)
+    link = http_pool.HttpPool("source_glance", http_pool.Limits(timeout_s=0.5))
+    asked = http_range.RangeRequest("a blob", server.url + BLOB.name, 0, 1)
     with pytest.raises(errors.SourceUnreachable, match="X-Auth-Token") as caught:
         await link.size_bytes(asked, {"X-Auth-Token": token})
     assert "secret" not in "".join(traceback.format_exception(caught.value))
@@ -552,7 +552,7 @@ def tls_server(tls_context):
 
 @pytest.fixture
 async def tls_source(tls_server, tmp_path):
-    limits = http_link.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
     source = http.HttpSource(tls_server.url, limits)
     yield source
     await source.aclose()
@@ -626,7 +626,7 @@ async def test_bytes_by_tls_that_nobody_asked_for_are_no_answer(tls_source, tls_
 
 async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-    limits = http_link.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
     source = http.HttpSource(server.url.replace("http:", "https:"), limits)
     with pytest.raises(errors.SourceUnreachable, match=r"SSL|silent"):
         await source.read(BLOB, 0, 10)
@@ -635,7 +635,7 @@ async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
 
 async def test_server_that_takes_connections_and_says_nothing_is_unreachable(tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-    limits = http_link.Limits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.Limits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for scheme, reason in (("http", "silent"), ("https", "no connection within|silent")):
             source = http.HttpSource(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/", limits)
@@ -650,7 +650,7 @@ async def test_certificate_of_another_server_is_not_believed(tmp_path):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("images.example.org").configure_cert(context)
     with http_server.serve({BLOB.name: DATA}, context) as other:
-        source = http.HttpSource(other.url, http_link.Limits(ca_file=str(tmp_path / "ca.pem")))
+        source = http.HttpSource(other.url, http_pool.Limits(ca_file=str(tmp_path / "ca.pem")))
         with pytest.raises(errors.SourceUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*127\.0"):
             await source.read(BLOB, 0, 10)
         await source.aclose()
@@ -664,7 +664,7 @@ async def test_server_of_another_authority_is_unreachable(server, tmp_path):
         for authority, is_trusted in ((ours, False), (theirs, True)):
             authority.cert_pem.write_to_path(tmp_path / "ca.pem")
             source = http.HttpSource(
-                tls_server.url, http_link.Limits(ca_file=str(tmp_path / "ca.pem"))
+                tls_server.url, http_pool.Limits(ca_file=str(tmp_path / "ca.pem"))
             )
             if is_trusted:
                 assert await source.read(BLOB, 5, 5) == DATA[5:10]
@@ -680,4 +680,4 @@ def test_ca_file_that_cannot_be_read_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(errors.Unusable, match=r"\[source_http\] ca_file: .*ca\.pem"):
-        http.HttpSource("https://h/", http_link.Limits(ca_file=str(path)))
+        http.HttpSource("https://h/", http_pool.Limits(ca_file=str(path)))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.sources import http_range
+from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 
-ASKED = http_range.Asked("chunk 3", "http://h/x.raw", 100, 50)
+ASKED = http_range.RangeRequest("chunk 3", "http://h/x.raw", 100, 50)
 GOOD = {"Content-Range": "bytes 100-149/1000", "Content-Length": "50"}
 
 

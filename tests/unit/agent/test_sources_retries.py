@@ -9,7 +9,7 @@ from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.engine import backoff
 from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline
+from acstor_agent.sources import deadline_source
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source
@@ -154,7 +154,9 @@ class Silent(faulty_source.MemorySource):
 
 
 def attempts(inner, attempts=1):
-    return source_client.SourceClient([deadline.DeadlineSource(inner, 30.0)], attempts=attempts)
+    return source_client.SourceClient(
+        [deadline_source.DeadlineSource(inner, 30.0)], attempts=attempts
+    )
 
 
 def memory(**faults):

@@ -5,17 +5,17 @@ import msgspec
 import pytest
 
 from acstor_agent.control import status
-from acstor_agent.core import troubles
-from acstor_agent.core.images import image_uses
+from acstor_agent.core import health_issues
+from acstor_agent.core.images import image_usage
 from acstor_agent.engine_io import source_client
-from acstor_agent.peers import peer_net
+from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
 from acstor_common.model import ids
 from tests.fakes import one_host
 
-NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
+NET = peer_network.PeerNetwork(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
-USE = image_uses.Use(is_open=True, is_base=False, idle_s=7.0)
+USE = image_usage.UsageEvidence(is_open=True, is_base=False, idle_s=7.0)
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ async def test_everything_goes_over_the_control_socket(host):
 
 def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1000.0))
-    down = troubles.Trouble("no answer within 30 s", 900.0)
+    down = health_issues.HealthIssue("no answer within 30 s", 900.0)
     sources = [
         source_client.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
         source_client.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
         source_client.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
     ]
-    assert status.of_troubles(troubles.Troubles(), sources) == {
+    assert status.of_troubles(health_issues.HealthIssues(), sources) == {
         "source /hangs": {"why": "2 calls to it hang", "since_s": 930.0},
         "source http://down/": {"why": "no answer within 30 s", "since_s": 900.0},
     }

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from acstor_agent.cmd import agent
-from acstor_agent.process import holder
+from acstor_agent.process import fd_holder
 from acstor_agent.process import service_manager
 
 
@@ -23,7 +23,7 @@ def under_systemd(monkeypatch, tmp_path):
 
 
 def leave_a_socket(state_dir):
-    with holder.Holder(state_dir):
+    with fd_holder.FdHolder(state_dir):
         pass
 
 
@@ -46,14 +46,14 @@ def test_socket_that_a_holder_left_does_not_keep_a_service_manager_from_it(
 
 
 def test_holder_that_runs_keeps_it(state_dir, under_systemd):
-    with holder.Holder(state_dir) as held:
+    with fd_holder.FdHolder(state_dir) as held:
         answering = threading.Thread(target=answer_once, args=(held,), daemon=True)
         answering.start()
-        assert isinstance(agent.store_of(state_dir), holder.HolderStore)
+        assert isinstance(agent.store_of(state_dir), fd_holder.HolderStore)
         answering.join(30)
 
 
 def test_holder_is_waited_for_where_there_is_no_service_manager(state_dir, monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     leave_a_socket(state_dir)
-    assert isinstance(agent.store_of(state_dir), holder.HolderStore)
+    assert isinstance(agent.store_of(state_dir), fd_holder.HolderStore)

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent import tls_session
+from acstor_agent.runtime import tls_session
 from tests.unit.agent import test_peer_security as security
 
 CLIENT, SERVER = security.CLIENT, security.SERVER

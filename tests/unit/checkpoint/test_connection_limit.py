@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent.disks import holders
+from acstor_agent.disks import checkpoint_client
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
 from acstor_common.model import ids
@@ -152,7 +152,7 @@ def test_checkpoints_of_a_host_have_places_beside_its_recoveries(
     stack: contextlib.ExitStack,
 ) -> None:
     hosts = Hosts(stack)
-    count = holders.CONNECTIONS + worker_pool.WORKERS + 1  # one collects garbage
+    count = checkpoint_client.CONNECTIONS + worker_pool.WORKERS + 1  # one collects garbage
     assert None not in [hosts.add("h1", is_busy=True) for _ in range(count)]
 
 

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.disks import recovery
+from acstor_agent.core.disks import restore_record
 from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
 from acstor_common.formats import recovery_marker
@@ -23,7 +23,7 @@ def keep(folder, key=b"", backing="/"):
     """Write down what an agent does of a disk."""
     disks = folder / "disks"
     disks.mkdir(exist_ok=True)
-    of = recovery.made(
+    of = restore_record.restore_record_of(
         checkpoint_id=DISK,
         instance_id=str(uuid.UUID(int=5)),
         image_id=IMAGE,
@@ -33,7 +33,7 @@ def keep(folder, key=b"", backing="/"):
         holders=[],
         key=key.hex(),
     )
-    (disks / f"{DISK}.acrecovery").write_bytes(recovery.pack(of))
+    (disks / f"{DISK}.acrecovery").write_bytes(restore_record.pack(of))
     made = recovered_disks.RecoveredDisks(folder)
     subprocess.run([*CREATE, str(backing), made.file(DISK), "1M"], check=True)
     return made

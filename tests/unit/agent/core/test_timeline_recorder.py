@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies
 
 from acstor_agent.core.boot import timeline_recorder
-from acstor_agent.images import timelines
+from acstor_agent.images.boot import boot_timelines
 from acstor_common.model import boot_timeline
 
 OPENED_S = 1000.0
@@ -63,11 +63,11 @@ def test_boot_is_over_when_nothing_was_read_for_long():
 def test_guest_that_computes_for_a_minute_still_boots():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 11, (Via.BOOT, 1))
-    limits = timelines.IDLE_S, timelines.LONGEST_S
+    limits = boot_timelines.IDLE_S, boot_timelines.LONGEST_S
     assert not recorder.is_over(OPENED_S + 71, *limits)
     read(recorder, 71, 72, (Via.SOURCE, 9))
     assert recorder.bytes == {"boot": 1, "source": 9}
-    assert recorder.is_over(OPENED_S + timelines.LONGEST_S, *limits)
+    assert recorder.is_over(OPENED_S + boot_timelines.LONGEST_S, *limits)
 
 
 def test_time_after_the_last_read_takes_no_slices():

@@ -39,7 +39,7 @@ class World:
         """Make a request and return what was told of it; check it all the time."""
         rng, count = self.rng, self.rng.randint(1, 6)
         deadline_s = self.now + rng.choice([1.0, 1e6])
-        request = failover.Request(
+        request = failover.SourceRequest(
             *(self.failover, "key", IMAGE, count, str, lambda: self.has_copies),
             *(rng.random() < 0.3, self.now, deadline_s),
         )
@@ -131,7 +131,7 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     :param copies: their outcomes at the copies; None: there are none
     """
     may_copy = lambda: copies is not None  # noqa: E731 - what a caller gives
-    request = failover.Request(
+    request = failover.SourceRequest(
         known, key, IMAGE, len(outcomes), str, may_copy, ignores_refusals, 0.0, float("inf")
     )
     failures = {}

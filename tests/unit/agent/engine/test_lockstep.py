@@ -155,7 +155,7 @@ def test_parent_that_gives_nothing_for_long_is_none(machine):
 
 
 def test_what_is_known_is_bounded():
-    steps, table = lockstep.Steps(), lockstep.Predecessors(HERE, lambda now: True)
+    steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, lambda now: True)
     for n in range(lockstep.IMAGES + 5):
         steps.note(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
         table.named(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)

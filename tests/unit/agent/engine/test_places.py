@@ -183,7 +183,7 @@ def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
 # The image's home
 
 
-def whole_machine(given=placement.Given.WHOLE):
+def whole_machine(given=placement.SourceAccess.WHOLE):
     """Return a machine whose source gives nothing of IMAGE alone, and the image's home."""
     table = one_machine.table(8)
     home = placement.image_home(table, one_machine.IMAGE)
@@ -192,7 +192,7 @@ def whole_machine(given=placement.Given.WHOLE):
         here=here,
         table=table,
         given_as=lambda image_id, offset: (
-            given if image_id == one_machine.IMAGE else placement.Given.IN_PARTS
+            given if image_id == one_machine.IMAGE else placement.SourceAccess.IN_PARTS
         ),
     )
     return machine, home
@@ -229,13 +229,15 @@ def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_ag
 def test_image_home_itself_reads_the_source():
     table = one_machine.table(8)
     home = placement.image_home(table, one_machine.IMAGE)
-    machine = one_machine.Machine(here=home, table=table, given_as=lambda *_: placement.Given.WHOLE)
+    machine = one_machine.Machine(
+        here=home, table=table, given_as=lambda *_: placement.SourceAccess.WHOLE
+    )
     machine.wanted([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1
 
 
 def test_host_that_has_taken_an_image_asks_nobody_for_it():
-    machine, _ = whole_machine(placement.Given.WHOLE_HERE)
+    machine, _ = whole_machine(placement.SourceAccess.WHOLE_HERE)
     machine.wanted([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1
     assert machine.asks() == {}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the cache's folder, and going on with it when that is mended.
+
+The rule guarded here: whatever becomes of the folder, chunks are answered from
+what can still be read, and no fault ends the worker.  Who cannot write says so
+with :meth:`FolderRecovery.met`; then the folder is looked at again and again.
+"""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import trio
+from oslo_log import log as logging
+
+from acstor_agent.cache import slab_files
+from acstor_agent.core.cache import folder_health
+from acstor_agent.core.cache import public_cache
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+CHECK_S = 30.0
+"""How often a folder that seems well is looked at: whether its files were deleted."""
+
+NewCore = Callable[[], public_cache.PublicCache]
+
+
+class FolderRecovery:
+    """Watches over one folder; keep :meth:`run` running.
+
+    :param make_core: makes the book-keeping of an empty cache
+    """
+
+    def __init__(self, files: slab_files.SlabFiles, make_core: NewCore) -> None:
+        self.core = make_core()
+        self.writing = trio.Lock()
+        """Is held by who changes the folder's files."""
+        self.takes_chunks = True
+        """Whether new chunks can be written, as far as is known."""
+        self._is_full = False
+        self._files = files
+        self._make_core = make_core
+        self._patience = folder_health.FolderHealth()
+        self._changed = trio.Event()
+
+    @property
+    def trouble(self) -> folder_health.FolderFault | None:
+        """What is wrong with the folder since when, None if nothing is."""
+        return self._patience.trouble
+
+    def open(self) -> None:
+        """Open the folder with what a former run left there; a broken one is met, not raised.
+
+        :raises errors.Unusable: another process has it
+        """
+        try:
+            self.core.take_over(self._load())
+            self._files.make_writable(is_to_grow=False)
+        except OSError as exc:
+            self._met(_words(exc), now_s=0.0)  # looked at again as soon as it is served
+
+    def met(self, exc: OSError, is_full: bool = False) -> None:
+        """Note that something could not be written.
+
+        :param is_full: only a slab file more could not be made; those that are there are of use
+        """
+        self._met(_words(exc), trio.current_time(), is_full)
+
+    def _met(self, what: str, now_s: float, is_full: bool = False) -> None:
+        self.takes_chunks = self.takes_chunks and is_full
+        self._is_full = self._is_full or is_full
+        if self._patience.met(f"{self._files.folder}: {what}", now_s, time.time()):
+            LOG.warning(
+                "%s: %s",
+                "The cache stops growing" if is_full else "The cache takes no new chunks",
+                self._patience.trouble and self._patience.trouble.what,
+            )
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look after the folder, for ever."""
+        while True:
+            self._changed = trio.Event()
+            next_s = min(self._patience.look_at_s, trio.current_time() + CHECK_S)
+            with trio.move_on_at(next_s) as waited:
+                await self._changed.wait()
+            if waited.cancelled_caught:
+                async with self.writing:
+                    await self._look()
+
+    async def _look(self) -> None:
+        try:
+            if not self._files.is_open:
+                self.core.take_over(await trio.to_thread.run_sync(self._load))
+            if self.trouble is not None:
+                await trio.to_thread.run_sync(self._files.make_writable, self._is_full)
+            is_in_place, vanished = await trio.to_thread.run_sync(self._inspect)
+        except OSError as exc:
+            self._met(_words(exc), trio.current_time())
+            return
+        except errors.Unusable as exc:
+            self._met(str(exc), trio.current_time())
+            return
+        for number in vanished:
+            self._forget(number)
+        if not is_in_place:
+            self._met("the folder was removed or replaced", trio.current_time())
+        elif self._patience.is_over(trio.current_time()):
+            LOG.warning("The cache recovered: %s can be written again", self._files.folder)
+            self.takes_chunks, self._is_full = True, False
+            self.core.grow_again()
+
+    def _inspect(self) -> tuple[bool, list[int]]:
+        return self._files.is_in_place(), self._files.vanished()
+
+    def _load(self) -> public_cache.PublicCache:
+        """Open the folder; return the book-keeping of what is there.
+
+        :raises OSError: it cannot be opened
+        :raises errors.Unusable: another process has it
+        """
+        self._files.open()
+        try:
+            core = self._make_core()
+            with _no_garbage_collection():
+                actions = core.restore(self._files.load())
+        except BaseException:
+            self._files.close()
+            raise
+        for action in actions:
+            try:
+                self._files.perform(action)
+            except OSError as exc:
+                LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)
+        return core
+
+    def _forget(self, number: int) -> None:
+        """Give up a slab file that was deleted, so that its room on the disk becomes free."""
+        slab = self.core.slab(number)
+        if slab is not None and not slab.held:
+            LOG.warning("Slab file %d was deleted; its chunks will be fetched again", number)
+            self.core.forget_slab(slab)
+            self._files.forget(slab)
+
+
+def _words(exc: OSError) -> str:
+    return exc.strerror or str(exc)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector from looking at many new objects of which none is garbage.
+
+    It takes a third of the time of opening a large cache.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

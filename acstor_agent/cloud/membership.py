@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host as a member of its cloud: who it can prove to be, the bus, the decision service.
+
+Without a bus, a decision service or an identity the host goes on alone.
+"""
+
+import contextlib
+import importlib
+import pathlib
+import ssl
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import trio
+from oslo_config import cfg
+
+from acstor_agent import settings
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import enrolment
+from acstor_agent.cloud import message_signing
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.engine import placement
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.model import boot_timeline
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import trace_message
+from acstor_common.wire import vault_paths
+
+_BUS = "message bus"
+
+
+def ring_keeper_of(
+    own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
+) -> ring_keeper.RingKeeper:
+    """Return what holds the v-node table; it blocks while the last one is read."""
+    return ring_keeper.RingKeeper(
+        pathlib.Path(own.state_dir) / "ring.json",
+        pathlib.Path(own.ring_file) if own.ring_file else None,
+        ring_keeper.FORMER_S,
+        signers=identity.signers,
+    )
+
+
+def prepare(conf: cfg.ConfigOpts) -> None:
+    """Import what this host uses and others do not, before a worker is forked.
+
+    It takes as long as two fifths of an agent's start, and a worker that takes over has guests
+    who wait.
+    """
+    if conf.transport_url:
+        importlib.import_module("acstor_agent.cloud.bus")
+    if conf.transport_url or conf.acstor_agent.keep_images != "none":
+        importlib.import_module("pyroute2")
+
+
+class Membership:
+    """What this host has to do with its cloud.
+
+    :param note: is told what does not work, and why; the operator is told once
+    :param show: is told the same of what has logged it, and with no reason that it works
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        here: ids.HostId,
+        identity: identity_files.IdentityFiles,
+        rings: ring_keeper.RingKeeper,
+        note: Callable[[str, str], None],
+        show: Callable[[str, str], None],
+    ) -> None:
+        own = conf.acstor_agent
+        self._conf, self._here = conf, here
+        self.identity, self._rings = identity, rings
+        self._sender = message_signing.Sender(self.identity)
+        self._credentials = credentials.Credentials(
+            identity, vault_paths.PROTOCOL, certificates.GRACE_S
+        )
+        self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
+        self._bus = self._open_bus(note, show)
+        self.decision: decision_link.DecisionLink | None = None
+        """There when :meth:`link` was called, if there is a bus."""
+        self.has_others = any((own.ring_file, self._bus, self.enrolment))
+        """A v-node table is to come where there is none yet."""
+
+    def _open_bus(
+        self, note: Callable[[str, str], None], show: Callable[[str, str], None]
+    ) -> decision_link.Bus | None:
+        """Return the message bus; one that makes no sense is as if there were none."""
+        conf = self._conf
+        if not conf.transport_url:
+            return None
+        from acstor_agent.cloud import bus
+
+        token = trio.lowlevel.current_trio_token()
+
+        def tell(why: str) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(show, _BUS, why)
+
+        try:
+            return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [], tell)
+        except errors.Unusable as e:
+            note(_BUS, f"{e}; it is not looked at before a restart")
+            return None
+
+    def credentials(self) -> credentials.Credentials | None:
+        """Return what this host proves to others who it is with; None where nobody does.
+
+        :raises errors.Unusable: it has no certificate that can be used
+        """
+        return settings.peer_credentials(
+            self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a connection to a host that keeps checkpoints is begun with.
+
+        :raises OSError: this host has no certificate
+        """
+        self._credentials.look()
+        return self._credentials.context(is_server=False)
+
+    def link(
+        self,
+        *,
+        held: Callable[[], decision_link.ExchangeTotals],
+        cids: Callable[[], Iterable[ids.Cid]],
+        images: Callable[[], Awaitable[decision_link.Images]],
+        take_task: Callable[[decision_messages.ImageTask], None],
+        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
+        health: Callable[[], decision_messages.HostHealth],
+    ) -> None:
+        """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
+        if self._bus is None:
+            return
+        own = self._conf.acstor_agent
+        self.decision = decision_link.DecisionLink(
+            self._here,
+            settings.reachable_at(own),
+            own.location,
+            message_bus=self._bus,
+            meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
+            collection_s=decision_messages.COLLECTION_S,
+            held=held,
+            cids=cids,
+            files=self.identity,
+            sender=self._sender,
+            rings=self._rings,
+            images=images,
+            take_task=take_task,
+            boots=boots,
+            health=health,
+        )
+
+    def elsewhere(self, image_id: ids.ImageId) -> str:
+        """Say which other host takes an image as a whole for all; empty: this one does."""
+        home = placement.image_home(self._rings.current(), image_id)
+        if home is None and self.has_others:
+            return "there is no v-node table yet, which says what host reads it for all"
+        return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"
+
+    def received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
+        """Count bytes of a chunk that a peer gave; see :class:`decision_link.DecisionLink`."""
+        if self.decision is not None:
+            self.decision.received(peer, count, took_s)
+
+    def sent(self, peer: ids.HostId, count: int) -> None:
+        """Count bytes of a chunk that a peer was given."""
+        if self.decision is not None:
+            self.decision.sent(peer, count)
+
+    def cast_trace(self, trace: trace_message.BootTrace) -> bool:
+        """Hand a boot trace to those who prepare images; say whether that could be."""
+        signed = self._sender.seal(trace, signing.TRACE) if self._bus else None
+        if self._bus is None or signed is None:
+            return False
+        self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
+        return True
+
+    async def stop(self) -> None:
+        """Leave the bus, which has threads of its own."""
+        if self._bus is not None:
+            await trio.to_thread.run_sync(self._bus.stop)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host proves to others, and what others have to prove to it.
+
+The one rule: nothing that came over the message bus is looked into before its
+signature was checked; who may publish there may still do no more than waste time.
+"""
+
+import logging
+from typing import Any
+
+import msgspec
+
+from acstor_common import errors
+from acstor_common.identity import identity_files
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+from acstor_common.util import log_once
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
+
+LOG = logging.getLogger(__name__)
+
+NO_SIGNERS = "this host has no key of who signs them (signers.pem)"
+
+
+def verify_table(
+    sent: decision_messages.RingTable, signers: identity_files.Signers
+) -> hash_ring.Ring:
+    """Return the table that the decision service signed; a large one takes seconds.
+
+    :raises errors.NotAuthenticated: it did not sign this one, or another epoch was told than it
+        says
+    :raises errors.RingFormatError: it is no table that can be used
+    """
+    what = f"v-node table {sent.epoch}"
+    if not signers:
+        raise errors.NotAuthenticated(what, NO_SIGNERS)
+    data = sent.table.encode()
+    signed_messages.check_signature(signers, signing.TABLE, data, sent.signature)
+    table = hash_ring.decode(data, what)
+    if table.epoch != sent.epoch:
+        raise errors.NotAuthenticated(what, f"the signature is for epoch {table.epoch}")
+    return table
+
+
+class Sender:
+    """Seals what this host sends.
+
+    ``sealed`` counts messages, ``unproven`` those that could not be sent.
+    """
+
+    def __init__(self, files: identity_files.IdentityFiles) -> None:
+        self._files = files
+        self._fault = log_once.LogOnce(LOG)
+        self.sealed = 0
+        self.unproven = 0
+
+    def seal(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
+        """Return a message that proves to come from this host; None if it can prove nothing."""
+        identity = self._files.current()
+        if identity.certificate is None:
+            self.unproven += 1
+            self._fault.say(
+                "no samples and boot traces are sent: this host has no certificate "
+                f"({self._files.files.certificate})"
+            )
+            return None
+        self._fault.say("")
+        self.sealed += 1
+        signed = signed_messages.sign_payload(
+            payload, purpose, identity.key, identity.certificate.pem
+        )
+        return decision_messages.encode(signed)

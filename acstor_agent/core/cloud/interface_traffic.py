@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which network interfaces carry a host's traffic, and how much they carried.
+
+The one rule: no byte is counted twice.  A VLAN's bytes pass its lower interface, a
+bond's or a bridge's their ports, so what is counted are the lowest interfaces only.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ON_TOP = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
+"""Kinds of interfaces that stand on one other."""
+JOINING = frozenset({"bond", "team", "bridge"})
+"""Kinds of interfaces that join several others, their ports."""
+GUESTS = frozenset({"tun", "veth"})
+"""Kinds of ports that lead to guests and containers, not to the network."""
+HEADERS = 1.03
+"""Bytes that a link carries for each byte of a chunk; frames' headers are counted once or more
+often, depending on the driver."""
+ACKNOWLEDGEMENTS = 0.02
+"""Bytes that a link carries the other way for each byte of a chunk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkInterface:
+    """One network interface, as the kernel shows it.
+
+    :param kind: of a virtual one; empty for a physical one
+    :param lower: index of the interface that it stands on, in this namespace; 0: none
+    :param master: index of the bond or bridge that it is a port of; 0: none
+    :param received: bytes since it was made
+    """
+
+    index: int
+    name: str
+    kind: str
+    lower: int
+    master: int
+    received: int
+    sent: int
+
+
+class InterfaceSample(NamedTuple):
+    """The interfaces that count, at one moment (seconds of the monotonic clock)."""
+
+    at_s: float
+    links: list[NetworkInterface]
+    link_bytes_s: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrafficBytes:
+    """Bytes in and out."""
+
+    received: int
+    sent: int
+
+
+def lowest_interfaces(
+    links: Iterable[NetworkInterface], wanted: Collection[int]
+) -> list[NetworkInterface]:
+    """Return the interfaces that carry what passes those with the ``wanted`` indexes.
+
+    >>> eth0 = NetworkInterface(2, "eth0", "", 0, 3, 10, 20)
+    >>> bond0 = NetworkInterface(3, "bond0", "bond", 0, 0, 10, 20)
+    >>> vlan5 = NetworkInterface(4, "vlan5", "vlan", 3, 0, 5, 5)
+    >>> [link.name for link in lowest_interfaces([eth0, bond0, vlan5], {3, 4})]
+    ['eth0']
+    """
+    known = {link.index: link for link in links}
+    found: dict[int, NetworkInterface] = {}
+    seen: set[int] = set()
+    ahead = [index for index in wanted if index in known]
+    while ahead:
+        link = known[ahead.pop()]
+        if link.index in seen:
+            continue
+        seen.add(link.index)
+        below = _below(link, known)
+        ahead += below
+        if not below:
+            found[link.index] = link
+    return [found[index] for index in sorted(found)]
+
+
+def _below(link: NetworkInterface, known: Mapping[int, NetworkInterface]) -> list[int]:
+    if link.kind in ON_TOP and link.lower in known:
+        return [link.lower]
+    if link.kind in JOINING:
+        ports = [port for port in known.values() if port.master == link.index]
+        return [port.index for port in ports if port.kind not in GUESTS]
+    return []
+
+
+def traffic_between(
+    before: Iterable[NetworkInterface], after: Iterable[NetworkInterface]
+) -> TrafficBytes:
+    """Return what interfaces carried between two looks.
+
+    One that was not there before, or whose counters went back (it was made anew, its driver was
+    reset or it wrapped), counts from the next look on.
+    """
+    old = {(link.index, link.name): link for link in before}
+    received = sent = 0
+    for link in after:
+        was = old.get((link.index, link.name))
+        if was is not None and was.received <= link.received and was.sent <= link.sent:
+            received += link.received - was.received
+            sent += link.sent - was.sent
+    return TrafficBytes(received, sent)
+
+
+def bytes_on_wire(chunks: TrafficBytes, total: TrafficBytes) -> TrafficBytes:
+    """Return what of ``total`` chunks took, headers and acknowledgements included.
+
+    >>> bytes_on_wire(TrafficBytes(1000, 0), TrafficBytes(5000, 10))
+    TrafficBytes(received=1030, sent=10)
+    """
+    received = int(chunks.received * HEADERS + chunks.sent * ACKNOWLEDGEMENTS)
+    sent = int(chunks.sent * HEADERS + chunks.received * ACKNOWLEDGEMENTS)
+    return TrafficBytes(min(received, total.received), min(sent, total.sent))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept beside a disk that was made of a checkpoint: who has its chunks, and the key.
+
+The byte-level description is doc/source/format/recovery.rst.  The key is there only
+as long as a chunk is missing; it opens all that the holders have of the disk.
+"""
+
+from typing import Annotated
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import msgspec
+
+from acstor_agent.core.disks import disk_header
+from acstor_common import errors
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.model import patterns
+
+VERSION: Final = 1
+MAX_BYTES: Final = 64 * 1024
+MAX_HOLDERS: Final = 16
+
+
+class Holder(NamedTuple):
+    """A host that keeps a checkpoint.
+
+    :param address: of its vault, ``host:port``
+    """
+
+    host: ids.HostId
+    address: str
+
+
+class RestoreRecord(NamedTuple):
+    """Of which checkpoint a disk was made, and who has its chunks.
+
+    :param checkpoint_id: the decision service's; the disk made of it has the same id
+    :param owner: the host that took the checkpoint
+    :param vault_disk: what the holders know the disk by
+    :param manifest_name: BLAKE3 of the sealed manifest
+    :param key: of the disk; empty when nothing is missing any more
+    """
+
+    checkpoint_id: disk_header.DiskId
+    instance_id: ids.ImageId
+    image_id: ids.ImageId
+    owner: ids.HostId
+    vault_disk: ids.ImageId
+    manifest_name: bytes
+    holders: tuple[Holder, ...]
+    key: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether all chunks of the checkpoint are on this host."""
+        return not self.key
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of the file."""
+
+    version: int
+    checkpoint_id: str
+    instance_id: str
+    image_id: str
+    owner: str
+    vault_disk: str
+    manifest_name: patterns.Hex64
+    holders: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=MAX_HOLDERS)]
+    key: patterns.OptionalHex64
+
+
+_decoder = msgspec.json.Decoder(_Kept)
+
+
+def restore_record_of(**told: Any) -> RestoreRecord:
+    """Return a recovery of what a client or a file says; the fields are those of the file.
+
+    :raises ValueError: a field is not what it should be
+    """
+    try:
+        kept = msgspec.convert({"version": VERSION, **told}, _Kept)
+    except msgspec.ValidationError as e:
+        raise ValueError(str(e)) from e
+    return RestoreRecord(
+        disk_header.parse_disk_id(kept.checkpoint_id),
+        ids.parse_image_id(kept.instance_id),
+        ids.parse_image_id(kept.image_id),
+        ids.parse_host_id(kept.owner),
+        ids.parse_image_id(kept.vault_disk),
+        bytes.fromhex(kept.manifest_name),
+        tuple(_holder(host, address) for host, address in kept.holders),
+        bytes.fromhex(kept.key),
+    )
+
+
+def _holder(host: str, address: str) -> Holder:
+    addresses.parse_remote(address)
+    return Holder(ids.parse_host_id(host), address)
+
+
+def pack(recovery: RestoreRecord) -> bytes:
+    """Return the bytes of the file."""
+    fields = recovery._asdict()
+    fields |= {name: fields[name].hex() for name in ("manifest_name", "key")}
+    return msgspec.json.encode({"version": VERSION, **fields})
+
+
+def unpack(raw: bytes, what: str) -> RestoreRecord:
+    """Return what the bytes of the file ``what`` say.
+
+    :raises errors.FormatError: they are not such a file's
+    """
+    try:
+        kept = _decoder.decode(raw)
+        if kept.version != VERSION:
+            raise ValueError(f"version {kept.version} is unknown, {VERSION} expected")
+        return restore_record_of(**msgspec.structs.asdict(kept))
+    except (ValueError, msgspec.DecodeError, TypeError) as e:
+        raise errors.FormatError(what, 0, str(e)) from e

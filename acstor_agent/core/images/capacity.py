@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What room images take in the cache, and which of them make room for another one.
+
+The one rule: a content takes room once, however many images have it.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slab
+from acstor_common.model import ids
+
+Contents = Mapping[ids.Cid, int]
+"""What is to be had of an image, each content once, with its length."""
+Slots = Mapping[int, int]
+"""How many slots of the cache, by their sizes."""
+
+
+def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:
+    """Return how many slots of each size contents take that are not pinned yet."""
+    fresh = (length for cid, length in contents.items() if cid not in pins)
+    return dict(collections.Counter(map(cache_slab.slot_bytes_for, fresh)))
+
+
+def images_to_evict(
+    contents: Contents,
+    kept: Iterable[tuple[ids.ImageId, Iterable[Contents]]],
+    pins: cache_pins.Pins,
+    lacking_bytes: Callable[[Slots], int],
+    *,
+    may_grow: bool,
+) -> list[ids.ImageId]:
+    """Return which images give way to another one, in their order; no more than must.
+
+    None do where all of them were not enough, unless the cache may grow for the rest.
+
+    :param contents: of the image that needs the room
+    :param kept: the images that may give way, with all that is pinned of each
+    :param lacking_bytes: what the cache lacks for slots
+    """
+    slots = collections.Counter(pins.slots)
+    slots.update(slots_of(contents, pins))
+    taken: collections.Counter[ids.Cid] = collections.Counter()
+    freed: set[ids.Cid] = set()
+    found: dict[ids.ImageId, set[ids.Cid]] = {}
+    for image_id, parts in kept:
+        if not lacking_bytes(slots):
+            break
+        found[image_id] = set()
+        for part in parts:
+            for cid, length in part.items():
+                taken[cid] += 1
+                found[image_id].add(cid)
+                if taken[cid] == pins.count(cid) and cid not in contents:
+                    freed.add(cid)
+                    slots[cache_slab.slot_bytes_for(length)] -= 1
+    if lacking_bytes(slots) and not may_grow:
+        return []
+    return [image_id for image_id, cids in found.items() if not cids.isdisjoint(freed)]

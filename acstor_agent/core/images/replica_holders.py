@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the other hosts keep of the images that instances of this host use, as they say themselves.
+
+Each of them is told which images these are, again and again, and answers how far its shares are.
+
+The one rule: only what was confirmed of late, by the v-node table in force, counts as kept.
+
+Times are seconds of one clock that never goes back, given by the caller.
+"""
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from acstor_agent.core.images import replica_leases
+from acstor_common.model import ids
+from acstor_common.wire import replica_messages
+
+EVERY_S = 60.0
+"""How often a host is told, where there are few."""
+PER_HOST_S = 0.25
+"""So much rarer for each host that is told: at most four messages go out in a second, beside those
+that tell of something new."""
+CONFIRMED_TIMES = 3
+"""An answer counts until so many have been due after it."""
+TAKEN_BACK_TIMES = 3
+"""How often a host is told that an image is no longer used: a message may be lost."""
+AT_A_TIME = 16
+"""Hosts that are told at once: connections to them have to be made."""
+
+_State = replica_messages.ShareState
+_WHY = {
+    _State.NO_ROOM: "its cache lacks room for its share",
+    _State.FAILING: "what its share lacks is not to be had now",
+    _State.REFUSED: "its source has no such image for it",
+    _State.CROWDED: "it keeps as many images for others as it may",
+}
+
+_TOO_MANY = (
+    f"more than {replica_leases.IMAGES_OF_HOST} images are used here: others are not asked for it"
+)
+
+
+class Report(NamedTuple):
+    """How far the other hosts' shares of an image are.
+
+    :param hosts: that have shares
+    :param confirmed: of them, that said of late that theirs are there
+    :param total_bytes: of the shares of those who answered
+    :param kept_bytes: what of them is there
+    :param state: what keeps one of the hosts from it; KEPT if nothing does
+    :param why: which host is waited for, and what for, in words; empty if none is
+    """
+
+    hosts: int
+    confirmed: int
+    total_bytes: int
+    kept_bytes: int
+    state: _State
+    why: str
+
+
+class _Answer(NamedTuple):
+    ring_epoch: int
+    share: replica_messages.Share
+    at_s: float
+
+
+class ReplicaHolders:
+    """The hosts that keep shares for this one."""
+
+    def __init__(self) -> None:
+        self._used: dict[ids.ImageId, None] = {}
+        self._all_used: frozenset[ids.ImageId] = frozenset()
+        self._told: dict[ids.HostId, dict[ids.ImageId, int]] = {}
+        """What each was asked for, and how often it is still to be told that this has ended."""
+        self._due_s: dict[ids.HostId, float] = {}
+        """Who was told last is the last: where all are due again and again each has its turn."""
+        self._answers: dict[ids.ImageId, dict[ids.HostId, _Answer]] = {}
+
+    @property
+    def every_s(self) -> float:
+        """How often each host is told."""
+        return max(EVERY_S, PER_HOST_S * len(self._due_s))
+
+    def follow(
+        self, hosts: Iterable[ids.HostId], used: Iterable[ids.ImageId], now_s: float
+    ) -> None:
+        """Note who is to be told of which images: as many as one host may ask for.
+
+        Who has not been told of all of it, and nothing else, is told at once.
+        """
+        self._all_used = frozenset(used := list(used))
+        now_used = dict.fromkeys(used[: replica_leases.IMAGES_OF_HOST])
+        wanted = dict.fromkeys(hosts)
+        due_s = {host: at_s for host, at_s in self._due_s.items() if host in wanted}
+        due_s |= {host: now_s for host in wanted if host not in due_s}
+        if now_used.keys() != self._used.keys():
+            due_s = dict.fromkeys(due_s, now_s)
+        self._used, self._due_s = now_used, due_s
+        for host in self._told.keys() - due_s.keys():  # its leases end by themselves
+            del self._told[host]
+        for image_id in self._answers.keys() - now_used.keys():
+            del self._answers[image_id]
+        for answers in self._answers.values():
+            for host in answers.keys() - due_s.keys():
+                del answers[host]
+
+    def moved(self, now_s: float) -> None:
+        """Note that shares are other ones now: everybody is asked how far his are."""
+        self._due_s = dict.fromkeys(self._due_s, now_s)
+
+    def take_due(self, now_s: float) -> list[tuple[ids.HostId, replica_messages.ReplicaRequest]]:
+        """Return whom to tell what now."""
+        found = []
+        for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
+            told = self._told.setdefault(host, {})
+            ended = [image_id for image_id in told if image_id not in self._used]
+            fresh = [one for one in ended if told[one] == TAKEN_BACK_TIMES]
+            entries = [replica_messages.Lease(image_id, 0) for image_id in fresh]
+            entries += [
+                replica_messages.Lease(one, int(replica_leases.LEASE_S)) for one in self._used
+            ]
+            is_all = len(entries) <= replica_messages.MAX_REQUESTS
+            again = [image_id for image_id in ended if told[image_id] < TAKEN_BACK_TIMES]
+            entries += [replica_messages.Lease(image_id, 0) for image_id in again]
+            most = replica_messages.MAX_REQUESTS
+            now = entries if is_all else entries[:most]
+            for lease in now:
+                told[lease.image_id] = (
+                    TAKEN_BACK_TIMES if lease.lease_s else told[lease.image_id] - 1
+                )
+                if not told[lease.image_id]:
+                    del told[lease.image_id]
+            again_s = now_s + self.every_s if is_all else now_s
+            del self._due_s[host]  # to the end
+            self._due_s[host] = again_s
+            for at in range(0, len(now), most):  # more than one where much has ended
+                found.append((host, replica_messages.ReplicaRequest(tuple(now[at : at + most]))))
+        return found
+
+    def heard(self, host: ids.HostId, kept: replica_messages.ReplicaReport, now_s: float) -> None:
+        """Note what a host says of its shares; what it was not asked for is ignored."""
+        if host not in self._due_s:
+            return
+        for share in kept.shares:
+            if share.image_id in self._used:
+                answers = self._answers.setdefault(share.image_id, {})
+                answers[host] = _Answer(kept.ring_epoch, share, now_s)
+
+    def report(
+        self, image_id: ids.ImageId, hosts: Collection[ids.HostId], ring_epoch: int, now_s: float
+    ) -> Report:
+        """Return how far the shares of other hosts are; may be called from any thread.
+
+        :param hosts: who has shares by the table in force, which has this epoch
+        """
+        if image_id in self._all_used and image_id not in self._used:
+            return Report(len(hosts), 0, 0, 0, _State.CROWDED, _TOO_MANY)
+        answers = self._answers.get(image_id, {}).copy()
+        confirmed = total_bytes = kept_bytes = 0
+        worst, why = _State.KEPT, ""
+        for host in hosts:
+            answer = answers.get(host)
+            if answer is None or now_s - answer.at_s > CONFIRMED_TIMES * self.every_s:
+                why = why or f"{host} has not answered"
+                continue
+            state, share = answer.share.state, answer.share
+            if state is not _State.KEPT:
+                if worst is _State.KEPT:
+                    worst, why = state, f"{host}: {_WHY[state]}"
+            elif answer.ring_epoch != ring_epoch:
+                why = why or f"{host} has another v-node table"
+            else:
+                total_bytes += share.total_bytes
+                kept_bytes += share.total_bytes - share.left_bytes
+                confirmed += not share.left_bytes
+        return Report(len(hosts), confirmed, total_bytes, kept_bytes, worst, why)
+
+
+class CloudProgress(NamedTuple):
+    """How far an image is in the cloud.
+
+    :param total_bytes: of all copies of its contents
+    :param left_bytes: of them, what nobody has confirmed; None if that is not known
+    :param trouble: what keeps a host from its share; KEPT if nothing does
+    """
+
+    total_bytes: int
+    left_bytes: int | None
+    is_whole: bool
+    trouble: _State
+    why: str
+
+
+def cloud_progress(
+    report: Report, copies: int, image_bytes: int, own_bytes: int, own_left_bytes: int | None
+) -> CloudProgress:
+    """Return how far an image is in the cloud.
+
+    :param image_bytes: of the contents of the image
+    :param own_bytes: of this host's own share
+    :param own_left_bytes: what of it is not here; None if that was not counted yet
+    """
+    total_bytes = copies * image_bytes
+    if own_left_bytes is None:
+        return CloudProgress(total_bytes, None, False, report.state, report.why)
+    kept_bytes = own_bytes - own_left_bytes + report.kept_bytes
+    is_done = report.confirmed == report.hosts and not own_left_bytes
+    is_whole = is_done and own_bytes + report.total_bytes >= total_bytes
+    trouble, why = report.state, report.why
+    if is_done and not is_whole:
+        trouble, why = _State.FAILING, "the shares of all hosts are less than the image"
+    elif is_whole and copies == 1:
+        why = "there is one copy: no other host has v-nodes"
+    left_bytes = 0 if is_whole else max(0, total_bytes - kept_bytes)
+    return CloudProgress(total_bytes, left_bytes, is_whole, trouble, why)

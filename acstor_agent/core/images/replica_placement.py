@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of an image a host keeps where images stay whole in the cloud: its share.
+
+A chunk belongs to the shares of the first COPIES owners of its OID on the ring: those that are
+asked for it in any case, and in this order.  So nobody has to be told who keeps what, and the
+loss of one host leaves a copy of everything where it is looked for next.
+
+Contents are taken from the index of the chunk map, whose order is that of the ring: a share is some
+ranges of it, and nothing is made for each chunk but its number.  A map with a wrong index has
+contents that no host keeps, and that is all.
+
+The one rule: a share follows from the chunk map and the v-node table alone, so hosts that have the
+same table agree on it, and together they keep all of the image.
+"""
+
+import array
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+
+COPIES = 2
+_LOOKED_AT, _NAMED = 8192, 128
+"""Chunks whose numbers are looked at, and chunks that are named by place, between two pauses."""
+
+OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
+"""Returns the name of a chunk among hosts, from its image, its offset and its CID."""
+
+
+def replica_hosts(table: hash_ring.Ring, here: ids.HostId) -> tuple[ids.HostId, ...]:
+    """Return the hosts that have shares of what ``here`` uses: the homes of its group."""
+    return tuple(ids.HostId(host.host) for host in table.group_of(here).hosts if host.vnodes)
+
+
+def copy_count(table: hash_ring.Ring, here: ids.HostId) -> int:
+    """Return how many copies of a chunk there are: fewer where there are too few hosts.
+
+    >>> host = hash_ring.RingHost("h1", "10.0.0.1:7201", 100)
+    >>> copy_count(hash_ring.Ring(1, (host,)), ids.HostId("h1"))
+    1
+    """
+    return min(COPIES, len(replica_hosts(table, here)))
+
+
+class Part(NamedTuple):
+    """A part of an image that a host keeps.
+
+    :param table: by which it is this part; None: it is all of the image, whatever table there is
+    :param numbers: one chunk of each content that belongs to it, in ascending order, zeros left out
+    :param total_bytes: of what belongs to it
+    :param image_bytes: of the contents of the whole image
+    """
+
+    map: chunk_map.ChunkMap
+    table: hash_ring.Ring | None
+    numbers: "array.array[int]"
+    total_bytes: int
+    image_bytes: int
+
+    def contents(self) -> dict[ids.Cid, int]:
+        """Return the contents, with their lengths; takes about 1 ms for 1,000 chunks."""
+        length = self.map.geometry.chunk_length
+        return {self.map.cid(number): length(number) for number in self.numbers}
+
+
+def _part(
+    image_map: chunk_map.ChunkMap,
+    table: hash_ring.Ring | None,
+    marks: bytearray,
+    image_bytes: int | None,
+    pause: layout.Pause,
+) -> Part:
+    """Return the part that is marked, a byte for each chunk; ``image_bytes`` None: that is all."""
+    numbers = array.array("I")
+    for start in range(0, len(marks), _LOOKED_AT):
+        stop = min(start + _LOOKED_AT, len(marks))
+        numbers.extend(itertools.compress(range(start, stop), marks[start:stop]))
+        pause()
+    total_bytes = _bytes_of(image_map, len(numbers), has_last=bool(marks[-1]))
+    return Part(image_map, table, numbers, total_bytes, image_bytes or total_bytes)
+
+
+def _bytes_of(image_map: chunk_map.ChunkMap, count: int, *, has_last: bool) -> int:
+    """Return how long so many chunks are together."""
+    cut = image_map.geometry
+    short_bytes = cut.chunk_bytes - cut.chunk_length(len(image_map) - 1)
+    return count * cut.chunk_bytes - (short_bytes if has_last else 0)
+
+
+def union_of_parts(one: Part, other: Part) -> Part:
+    """Return what belongs to one of two parts of an image, by no table any more."""
+    marks = bytearray(len(one.map))
+    for part in (one, other):
+        for number in part.numbers:
+            marks[number] = 1
+    return _part(one.map, None, marks, one.image_bytes, layout.no_pause)
+
+
+class ReplicaPlacement:
+    """Says which part of images this host keeps.
+
+    :param current_ring: returns the v-node table in force
+    :param is_by_place: the name of a chunk follows from its offset, not from its CID
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        current_ring: Callable[[], hash_ring.Ring],
+        oid_of: OidOf,
+        *,
+        is_by_place: bool = False,
+    ) -> None:
+        self._here, self._current_ring, self._oid_of = here, current_ring, oid_of
+        self._is_by_place = is_by_place
+
+    def table(self) -> hash_ring.Ring | None:
+        """Return the table by which this host has shares; None: it is not on it, and keeps all."""
+        table = self._current_ring()
+        return table if self._here in table else None
+
+    def part_of(
+        self,
+        image_map: chunk_map.ChunkMap,
+        table: hash_ring.Ring | None,
+        pause: layout.Pause = layout.no_pause,
+    ) -> Part:
+        """Return this host's share of an image, all of it without a table.
+
+        Named by place, 1,000 chunks take about 5 ms.
+
+        :param pause: called after each 0.5 ms of work or so
+        """
+        if table is not None and table.segment_chunks > 1:
+            return self._part_by_segment(image_map, table, pause)
+        if self._is_by_place:
+            return self._part_by_place(image_map, table, pause)
+        if table is None:
+            return whole_image(image_map, pause)
+        marks = bytearray(len(image_map))
+        group = table.group_of(self._here)
+        for first, stop in self._ranges(image_map, group):
+            _mark(marks, image_map, first, stop, pause)
+        count, has_last = image_map.tables.contents, not image_map.is_zero(len(image_map) - 1)
+        image_bytes = _bytes_of(image_map, count, has_last=has_last)
+        return _part(image_map, table, marks, image_bytes, pause)
+
+    def _ranges(
+        self, image_map: chunk_map.ChunkMap, group: hash_ring.Ring
+    ) -> Iterator[tuple[int, int]]:
+        """Yield ranges of contents, which are in the order of the ring, that are this host's."""
+        first, contents = 0, image_map.tables.contents
+        while first < contents:
+            oid = ids.oid_of(image_map.cid(image_map.first_chunk(first)))
+            stop = max(first + 1, image_map.content_behind(group.last_alike(oid), first))
+            if self._here in group.owners_at(oid, COPIES):
+                yield first, stop
+            first = stop
+
+    def _part_by_place(
+        self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None, pause: layout.Pause
+    ) -> Part:
+        """Return a share where each chunk has a home: it may come twice with one content."""
+        marks, count, has_last = bytearray(len(image_map)), 0, False
+        group = None if table is None else table.group_of(self._here)
+        offset_of = image_map.geometry.chunk_offset
+        for number in range(len(image_map)):
+            if number % _NAMED == 0:
+                pause()
+            cid = image_map.cid(number)
+            if has_last := cid != ids.ZERO_CID:
+                count += 1
+                oid = self._oid_of(image_map.image_id, offset_of(number), cid)
+                marks[number] = group is None or self._here in group.owners_at(oid, COPIES)
+        image_bytes = _bytes_of(image_map, count, has_last=has_last)
+        return _part(image_map, table, marks, image_bytes, pause)
+
+    def _part_by_segment(
+        self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring, pause: layout.Pause
+    ) -> Part:
+        """Return a share where each segment has a home: a content may come twice."""
+        marks, count, has_last = bytearray(len(image_map)), 0, False
+        group, size = table.group_of(self._here), image_map.geometry.chunk_bytes
+        length, image_id = table.segment_chunks, image_map.image_id
+        for looked_at, first in enumerate(range(0, len(image_map), length)):
+            if looked_at % _NAMED == 0:
+                pause()
+            cids = image_map.cids(first, min(first + length, len(image_map)))
+            named = [number for number, cid in enumerate(cids, first) if cid != ids.ZERO_CID]
+            has_last = bool(named) and named[-1] == len(image_map) - 1
+            if not named:
+                continue
+            count += len(named)
+            oids = [self._oid_of(image_id, n * size, cids[n - first]) for n in named]
+            if self._here in group.owners_at(min(oids), COPIES):
+                for number in named:
+                    marks[number] = 1
+        image_bytes = _bytes_of(image_map, count, has_last=has_last)
+        return _part(image_map, table, marks, image_bytes, pause)
+
+
+def whole_image(image_map: chunk_map.ChunkMap, pause: layout.Pause = layout.no_pause) -> Part:
+    """Return all of an image, each content once.
+
+    :param pause: called after each 0.5 ms of work or so
+    """
+    marks = bytearray(len(image_map))
+    _mark(marks, image_map, 0, image_map.tables.contents, pause)
+    return _part(image_map, None, marks, None, pause)
+
+
+def _mark(
+    marks: bytearray, image_map: chunk_map.ChunkMap, first: int, stop: int, pause: layout.Pause
+) -> None:
+    """Mark the first chunk of each content of a range."""
+    for start in range(first, stop, _LOOKED_AT):
+        if start > first:
+            pause()
+        for number in image_map.first_chunks(start, min(start + _LOOKED_AT, stop)):
+            marks[number] = 1

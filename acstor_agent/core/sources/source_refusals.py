@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a source refuses to give, by image, for operators."""
+
+import collections
+
+from acstor_agent.core import health_issues
+from acstor_common.model import ids
+
+IMAGES = 64
+KEPT_S = 600.0
+"""So long a refusal is told that nobody has met again."""
+
+
+class Refusals:
+    """The refusals of one source; times are seconds of one clock, given by the caller.
+
+    >>> refusals, image = Refusals(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> refusals.note(image, "403", 10.0), refusals.note(image, "403", 20.0)
+    (True, False)
+    >>> refusals.trouble(30.0)
+    HealthIssue(why='403', since_s=10.0)
+    >>> refusals.trouble(1000.0)
+    >>> refusals.given(image)
+    """
+
+    def __init__(self) -> None:
+        self._known: collections.OrderedDict[
+            ids.ImageId, tuple[health_issues.HealthIssue, float]
+        ] = collections.OrderedDict()
+
+    def note(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
+        """Note a refusal; return whether no image was refused for this reason before."""
+        known = self._live(now_s)
+        since_s = next((one.since_s for one in known if one.why == why), None)
+        is_news = since_s is None
+        self._known[image_id] = (
+            health_issues.HealthIssue(why, now_s if since_s is None else since_s),
+            now_s,
+        )
+        self._known.move_to_end(image_id)
+        if len(self._known) > IMAGES:
+            self._known.popitem(last=False)
+        return is_news
+
+    def given(self, image_id: ids.ImageId) -> None:
+        """Note that something of an image was given."""
+        self._known.pop(image_id, None)
+
+    def trouble(self, now_s: float) -> health_issues.HealthIssue | None:
+        """Return the refusal that was met last; may be called from any thread."""
+        return next(reversed(self._live(now_s)), None)
+
+    def _live(self, now_s: float) -> list[health_issues.HealthIssue]:
+        return [one for one, seen_s in self._known.copy().values() if now_s < seen_s + KEPT_S]

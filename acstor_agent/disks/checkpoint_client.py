@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what other hosts keep of a checkpoint: its manifest and its chunks, sealed.
+
+Who gives something need not be believed.  What a holder gives is opened with the disk's key
+(:mod:`acstor_common.formats.checkpoint_encryption`), which nobody else could have closed it with;
+that the holder is a host of this cloud at all only spares others the question.
+
+The holder that lately answered fastest is asked first.  When it takes twice as long as another one
+would, that one is asked too (a hedge), and the first answer wins.  A holder that failed is asked
+last, until it has answered again; one that was silent, for a minute and for all checkpoints.
+"""
+
+import functools
+import itertools
+import math
+import os
+import ssl
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Generic
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core.disks import restore_record
+from acstor_agent.engine import backoff
+from acstor_agent.images.read import read_admission
+from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_range
+from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.model import ids
+from acstor_common.wire import vault_paths
+
+T = TypeVar("T")
+Ask = Callable[[restore_record.Holder], Awaitable[T]]
+Hedge = Callable[[Sequence[restore_record.Holder]], float]
+
+CONNECTIONS = 8
+"""To each holder, of 16 that its vault gives a host; background reads use a quarter of them."""
+HOLDERS = 64
+"""Holders to which connections are kept."""
+MANIFEST_S = 25.0
+"""Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
+TIMEOUT_S = 5.0
+"""Of silence: so long a guest waits at first where only one holder is left, and is away."""
+REMEMBERED_S = 60.0
+"""How long an answer time counts, or that there was no answer."""
+REMEMBERED = 256
+"""Holders whose answer times are kept."""
+HEDGE_S = 0.5
+"""Delay until the next holder is asked, where no answer time is known."""
+SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
+"""Of that delay otherwise; the longest is that of manifests, which may be 80 MiB."""
+_SMOOTHING = 0.25
+_MAY_PASS = (errors.SourceUnreachable, errors.ChunkRefused)
+
+
+class AnswerTimes:
+    """How long holders took lately to give a chunk, in seconds, by their addresses."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[float, float]] = {}  # time and when; the newest is the last
+
+    def expected_s(self, address: str) -> float:
+        """Return how long an answer takes; 0: not known, inf: it failed lately."""
+        took_s, noted_s = self._noted.get(address, (0.0, -math.inf))
+        return took_s if trio.current_time() - noted_s < REMEMBERED_S else 0.0
+
+    def note(self, address: str, took_s: float) -> None:
+        """Note how long an answer took; inf: there was none."""
+        former_s = self.expected_s(address)
+        if 0 < former_s < math.inf and took_s < math.inf:
+            took_s = former_s + _SMOOTHING * (took_s - former_s)
+        self.forget(address)
+        if len(self._noted) >= REMEMBERED:
+            self.forget(next(iter(self._noted)))
+        self._noted[address] = took_s, trio.current_time()
+
+    def forget(self, address: str) -> None:
+        """Forget what is known of a holder."""
+        self._noted.pop(address, None)
+
+
+class Link:
+    """Connections to the holders of all checkpoints.
+
+    :param context: what one is begun with: this host's certificate, and the cloud's authorities
+    """
+
+    def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
+        self._context = context
+        # By address, so that one holder takes no connection of another; used last is the last.
+        self._links: dict[str, http_pool.HttpPool] = {}
+        self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self.deadline_s = deadline_s
+        self.times = AnswerTimes()
+
+    def check(self) -> None:
+        """Return if this host can prove to holders who it is.
+
+        :raises errors.Unusable: it cannot
+        """
+        try:
+            self._context()
+        except OSError as e:
+            raise errors.Unusable("checkpoints", f"no holder returned them: {e}") from e
+
+    async def get(self, url: str, limit_bytes: int) -> bytes:
+        """Return what lies at ``url``.
+
+        :raises errors.ChunkUnavailable: it cannot be had, or is longer than ``limit_bytes``
+        """
+        address, _, path = url.removeprefix("https://").partition("/v1/")
+        asked = http_range.RangeRequest(path, url, 0, 0)
+        async with (await self._link_to(address)).answer(asked) as answer:
+            if answer.status != 200:
+                raise http_range.refusal(asked, answer.status)
+            return await answer.body(limit_bytes)
+
+    async def _link_to(self, address: str) -> http_pool.HttpPool:
+        found = self._links.pop(address, None)
+        if found is None:
+            limits = http_pool.Limits(CONNECTIONS, TIMEOUT_S)
+            found = http_pool.HttpPool("checkpoints", limits, context=self._context)
+        self._links[address] = found
+        if len(self._links) > HOLDERS:
+            await self._links.pop(next(iter(self._links))).aclose()
+        return found
+
+    async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
+        """Return what ``work`` does, in a thread."""
+        return await trio.to_thread.run_sync(
+            work, sealed, where, limiter=self._limiter, abandon_on_cancel=True
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for link in self._links.values():
+            await link.aclose()
+
+
+class CheckpointClient:
+    """Those who have one checkpoint.
+
+    :raises ValueError: the key is none
+    """
+
+    def __init__(self, link: Link, recovery: restore_record.RestoreRecord) -> None:
+        self._link, self._recovery = link, recovery
+        self._seal = checkpoint_encryption.Seal(recovery.key)
+        self._failed: set[restore_record.Holder] = set()
+
+    async def manifest(self) -> bytes:
+        """Return the sealed manifest, which has the name that it should have."""
+        name = self._recovery.manifest_name
+        limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
+
+        def checked(sealed: bytes, where: str) -> bytes:
+            if checkpoint_encryption.manifest_name(sealed) != name:
+                raise errors.ChunkInvalid(f"manifest {name.hex()}", where, "it is another one")
+            return sealed
+
+        path = vault_paths.manifest(self._recovery.owner, self._recovery.vault_disk, name)
+        within_s = min(MANIFEST_S, self._link.deadline_s)
+
+        def noted(address: str, _took_s: float) -> None:  # a manifest may be long
+            self._link.times.forget(address)
+
+        ask = functools.partial(self._from, path, limit_bytes, checked, noted)
+        return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
+
+    def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
+        """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
+
+        :raises errors.NotAuthenticated: it is not of this disk
+        :raises errors.CheckpointFormatError: it cannot be
+        """
+        plain = self._seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
+        what = f"the manifest of checkpoint {self._recovery.checkpoint_id}"
+        return checkpoint_manifest.Manifest.parse(plain, what)
+
+    async def chunk(self, name: ids.Cid, length: int) -> bytes:
+        """Return the bytes of a chunk.
+
+        :raises errors.ChunkLost: all holders say that they have not got it, or have a wrong one
+        :raises errors.DeadlineExceeded: nobody gave it in time
+        """
+
+        def opened(sealed: bytes, where: str) -> bytes:
+            return self._seal.open(name, sealed, length, where)
+
+        limit_bytes = length + checkpoint_encryption.SEAL_BYTES
+        path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
+        ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.note)
+        return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
+
+    async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
+        """Return what the first holder gives; ask again while one may.
+
+        :param hedge_s: how long a holder has before those that follow it are asked
+        """
+        why = ""
+        with trio.move_on_after(within_s):
+            for tries in itertools.count():
+                race = _Race(ask)
+                await race.run(self._fastest_first(), hedge_s)
+                self._failed |= race.failures.keys()
+                if race.won is not None:
+                    self._note_slow(race.pending)
+                    self._failed.discard(race.won[0])
+                    return race.won[1]
+                for failure in race.failures.values():
+                    why = str(failure)
+                if not any(isinstance(one, _MAY_PASS) for one in race.failures.values()):
+                    raise errors.ChunkLost(path, "any holder of its checkpoint", why)
+                read_admission.note_wait(why)
+                await trio.sleep(backoff.pause_s(tries))
+        raise errors.DeadlineExceeded(path, within_s, why)
+
+    async def _from(
+        self,
+        path: str,
+        limit_bytes: int,
+        check: Callable[[bytes, str], T],
+        noted: Callable[[str, float], None],
+        holder: restore_record.Holder,
+    ) -> T:
+        began_s = trio.current_time()
+        try:
+            sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
+        except errors.SourceOverloaded:  # that says nothing of it
+            raise
+        except errors.SourceUnreachable:
+            self._link.times.note(holder.address, math.inf)
+            raise
+        noted(holder.address, trio.current_time() - began_s)
+        return await self._link.in_thread(check, sealed, holder.host)
+
+    def _note_slow(self, pending: Mapping[restore_record.Holder, float]) -> None:
+        """Note the time that slower holders have taken at least."""
+        for holder, began_s in pending.items():
+            took_s = trio.current_time() - began_s
+            if took_s > self._link.times.expected_s(holder.address):
+                self._link.times.note(holder.address, took_s)
+
+    def _hedge_s(self, others: Sequence[restore_record.Holder]) -> float:
+        """Return the delay until these are asked too: twice the best answer time of theirs."""
+        expected = (self._link.times.expected_s(other.address) for other in others)
+        known = [took_s for took_s in expected if 0 < took_s < math.inf]
+        if not known:
+            return HEDGE_S
+        return min(max(2 * min(known), SHORTEST_HEDGE_S), LONGEST_HEDGE_S)
+
+    def _fastest_first(self) -> list[restore_record.Holder]:
+        def rank(holder: restore_record.Holder) -> tuple[bool, float]:
+            return holder in self._failed, self._link.times.expected_s(holder.address)
+
+        return sorted(self._recovery.holders, key=rank)
+
+
+class _Race(Generic[T]):
+    """Asks holders for one thing, each next one while the others before it may still answer.
+
+    :ivar won: who gave it first, and what
+    :ivar failures: of holders that did not give it
+    :ivar pending: since when the others were asked
+    """
+
+    def __init__(self, ask: Ask[T]) -> None:
+        self._ask = ask
+        self.won: tuple[restore_record.Holder, T] | None = None
+        self.failures: dict[restore_record.Holder, errors.ChunkUnavailable] = {}
+        self.pending: dict[restore_record.Holder, float] = {}
+
+    async def run(self, order: Sequence[restore_record.Holder], hedge_s: Hedge) -> None:
+        """Ask until one has given it, or all have failed."""
+        async with trio.open_nursery() as nursery:
+            for number, holder in enumerate(order):
+                ended = trio.Event()
+                nursery.start_soon(self._one, holder, nursery.cancel_scope, ended)
+                with trio.move_on_after(hedge_s(order[number + 1 :]) * 2**number):
+                    await ended.wait()
+
+    async def _one(
+        self, holder: restore_record.Holder, all_of_them: trio.CancelScope, ended: trio.Event
+    ) -> None:
+        self.pending[holder] = trio.current_time()
+        try:
+            given = await self._ask(holder)
+        except errors.ChunkUnavailable as e:
+            self.failures[holder] = e
+        else:
+            self.won = self.won or (holder, given)
+            all_of_them.cancel()
+        del self.pending[holder]
+        ended.set()

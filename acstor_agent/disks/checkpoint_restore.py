@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes disks of checkpoints, and brings here what such disks lack, while no guest waits for it.
+
+Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk lies on it, and it lies on
+the image's mirror.  It can be read as soon as its manifest is here; each chunk of the checkpoint
+comes when it is read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten
+before all of it is safe on this host's disk: not its manifest, and not its key.
+
+A disk's files are made, changed and removed under a lock of that disk's own: one whose holders are
+silent keeps no other one waiting.
+"""
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disks import checkpoint_file
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import restore_record
+from acstor_agent.disks import checkpoint_client
+from acstor_agent.disks import disk
+from acstor_agent.disks import disk_files
+from acstor_agent.disks import disks
+from acstor_agent.disks import restore_files
+from acstor_agent.images.read import mirror
+from acstor_agent.runtime import disk_io
+from acstor_common import errors
+from acstor_common.formats import checkpoint_manifest
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 10.0
+AGAIN_S = 30.0
+"""After so long what could not be brought is tried again."""
+AT_ONCE = checkpoint_client.CONNECTIONS // 4
+"""Chunks on their way that nobody waits for: the other connections are those of guests."""
+TURNS = 256
+"""Chunks that are looked at before others have their turn: some 0.1 ms."""
+
+
+class CheckpointRestore:
+    """The disks of this host that were made of checkpoints; keep :meth:`run` running.
+
+    :param attach: returns the mirror of an image
+    """
+
+    def __init__(
+        self,
+        made: disks.Disks,
+        attach: Callable[[ids.ImageId], Awaitable[mirror.Mirror]],
+    ) -> None:
+        self._disks, self._attach = made, attach
+        self._changing: dict[disk_header.DiskId, trio.Lock] = {}
+        self._wanted = trio.Event()
+        self._under_way: set[disk_header.DiskId] = set()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, disk_id: disk_header.DiskId) -> AsyncIterator[None]:
+        """Be the only one who changes the files of a disk, until the block ends."""
+        lock = self._changing.setdefault(disk_id, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if self._changing.get(disk_id) is lock and not lock.locked():  # nobody waits for it
+                del self._changing[disk_id]
+
+    async def make(
+        self,
+        recovery: restore_record.RestoreRecord,
+        backing: str,
+        max_bytes: int = image_record.SERVED_VIRTUAL_BYTES,
+    ) -> disk.Disk:
+        """Return the disk that is made of a checkpoint; it is made now if it is not there.
+
+        :param backing: path of what has the image, raw
+        :param max_bytes: the server's disk can have had no more
+        :raises errors.Unusable: it cannot be: another one has this id, or the manifest is of
+            something else, or of a larger disk
+        :raises errors.ChunkUnavailable: no holder has the manifest
+        :raises errors.DeadlineExceeded: no holder has given it in time
+        """
+        async with self._alone(recovery.checkpoint_id):
+            if not self._disks.exists(recovery.checkpoint_id):
+                await self._make(recovery, backing, max_bytes)
+            found = restore_files.read(self._disks.folder, recovery.checkpoint_id)
+            if found is None or found.manifest_name != recovery.manifest_name:
+                what = f"disk {recovery.checkpoint_id}"
+                raise errors.Unusable(what, "is there, and was not made of this checkpoint")
+            self._wanted.set()
+            return await self._disks.open(recovery.checkpoint_id)
+
+    async def _make(
+        self, recovery: restore_record.RestoreRecord, backing: str, max_bytes: int
+    ) -> None:
+        if self._disks.link is None:
+            what = f"checkpoint {recovery.checkpoint_id}"
+            raise errors.Unusable(what, "this host cannot reach the holders")
+        self._disks.link.check()
+        of = checkpoint_client.CheckpointClient(self._disks.link, recovery)
+        sealed = await of.manifest()
+        manifest = await trio.to_thread.run_sync(of.opened, sealed)
+        image = await self._attach(recovery.image_id)
+        _check(recovery, manifest.subject, image)
+        _check_size(recovery, manifest.subject, max_bytes)
+        plan = await trio.to_thread.run_sync(checkpoint_file.plan, manifest, backing)
+        cut = geometry.Geometry(plan.file_bytes, checkpoint_file.cluster_bytes(manifest))
+        header = _header(recovery, cut)
+        folder = self._disks.folder
+        await trio.to_thread.run_sync(_remove_left, folder, recovery.checkpoint_id)
+        await trio.to_thread.run_sync(restore_files.write, folder, recovery, sealed)
+        await self._disks.make_of(header, plan.tables())
+        LOG.info(
+            "disk %s: made of the checkpoint of instance %s, which has %d chunks",
+            recovery.checkpoint_id,
+            recovery.instance_id,
+            len(manifest),
+        )
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what is known of each such disk; blocks, and may be called from any thread."""
+        return [self._told(recovery) for recovery in self._recoveries()]
+
+    def _told(self, recovery: restore_record.RestoreRecord) -> dict[str, Any]:
+        opened = self._disks.get_nowait(recovery.checkpoint_id)
+        lacking = opened.lacking_chunks if opened else None
+        return {
+            "checkpoint_id": recovery.checkpoint_id,
+            "instance_id": recovery.instance_id,
+            "image_id": recovery.image_id,
+            "is_whole": recovery.is_whole,
+            "lacking_chunks": 0 if recovery.is_whole else lacking,
+        }
+
+    def _recoveries(self) -> Iterator[restore_record.RestoreRecord]:
+        for disk_id in self._disks.all():
+            try:
+                found = restore_files.read(self._disks.folder, disk_id)
+            except (errors.FormatError, OSError) as e:
+                LOG.warning("disk %s: %s", disk_id, e)
+                continue
+            if found is not None:
+                yield found
+
+    async def run(self) -> None:
+        """Bring what disks lack, for ever; what former workers left of others is removed."""
+        folder = self._disks.folder
+        for disk_id in restore_files.of_no_disk(folder, disk_files.STATE_ENDING):
+            async with self._alone(disk_id):
+                if not self._disks.exists(disk_id):  # else it was made just now
+                    _remove_left(folder, disk_id)
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wanted = trio.Event()
+                for recovery in await trio.to_thread.run_sync(list, self._recoveries()):
+                    if not recovery.is_whole and recovery.checkpoint_id not in self._under_way:
+                        self._under_way.add(recovery.checkpoint_id)
+                        nursery.start_soon(self._complete, recovery)
+                with trio.move_on_after(LOOK_EVERY_S):
+                    await self._wanted.wait()
+
+    async def _complete(self, recovery: restore_record.RestoreRecord) -> None:
+        """Bring all that a disk lacks; what fails is tried again, as long as the disk is there."""
+        disk_id = recovery.checkpoint_id
+        try:
+            while self._disks.exists(disk_id):
+                try:
+                    await self._bring_all(await self._disks.open(disk_id))
+                    await self._forget_key(recovery)
+                except (errors.AcstorError, OSError) as e:
+                    LOG.warning("disk %s: not all of its checkpoint is here: %s", disk_id, e)
+                    await trio.sleep(AGAIN_S)
+                else:
+                    return
+        finally:
+            self._under_way.discard(disk_id)
+
+    async def _bring_all(self, one: disk.Disk) -> None:
+        former = one.checkpoint
+        if former is None:
+            return
+        failures: list[errors.AcstorError | OSError] = []
+        lacking = iter(former.clusters)
+
+        async def bring() -> None:
+            for looked, chunk_no in enumerate(lacking, 1):
+                if looked % TURNS == 0:
+                    await trio.lowlevel.checkpoint()
+                if one.lacks(chunk_no):
+                    try:
+                        await one.bring([chunk_no])
+                    except (
+                        errors.AcstorError,
+                        OSError,
+                    ) as e:  # others may come
+                        failures.append(e)
+
+        stream = requests.Stream(requests.Klass.FILL, f"recover {one.header.disk_id}")
+        with disk_io.use_stream(stream):
+            async with trio.open_nursery() as nursery:
+                for _ in range(AT_ONCE):
+                    nursery.start_soon(bring)
+        if failures:
+            raise failures[0]
+
+    async def _forget_key(self, recovery: restore_record.RestoreRecord) -> None:
+        async with self._alone(recovery.checkpoint_id):
+            one = await self._disks.open(recovery.checkpoint_id)
+            await one.sync()
+            await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, recovery)
+            one.checkpoint = None
+        LOG.info("disk %s: all of its checkpoint is here", recovery.checkpoint_id)
+
+
+def _header(
+    recovery: restore_record.RestoreRecord, cut: geometry.Geometry
+) -> disk_header.DiskHeader:
+    """Return what such a disk is: nothing of its file is the image's.
+
+    :raises errors.Unusable: it would be too large
+    """
+    try:
+        return disk_header.DiskHeader(recovery.checkpoint_id, recovery.image_id, cut, 0)
+    except ValueError as e:
+        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", str(e)) from e
+
+
+def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
+    """Remove what somebody has left who was killed while he made or dropped a disk."""
+    if restore_files.exist(folder, disk_id):  # else it is not such a disk's
+        disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
+    restore_files.remove(folder, disk_id)
+
+
+def _check_size(
+    recovery: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, max_bytes: int
+) -> None:
+    """Refuse a larger disk than the server can have had: its tables alone may fill this host's.
+
+    :raises errors.Unusable: it is larger
+    """
+    if subject.cut.size_bytes > max_bytes:
+        why = f"its disk has {subject.cut.size_bytes} bytes, and may have {max_bytes} at most"
+        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", why)
+
+
+def _check(
+    recovery: restore_record.RestoreRecord,
+    subject: checkpoint_manifest.Subject,
+    image: mirror.Mirror,
+) -> None:
+    """Refuse a manifest of something else.
+
+    :raises errors.Unusable: it is not what was asked for, or not of this image
+    """
+    what = f"checkpoint {recovery.checkpoint_id}"
+    told = (recovery.vault_disk, recovery.instance_id, recovery.image_id)
+    if (subject.disk, subject.instance, subject.base) != told:
+        raise errors.Unusable(what, "its manifest is of another disk, instance or image")
+    here = image.map
+    if subject.cut.chunk_bytes != here.geometry.chunk_bytes:
+        why = f"it has chunks of {subject.cut.chunk_bytes} bytes, its image has others"
+        raise errors.Unusable(what, why)
+    known = subject.os_hash, (here.os_hash_algo, here.os_hash_value)
+    if all(algo for algo, _ in known) and known[0] != known[1]:
+        raise errors.Unusable(what, f"image {recovery.image_id} is not what it was then")

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets writable disks depend on no host and on no source any more.
+
+What a disk still has of its image is copied into the disk's own file, behind
+everything that guests wait for; what guests write meanwhile stays theirs.  Zeros
+stay where they are: the chunk map of this host knows them.  A disk that still
+depends on something is named, with the reason.
+"""
+
+from collections.abc import Sequence
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.disks import disk
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.prefetch import bulk_fetch
+from acstor_agent.images.read import mirror
+from acstor_agent.runtime import disk_io
+from acstor_common import errors
+from acstor_common.model import ids
+
+_Place = tuple[disk.Disk, int]
+"""A chunk of a disk."""
+
+
+async def flatten(
+    disks: Sequence[disk.Disk],
+    image: mirror.Mirror,
+    chunks: exchange.Exchange,
+    report: bulk_fetch.Report,
+) -> dict[str, int]:
+    """Copy what disks have of the image that they began as; return what it came to in bytes.
+
+    :param report: is told the bytes done and the bytes in all, twice a second
+    :raises errors.Unusable: some of it could not be had or kept; what came is kept
+    """
+    needed = [
+        (one, chunk_no)
+        for one in disks
+        for chunk_no in one.chunks_of_image()
+        if image.map.cid(chunk_no) != ids.ZERO_CID
+    ]
+
+    async def keep(place: _Place, came: exchange.FetchedChunk | None) -> None:
+        one, chunk_no = place
+        if came is None:  # it was here a moment ago
+            came = await chunks.fetch(image.want(chunk_no), exchange.Priority.FLATTEN)
+        stream = requests.Stream(requests.Klass.FILL, f"flatten {one.header.disk_id}")
+        with disk_io.use_stream(stream):
+            await one.keep(chunk_no, came.data)
+
+    came = await bulk_fetch.fetch_all(
+        ((place, image.want(place[1])) for place in needed),
+        chunks.ahead(exchange.Priority.FLATTEN),
+        lambda want: chunks.has(want.cid),
+        report,
+        total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
+        keep=keep,
+    )
+    for one in disks:
+        await one.sync()
+    if came.failures:
+        raise _unfinished(disks, [(one, e) for (one, _), e in came.failures])
+    return came.tally()
+
+
+def _unfinished(
+    disks: Sequence[disk.Disk], failures: Sequence[tuple[disk.Disk, Exception]]
+) -> errors.Unusable:
+    told = []
+    for one in disks:
+        whys = [str(e) for failed, e in failures if failed is one]
+        if whys:
+            count = f"{len(whys)} chunk{'s' if len(whys) > 1 else ''}"
+            told.append(f"disk {one.header.disk_id}: {count} cannot be had ({whys[0]})")
+    return errors.Unusable("flatten", "; ".join(told), "Fetched data is kept; repeat the command")

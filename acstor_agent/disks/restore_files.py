@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two files beside a disk that was made of a checkpoint: whence its chunks come, and which.
+
+The one rule: they are there before the disk is, and go after it: a disk without them would show
+zeros where the guest's own bytes belong.  Everything here blocks: call it in a thread.
+"""
+
+import contextlib
+import pathlib
+
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import restore_record
+from acstor_common import errors
+from acstor_common.util import atomic_file
+
+RECOVERY_ENDING = ".acrecovery"
+MANIFEST_ENDING = ".acmanifest"
+"""As the holders have it: sealed."""
+
+
+def _recovery_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    return folder / f"{disk_id}{RECOVERY_ENDING}"
+
+
+def _manifest_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    return folder / f"{disk_id}{MANIFEST_ENDING}"
+
+
+def write(folder: pathlib.Path, recovery: restore_record.RestoreRecord, sealed: bytes) -> None:
+    """Keep both, safe on the disk."""
+    with atomic_file.atomic_write(_manifest_path(folder, recovery.checkpoint_id), 0o600) as file:
+        file.write(sealed)
+    _write_recovery(folder, recovery)
+
+
+def _write_recovery(folder: pathlib.Path, recovery: restore_record.RestoreRecord) -> None:
+    with atomic_file.atomic_write(_recovery_path(folder, recovery.checkpoint_id), 0o600) as file:
+        file.write(restore_record.pack(recovery))
+
+
+def exist(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
+    """Say whether a disk was made of a checkpoint."""
+    return _recovery_path(folder, disk_id).exists()
+
+
+def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.RestoreRecord | None:
+    """Return what is kept of a disk; None if it was made of no checkpoint.
+
+    :raises errors.FormatError: it is damaged
+    """
+    path = _recovery_path(folder, disk_id)
+    try:
+        with path.open("rb") as file:
+            found = restore_record.unpack(file.read(restore_record.MAX_BYTES), str(path))
+    except FileNotFoundError:
+        return None
+    if found.checkpoint_id != disk_id:
+        raise errors.FormatError(str(path), 0, f"this is of checkpoint {found.checkpoint_id}")
+    return found
+
+
+def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
+    """Return the sealed manifest.
+
+    :raises errors.FormatError: it is not there
+    """
+    path = _manifest_path(folder, disk_id)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as e:
+        raise errors.FormatError(str(path), 0, "the checkpoint's manifest is missing") from e
+
+
+def forget_key(folder: pathlib.Path, recovery: restore_record.RestoreRecord) -> None:
+    """Keep no more than of which checkpoint a disk was made: all its chunks are here."""
+    _write_recovery(folder, recovery._replace(key=b"", holders=()))
+    _manifest_path(folder, recovery.checkpoint_id).unlink(missing_ok=True)
+
+
+def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
+    """Delete both; the disk is gone already."""
+    _recovery_path(folder, disk_id).unlink(missing_ok=True)
+    _manifest_path(folder, disk_id).unlink(missing_ok=True)
+
+
+def of_no_disk(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
+    """Return the disks that were never made, or are gone, and left something here."""
+    found = set()
+    for ending in (RECOVERY_ENDING, MANIFEST_ENDING):
+        for path in folder.glob(f"*{ending}"):
+            with contextlib.suppress(ValueError):
+                found.add(disk_header.parse_disk_id(path.stem))
+    return [one for one in sorted(found) if not (folder / f"{one}{state_ending}").exists()]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records real boots on this host and hands their traces to whoever makes boot images of them.
+
+A guest's read pays for this only while a window is open, and a trace that cannot
+be handed on is lost without harm.
+"""
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core.boot import boot_recorder
+from acstor_agent.images.read import mirror
+from acstor_common import errors
+from acstor_common.image import boot_trace
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
+
+LOG = logging.getLogger(__name__)
+
+LEAST_CHUNKS = 16
+"""Who read less of an image did not boot from it."""
+TICK_S = 1.0
+LONGEST_S = 180.0
+"""A boot is recorded for this long at most, ten times what boots to the login prompt took where
+they were measured, by emulation: what comes later is work, and of no use to other boots."""
+IDLE_S = 20.0
+"""A boot that is being recorded is over when nothing new was read for this long."""
+BOOTS = 4
+"""Boots of one image that a worker records. A boot image needs two traces, and two of a host are
+kept where it is made; the others are for boots that came to nothing."""
+MOST_ASKED = 1024
+"""Images of which operators want boots recorded; the one asked for first is forgotten."""
+
+Send = Callable[[trace_message.BootTrace], None]
+"""Hands a trace on; never waits, never fails."""
+
+
+class Limits(NamedTuple):
+    """What is recorded.
+
+    :param longest_s: how long one boot is recorded at most; 0 records nothing
+    :param idle_s: a boot is over when nothing new was read for so long
+    :param boots: of one image, from the start of the worker on
+    """
+
+    longest_s: float
+    idle_s: float
+    boots: int
+
+
+class BootRecording:
+    """The recording of boots on this host."""
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        limits: Limits,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._here, self._limits, self._send, self._clock = here, limits, send, clock
+        self._open: dict[ids.ImageId, mirror.Mirror] = {}
+        self._sent: dict[ids.ImageId, int] = {}
+        self._asked: collections.OrderedDict[ids.ImageId, int] = collections.OrderedDict()
+
+    def record_more(self, image_id: ids.ImageId, boots: int) -> None:
+        """Record so many boots of an image from now on, whatever was recorded before.
+
+        :raises errors.Unusable: the configuration lets nothing be recorded
+        """
+        if not self._limits.longest_s:
+            raise errors.Unusable(
+                "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"
+            )
+        self._ask(image_id, self._sent.get(image_id, 0) + boots)
+
+    def forget(self, image_id: ids.ImageId) -> None:
+        """Forget an image that is not attached any more, but not what operators still ask for."""
+        left = self.left(image_id) if image_id in self._asked else 0
+        self._open.pop(image_id, None)
+        self._sent.pop(image_id, None)
+        self._asked.pop(image_id, None)
+        if left:
+            self._ask(image_id, left)
+
+    def _ask(self, image_id: ids.ImageId, boots: int) -> None:
+        self._asked[image_id] = boots
+        self._asked.move_to_end(image_id)
+        if len(self._asked) > MOST_ASKED:
+            self._asked.popitem(last=False)
+
+    def left(self, image_id: ids.ImageId) -> int:
+        """Return how many boots of an image are still to be recorded."""
+        wanted = self._asked.get(image_id, self._limits.boots)
+        return max(0, wanted - self._sent.get(image_id, 0))
+
+    def open(self, image: mirror.Mirror) -> int:
+        """Note that a guest has opened an image; return its number, 0 if it is not recorded."""
+        image_id = image.map.image_id
+        if not self._limits.longest_s or not self.left(image_id):
+            return 0
+        if image.recorder is None:
+            window = boot_trace.Window(
+                self._limits.longest_s, self._limits.idle_s, trace_message.MAX_CHUNKS
+            )
+            image.recorder = boot_recorder.BootRecorder(image.map.geometry, window, LEAST_CHUNKS)
+        self._open[image_id] = image
+        return image.recorder.open(self._clock())
+
+    async def run(self) -> None:
+        """Close windows that are over and hand traces on, for ever."""
+        while True:
+            await trio.sleep(TICK_S)
+            for image_id, image in list(self._open.items()):
+                if image.recorder is not None:
+                    for trace in image.recorder.take_over(self._clock()):
+                        self._hand_on(image, trace)
+                    if image.recorder.is_idle:
+                        image.recorder = None
+                        del self._open[image_id]
+
+    def _hand_on(self, image: mirror.Mirror, trace: tuple[int, ...]) -> None:
+        image_id, cut = image.map.image_id, image.map.geometry
+        self._sent[image_id] = self._sent.get(image_id, 0) + 1
+        LOG.info("image %s: recorded a boot of %d chunks", image_id, len(trace))
+        self._send(
+            trace_message.BootTrace(
+                host=self._here,
+                image_id=image_id,
+                size_bytes=cut.size_bytes,
+                chunk_bytes=cut.chunk_bytes,
+                trace=trace,
+                recorded_s=time.time(),
+            )
+        )

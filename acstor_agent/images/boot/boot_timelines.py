@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timelines of the boots of this host: those that go on, and the last ones that are over.
+
+A boot is noted from when somebody opens an image until he closes it, or reads nothing for a while.
+Who reads next to nothing, as Nova does when it looks at an image, leaves nothing behind.
+
+A guest's read pays for this only while its boot goes on, and what is noted of boots,
+however many begin, is bounded.  It is lost with the worker.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import trio
+
+from acstor_agent.core.boot import load_record
+from acstor_agent.core.boot import timeline_recorder
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_timing
+from acstor_common.model import boot_timeline
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+AT_ONCE = 64
+"""Boots that are noted at a time; one more is not."""
+KEPT = 64
+"""Boots that are over: each takes some KiB."""
+IMAGES = 256
+"""Images of which it is known what was done for boots that have not begun yet."""
+ENSURES = 8
+LOOK_BACK_S = 120.0
+"""What was done for an image so long before it was opened was done for this boot."""
+IDLE_S = 120.0
+"""A guest that booted by emulation on a busy host read nothing for 20 s, long before its login."""
+LONGEST_S = 600.0
+LEAST_BYTES = geometry.MIB
+"""Who read less of an image did not boot from it."""
+TICK_S = 1.0
+TELL_EVERY_S = 30.0
+TOLD_AT_ONCE = 8
+
+InstanceOf = Callable[[int], str]
+"""Returns the instance of Nova's that a process is the guest of, "" if it is none; may block."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Boot:
+    """A boot that goes on.
+
+    :ivar zero_s: its beginning, by the monotonic clock
+    """
+
+    image: mirror.Mirror
+    guest: requests.Stream
+    thread: int
+    timing: read_timing.Timing
+    loading: load_record.LoadRecord
+    zero_s: float
+    began_at_s: float
+    ensured: tuple[tuple[float, float], ...]
+    instance_id: str = ""
+    told_s: float = 0.0
+
+    @property
+    def recorder(self) -> timeline_recorder.TimelineRecorder:
+        return self.timing.recorder
+
+
+class Timelines:
+    """See above; keep :meth:`run` running.
+
+    :param instance_of: is called in a thread
+    """
+
+    def __init__(
+        self,
+        instance_of: InstanceOf = lambda thread: "",
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._instance_of, self._clock, self._wall_clock = instance_of, clock, wall_clock
+        self._boots: dict[requests.Stream, _Boot] = {}
+        self._over: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
+        self._untold: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
+        self._ensured: collections.OrderedDict[
+            ids.ImageId, collections.deque[tuple[float, float]]
+        ] = collections.OrderedDict()
+
+    # What happens
+
+    def ensured(self, image_id: ids.ImageId, from_s: float) -> None:
+        """Note that an image was made ready for a guest, from a moment until now."""
+        known = self._ensured.setdefault(image_id, collections.deque(maxlen=ENSURES))
+        known.append((from_s, self._clock()))
+        self._ensured.move_to_end(image_id)
+        if len(self._ensured) > IMAGES:
+            self._ensured.popitem(last=False)
+
+    def opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
+        """Note that somebody has opened an image.
+
+        :param guest: whose his reads are
+        :param thread: of the process that he is
+        """
+        self.closed(guest)  # a number that is used again
+        if len(self._boots) >= AT_ONCE:
+            return
+        now_s = self._clock()
+        since_s = now_s - LOOK_BACK_S
+        ensured = tuple(one for one in self._ensured_of(image) if one[0] >= since_s)
+        begins = [from_s for from_s, _ in ensured]
+        begins += [image.attached_s[0], image.boots.loading.began_s]
+        zero_s = min((one for one in begins if since_s <= one <= now_s), default=now_s)
+        timing = read_timing.Timing(timeline_recorder.TimelineRecorder(now_s), self._clock)
+        image.timelines[guest] = timing
+        self._boots[guest] = _Boot(
+            image=image,
+            guest=guest,
+            thread=thread,
+            timing=timing,
+            loading=image.boots.loading,
+            zero_s=zero_s,
+            began_at_s=max(0.0, self._wall_clock() - (now_s - zero_s)),
+            ensured=ensured,
+            told_s=now_s,
+        )
+
+    def _ensured_of(self, image: mirror.Mirror) -> collections.deque[tuple[float, float]]:
+        return self._ensured.get(image.map.image_id, collections.deque())
+
+    def closed(self, guest: requests.Stream) -> None:
+        """Note that somebody has closed an image."""
+        boot = self._boots.pop(guest, None)
+        if boot is None:
+            return
+        if boot.image.timelines.get(guest) is boot.timing:
+            del boot.image.timelines[guest]
+        if boot.recorder.read_bytes >= LEAST_BYTES:
+            told = self._told(boot, is_over=True)
+            self._over.append(told)
+            if told.instance_id:
+                self._untold.append(told)
+
+    async def run(self) -> None:
+        """See who boots, and end the timelines of boots that are over, for ever."""
+        while True:
+            await trio.sleep(TICK_S)
+            for boot in list(self._boots.values()):
+                if not boot.instance_id:
+                    boot.instance_id = await trio.to_thread.run_sync(
+                        self._instance_of, boot.thread, abandon_on_cancel=True
+                    )
+                if boot.recorder.is_over(self._clock(), IDLE_S, LONGEST_S):
+                    if self._boots.get(boot.guest) is boot:
+                        self.closed(boot.guest)
+
+    # What is told
+
+    def of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
+        """Return the timelines of an instance or of an image, or all, the last one last."""
+        found = [*self._over, *(self._told(boot) for boot in self._going_on())]
+        return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
+
+    def news(self) -> tuple[boot_timeline.Timeline, ...]:
+        """Return what is new of boots of instances, some at a time; each is told again and again.
+
+        It is told every TELL_EVERY_S while it goes on, and when it is over.
+        """
+        now_s = self._clock()
+        told = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
+        for boot in self._going_on():
+            is_due = now_s - boot.told_s >= TELL_EVERY_S
+            if boot.instance_id and is_due and len(told) < TOLD_AT_ONCE:
+                boot.told_s = now_s
+                told.append(self._told(boot))
+        return tuple(told)
+
+    def _going_on(self) -> Iterator[_Boot]:
+        return (one for one in self._boots.values() if one.recorder.read_bytes >= LEAST_BYTES)
+
+    def _told(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
+        recorder, now_s, zero_s = boot.recorder, self._clock(), boot.zero_s
+        return boot_timeline.Timeline(
+            image_id=boot.image.map.image_id,
+            instance_id=boot.instance_id,
+            began_at_s=boot.began_at_s,
+            boot_image=boot.image.boots.state.value,
+            spans=tuple(_spans(boot, now_s)),
+            opened_s=recorder.opened_s - zero_s,
+            last_s=recorder.last_s - zero_s if recorder.reads else 0.0,
+            is_over=is_over,
+            reads=recorder.reads,
+            waited_s=recorder.waited_s(now_s),
+            bytes={str(via): count for via, count in recorder.bytes.items()},
+            slice_s=recorder.slice_s,
+            slices=recorder.slices(),
+            longest=recorder.longest(zero_s),
+        )
+
+
+def _spans(boot: _Boot, now_s: float) -> Iterator[boot_timeline.Span]:
+    zero_s, loading = boot.zero_s, boot.loading
+    attached_s, attached_to_s = boot.image.attached_s
+    for from_s, to_s in boot.ensured:
+        yield boot_timeline.Span("ensure", from_s - zero_s, to_s - zero_s)
+    if attached_s >= zero_s:
+        yield boot_timeline.Span("chunk map", attached_s - zero_s, attached_to_s - zero_s)
+    if loading.began_s >= zero_s:
+        began_s, head_s = loading.began_s - zero_s, (loading.head_s or now_s) - zero_s
+        ended_s = (loading.ended_s or now_s) - zero_s
+        came = {origin.value: count for origin, count in loading.bytes.items()}
+        yield boot_timeline.Span("boot image head", began_s, head_s)
+        yield boot_timeline.Span("boot image", head_s, ended_s, came)

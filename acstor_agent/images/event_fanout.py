@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What concerns all images that are open: news of peers, and chunks that leave the cache.
+
+None of it is trusted; it says whom to ask, what to fetch ahead and what to let go
+first, never what a guest reads.
+"""
+
+from collections.abc import Callable
+
+from acstor_agent.cache import cache_files
+from acstor_agent.engine import actions
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.keep import replication
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+
+
+class EventFanout:
+    """Hands on what is heard to the exchange, and to the images that it concerns.
+
+    :param sharing: hears what concerns images that stay whole in the cloud
+    :param is_for_others: says whether no instance of this host uses an image
+    """
+
+    def __init__(
+        self,
+        chunks: exchange.Exchange,
+        images: mirrors.Mirrors,
+        cache: cache_files.CacheFiles,
+        sharing: replication.Replication | None = None,
+        is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
+    ) -> None:
+        self._sharing, self._is_for_others = sharing, is_for_others
+        self._chunks, self._images, self._cache = chunks, images, cache
+
+    def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Take what a peer tells without being asked."""
+        if isinstance(news, peer_wire.SegmentNews):
+            self._chunks.heard(host, news)
+        elif self._sharing is not None:
+            self._sharing.heard(host, news)
+
+    def listened_to(self, heard: actions.Heard) -> None:
+        """Take what of it the exchange listens to: what a peer has, and what may go first."""
+        for image in self._images.open():
+            if heard.here and not self._is_for_others(image.map.image_id):
+                image.prefetch.advertised(heard.here)
+            for some in heard.evictable:
+                for _, want in image.prefetch.chunks_of(some):
+                    if self._chunks.home_of(want) == heard.host:
+                        self._chunks.counters.demoted += self._cache.demote(want.cid)
+
+    def gone(self, cid: ids.Cid) -> None:
+        """Note that a chunk has left the cache."""
+        names = self._chunks.gone(cid)
+        for image in self._images.open():
+            image.prefetch.gone(names)

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images that this host mirrors, and their chunk maps on disk.
+
+A map is taken from the source when its image is attached and kept in a folder,
+so a worker or a host that restarts knows its images without asking anybody.
+The time stamp of that file is the mirror's time stamp: Nova touches the mirror
+of an image that is in use, and here it is remembered.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+
+import trio
+
+from acstor_agent.core import counters
+from acstor_agent.images.maps import file_mapping
+from acstor_agent.images.read import mirror
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+MAP_READ_BYTES = 1 * geometry.MIB
+MAX_MAP_BYTES = 4096 * geometry.MIB
+"""A source that offers a longer map is wrong: it would be of an image of 7 TiB."""
+MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
+"""Of the chunk maps of a host together: those of 28 TiB of distinct chunks."""
+
+
+class Mirrors:
+    """All mirrors of this host.
+
+    :param folder: where chunk maps are kept
+    :param make: makes the mirror of an image from its map
+    :param claim: is told of an image before it counts as attached, and may refuse it
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        source: base.Source,
+        make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]],
+        claim: Callable[[ids.ImageId], object] = lambda image_id: None,
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._make = make
+        self._claim = claim
+        self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
+        self._attaching: dict[ids.ImageId, trio.Lock] = {}
+        self.reads = counters.ReadCounters()
+        """The reads of all images, those included that are not attached any more."""
+        atomic_file.remove_leftovers(folder)
+        self._attached = _images_in(folder, logging.WARNING)
+        """Each image with the length of its map."""
+        self._found: set[ids.ImageId] = set()
+        self._new: set[ids.ImageId] = set()
+        self._coming_bytes = 0  # of maps that are being taken from the source
+        self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
+
+    def attached(self) -> list[ids.ImageId]:
+        """Return the images that this host mirrors, whether read since the start or not.
+
+        May be called from any thread.
+        """
+        return sorted(self._attached.copy())
+
+    @property
+    def attached_now(self) -> Collection[ids.ImageId]:
+        """The same, the last attached last, at any moment: it is looked at again and again."""
+        return self._attached.keys()
+
+    def size_bytes(self, image_id: ids.ImageId) -> int | None:
+        """Return the size of an attached image; None if its map is damaged, or was taken away.
+
+        May be called from any thread; a map that is not open is looked at once, and not opened.
+        """
+        subject = self._subject(image_id)
+        return None if subject is None else subject.geometry.size_bytes
+
+    def stored_blob(self, image_id: ids.ImageId) -> base.Blob | None:
+        """Return what the source has of an attached image; None as :meth:`size_bytes`."""
+        subject = self._subject(image_id)
+        return subject and base.stored_blob(image_id, subject.stored.disk_format)
+
+    def scope_keys(self, image_id: ids.ImageId) -> chunk_map.ScopeKeys:
+        """Return the keys of an attached image's scopes; none as :meth:`size_bytes`."""
+        subject = self._subject(image_id)
+        return () if subject is None else subject.scope_keys
+
+    def _subject(self, image_id: ids.ImageId) -> chunk_map.Subject | None:
+        if (opened := self._mirrors.get(image_id)) is not None:
+            return opened.map.subject
+        if image_id not in self._subjects:
+            try:
+                with self._path(image_id).open("rb") as file:
+                    head = file.read(chunk_map.HEADER_BYTES)
+                found = chunk_map.subject_of(head, str(self._path(image_id)), image_id)
+            except (OSError, errors.ChunkMapFormatError):
+                return None
+            self._subjects[image_id] = found
+        return self._subjects[image_id]
+
+    async def look_again(self) -> None:
+        """Attach what was not seen at the start, as when the folder could not be read then."""
+        found = await trio.to_thread.run_sync(_images_in, self._folder, logging.DEBUG)
+        for image_id in found.keys() - self._attached.keys():
+            if self._path(image_id).exists():  # it may have been detached since
+                self._attached[image_id] = found[image_id]
+                self._found.add(image_id)
+                LOG.info("image %s: attached by the map that is here", image_id)
+
+    def was_found(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is attached because :meth:`look_again` has found its map."""
+        return image_id in self._found
+
+    def may_keep_pages(self, image_id: ids.ImageId) -> bool:
+        """Say whether the kernel may keep pages of an image; asked once when it is opened.
+
+        Those from before the map came may be of other bytes that had the image's id.
+        """
+        is_new = image_id in self._new
+        self._new.discard(image_id)
+        return not is_new
+
+    def open(self) -> list[mirror.Mirror]:
+        """Return the mirrors of the attached images whose maps are open."""
+        return list(self._mirrors.values())
+
+    def failed_reads(self) -> int:
+        """Return how many reads failed."""
+        return self.reads.failed_reads
+
+    def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
+        """Return the mirror if the image is attached and its map is open."""
+        return self._mirrors.get(image_id)
+
+    def is_attached(self, image_id: ids.ImageId) -> bool:
+        """Say whether this host mirrors an image, whether read since the start or not."""
+        return image_id in self._attached
+
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
+        image = self._mirrors.get(image_id)
+        return None if image is None else image.named(offset, length)
+
+    def cids(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
+        """Yield the contents of an image, none if it is not attached or its map is damaged.
+
+        For a thread: it leaves the interpreter to others every 0.5 ms.  It does not open the image.
+        """
+        opened = self._mirrors.get(image_id)
+        try:
+            found = opened.map if opened else open_map(self._path(image_id), image_id)
+        except (OSError, errors.ChunkMapFormatError):
+            return
+        for cids, _pages in found.blocks(mirror.pause):
+            yield from (cid for cid in cids if cid != ids.ZERO_CID)
+
+    async def attach(
+        self, image_id: ids.ImageId, max_map_bytes: int = MAX_MAP_BYTES
+    ) -> mirror.Mirror:
+        """Return the mirror of an image, attached now if it is not yet.
+
+        :param max_map_bytes: a longer map is not taken from the source
+        :raises errors.Unusable: the map is longer than that
+        :raises errors.ChunkUnavailable: the source has no such image, or does not answer
+        :raises errors.ChunkMapFormatError: what the source has is not a map of this image
+        :raises errors.NumberInUse: the kernel would take it for another image
+        """
+        async with self._attaching_one(image_id):
+            if image_id not in self._mirrors:
+                began_s = time.monotonic()
+                made = await self._make(await self._map_of(image_id, max_map_bytes))
+                made.attached_s = began_s, time.monotonic()
+                self._mirrors[image_id] = made
+            return self._mirrors[image_id]
+
+    async def open_attached(self, image_id: ids.ImageId) -> bool:
+        """Open the map of an image that is attached and not open; say whether that was so.
+
+        The source is never asked: a map that is damaged is left to who attaches the image.
+        """
+        path = self._path(image_id)
+        if image_id in self._mirrors or image_id not in self._attached:
+            return False
+        async with self._attaching_one(image_id):
+            if image_id not in self._mirrors:
+                try:
+                    kept = await trio.to_thread.run_sync(open_map, path, image_id)
+                except (errors.ChunkMapFormatError, OSError) as e:
+                    LOG.debug("%s", e)
+                    return False
+                self._mirrors[image_id] = await self._make(kept)
+        return True
+
+    @contextlib.asynccontextmanager
+    async def _attaching_one(self, image_id: ids.ImageId) -> AsyncIterator[None]:
+        """Let nobody else attach or detach an image."""
+        lock = self._attaching.setdefault(image_id, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._attaching.pop(image_id, None)
+
+    def detach(self, image_id: ids.ImageId) -> None:
+        """Forget an image; its chunks stay in the cache until others need the room.
+
+        :raises errors.Unusable: it is not attached, or is being attached now
+        """
+        if image_id in self._attaching:  # its mirror would be there without its map
+            raise errors.Unusable(f"image {image_id}", "is being attached")
+        if image_id not in self._attached:
+            raise errors.Unusable(f"image {image_id}", "is not attached here")
+        self._path(image_id).unlink(missing_ok=True)
+        self._attached.pop(image_id, None)
+        self._found.discard(image_id)
+        self._new.discard(image_id)
+        self._subjects.pop(image_id, None)
+        self._mirrors.pop(image_id, None)
+        LOG.info("image %s: dropped", image_id)
+
+    def touched_ns(self, image_id: ids.ImageId) -> int:
+        """Return the mirror's time stamp."""
+        try:
+            return self._path(image_id).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def touch(self, image_id: ids.ImageId, mtime_ns: int) -> None:
+        """Remember the mirror's time stamp."""
+        os.utime(self._path(image_id), ns=(mtime_ns, mtime_ns))
+
+    def _path(self, image_id: ids.ImageId) -> pathlib.Path:
+        return self._folder / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+
+    async def _map_of(self, image_id: ids.ImageId, max_map_bytes: int) -> chunk_map.ChunkMap:
+        path = self._path(image_id)
+        if path.exists():
+            # The folder may have been away when this worker began.
+            self._attached.setdefault(image_id, path.stat().st_size)
+            try:
+                return await trio.to_thread.run_sync(open_map, path, image_id)
+            except errors.ChunkMapFormatError as e:
+                LOG.warning("%s; taking it from the source again", e)
+        incoming = await self._download_map(image_id, path, max_map_bytes)
+        self._attached[image_id] = incoming.size_bytes
+        self._new.add(image_id)
+        LOG.info("image %s: attached", image_id)
+        return incoming
+
+    async def _download_map(
+        self, image_id: ids.ImageId, path: pathlib.Path, max_map_bytes: int
+    ) -> chunk_map.ChunkMap:
+        """Take an image's map from the source; it gets its name only when it has been checked."""
+        blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+        what = f"{blob.name} from {self._source.where}"
+        size_bytes = await self._source.size_bytes(blob)
+        if size_bytes > MAX_MAP_BYTES:
+            raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
+        if size_bytes > max_map_bytes:
+            raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
+        with self._room_for(size_bytes, what):
+            with atomic_file.atomic_write(path, 0o600, is_durable=False) as incoming:
+                for offset in range(0, size_bytes, MAP_READ_BYTES):
+                    length = min(MAP_READ_BYTES, size_bytes - offset)
+                    incoming.write(await self._source.read(blob, offset, length))
+                incoming.flush()
+                written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
+                if os_hash.algo:  # the sources file and http have none
+                    await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
+                incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
+                await self._check_image(incoming_map)
+                self._claim(image_id)
+                await trio.to_thread.run_sync(os.fsync, incoming.fileno())
+        return incoming_map
+
+    @contextlib.contextmanager
+    def _room_for(self, size_bytes: int, what: str) -> Iterator[None]:
+        """Reserve room for one more map while it comes, also from others that come meanwhile.
+
+        :raises errors.Unusable: all maps of the host together would be too long
+        """
+        self._coming_bytes += size_bytes
+        try:
+            all_bytes = sum(self._attached.values()) + self._coming_bytes
+            if all_bytes > MAX_ALL_MAPS_BYTES:
+                raise errors.Unusable(
+                    what,
+                    f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}",
+                    "Detach images that no guest uses",
+                )
+            yield
+        finally:
+            self._coming_bytes -= size_bytes
+
+    async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
+        """Compare the map with the image that the source has now."""
+        stored = image_map.layout.stored
+        blob = base.stored_blob(image_map.image_id, stored.disk_format)
+        size_bytes = await self._source.size_bytes(blob)
+        if size_bytes != stored.size_bytes:
+            raise errors.ChunkMapFormatError(
+                f"chunk map of image {image_map.image_id}",
+                chunk_map.AT_STORED_BYTES,
+                f"it is of {stored.size_bytes} bytes, but {blob.name} from "
+                f"{self._source.where} has {size_bytes}",
+            )
+
+
+def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
+    """Return the images whose maps a former worker left, each with the length of its map.
+
+    There are none if the folder cannot be read.
+
+    :param level: of what is logged
+    """
+    found = {}
+    try:
+        for name in os.listdir(folder):
+            path = folder / name
+            if path.suffix != base.BlobKind.CHUNK_MAP.value:
+                continue
+            try:
+                image_id = ids.parse_image_id(path.stem)
+            except ValueError:
+                LOG.log(level, "%s: not the name of a chunk map; left alone", path)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was detached just now
+                found[image_id] = path.stat().st_size
+    except OSError as e:
+        LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
+    return found
+
+
+def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:
+    """Refuse a map that is not the one whose hash Glance knows: somebody wrote to the store.
+
+    :raises errors.ChunkMapFormatError: its bytes do not have that hash
+    """
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, os_hash.algo).digest()
+    except ValueError as e:
+        raise errors.ChunkMapFormatError(what, 0, f"its {os_hash.algo} is unknown here: {e}") from e
+    if actual != os_hash.value:
+        why = (
+            f"its {os_hash.algo} is {actual.hex()[:16]}… instead of {os_hash.value.hex()[:16]}…, "
+            "which Glance has: somebody changed it in the store. Prepare the image again "
+            "(openstack acstor image prepare --force), and find out who writes to the store"
+        )
+        raise errors.ChunkMapFormatError(what, 0, why)
+
+
+def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
+    """Map the file into memory and check all of it.
+
+    For a thread: it leaves the interpreter to others after each 0.5 ms of work.
+    """
+    what = what or str(path)
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if not size_bytes:
+            raise errors.ChunkMapFormatError(what, 0, "is empty")
+        buffer = file_mapping.read_only(file.fileno(), size_bytes)
+    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, pause=mirror.pause)

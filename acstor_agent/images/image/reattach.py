@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that guests have open, attached again by a worker that has not met them yet.
+
+Their chunk maps lie on this host.  Where one was lost or damaged it is taken from the source
+again, and the guest waits for that as for any of its bytes: it has the image open, so it is not
+told that there is none because a source is away, or wrong for a while.
+"""
+
+import itertools
+
+import trio
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.engine import backoff
+from acstor_agent.engine.fetch import negative_cache
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.read import mirror
+from acstor_agent.images.read import read_admission
+from acstor_agent.runtime import disk_io
+from acstor_common import errors
+from acstor_common.model import ids
+
+
+class Reattach:
+    """The way from an image that a guest has open to its mirror.
+
+    :param reads: where it is known that a guest waits
+    :param deadline_s: how long one may wait
+    :param lost_after_s: so long the source must have had no good map before that is believed
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        reads: read_admission.ReadAdmission,
+        deadline_s: float,
+        lost_after_s: float = 0.0,
+    ) -> None:
+        self._images, self._reads, self._deadline_s = images, reads, deadline_s
+        self._absences = negative_cache.NegativeCache(lost_after_s)
+
+    async def mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
+        """Return the mirror of an image.
+
+        :raises errors.ChunkMissing: the source has not got its chunk map, and has not for long
+        :raises errors.ChunkMapFormatError: what the source has is not a map of this image, and has
+            not been for long
+        :raises errors.DeadlineExceeded: nobody gave the map in time
+        """
+        found = self._images.get_nowait(image_id)
+        if found is not None:
+            return found
+        why = ""
+        with self._reads.known(guest), disk_io.use_stream(guest):
+            with trio.move_on_after(self._deadline_s):
+                for tries in itertools.count():
+                    try:
+                        found = await self._images.attach(image_id)
+                    except (errors.ChunkRefused, errors.SourceUnreachable) as e:
+                        why = str(e)
+                    except (errors.ChunkMissing, errors.ChunkMapFormatError) as e:
+                        if not self._absences.denied(image_id, trio.current_time()):
+                            raise
+                        why = str(e)
+                    else:
+                        self._absences.given(image_id)
+                        return found
+                    read_admission.note_wait(why)
+                    await trio.sleep(backoff.pause_s(tries))
+        raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

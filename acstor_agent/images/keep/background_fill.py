@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches what of an image is not here, behind everything that anybody waits for.
+
+Guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at most, and all
+of them together take what the link has to spare, and a tenth of that while guests wait now and
+then (``core/images/fill_rate.py``).
+"""
+
+import collections
+import itertools
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import pin_record
+from acstor_agent.core.images import replica_placement
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import read_request
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.keep import pins
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import boot_session
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+
+SLICE_S = 5.0
+"""For so long one image is filled before it is asked again which one is next."""
+MEASURE_S = 1.0
+UNDER_WAY = 8
+TOGETHER_S = 0.01
+"""Chunks are asked for together that come in this time at the rate that is allowed."""
+CALM_S = 1.0
+"""Until no guest has waited for so long, one is under way: it is before what a guest wants."""
+FETCH_S = 60.0
+"""No chunk is waited for longer after a slice: then it counts as failed."""
+FAILURES = 8
+"""Chunks that may fail before a slice ends early."""
+YIELD_S = 0.25
+YIELD_TICK_S = 0.005
+
+FillMode = pin_record.FillMode
+
+
+class Progress:
+    """How far one image is.
+
+    ``left_bytes`` is None until it was counted; ``to_do`` has one chunk of each missing content of
+    ``part``.
+    """
+
+    def __init__(self) -> None:
+        self.part: replica_placement.Part | None = None
+        self.total_bytes = 0
+        self.left_bytes: int | None = None
+        self.unwritten: list[int] = []  # of what is here: in memory only, when it was counted
+        self.unwritten_bytes = 0  # of them, when it was looked last
+        self.lacking_bytes = 0
+        self.to_do: collections.deque[int] = collections.deque()
+        self.deadline: fill_rate.Deadline | None = None
+        self.is_miss_told = False
+        self.speed = fill_rate.Speed()
+        self.cloud_speed = fill_rate.Speed()  # of all hosts
+        self.cloud_left_bytes: int | None = None
+        self.cloud_looked_s = -math.inf
+        self.is_behind = False  # its share by the table in force has no room
+        self.is_used = False  # by instances of this host
+        self.backoff = fill_rate.Backoff()
+        self.counted_s = -math.inf
+        self.lost_then = 0  # pinned chunks of all images, when this one was counted
+        self.changes_then = -1  # of what is pinned, when there was no room for this one
+
+    @property
+    def to_come_bytes(self) -> int | None:
+        """What is missing, or in memory only; None: not counted yet."""
+        return None if self.left_bytes is None else self.left_bytes + self.unwritten_bytes
+
+
+class _Slice:
+    """Filling an image for some seconds, and what came of it."""
+
+    def __init__(self, image_map: chunk_map.ChunkMap, progress: Progress, until_s: float) -> None:
+        self.map, self.progress, self.until_s = image_map, progress, until_s
+        self.came = self.failures = 0
+        self.why = ""
+
+    def length(self, number: int) -> int:
+        """Return the length of a chunk."""
+        return self.map.geometry.chunk_length(number)
+
+    def has_come(self, number: int) -> None:
+        """Note that a chunk is here."""
+        self.came += 1
+        self.progress.left_bytes = max(0, (self.progress.left_bytes or 0) - self.length(number))
+
+    def failed(self, number: int, why: str) -> None:
+        """Note that a chunk did not come, or did not stay: it has another turn."""
+        self.failures += 1
+        self.why = why
+        self.progress.to_do.append(number)
+
+
+class BackgroundFill:
+    """What fills images, one at a time.
+
+    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
+    :param is_boot: says whether a guest of this host boots
+    :param look: looks at the link; blocks, and is called in a thread
+    :param limit_bytes_s: however much the link has to spare
+    :param first_chunk: where this host begins, so that not all begin with the same
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        promises: pins.ImagePins,
+        *,
+        chunks: exchange.Exchange,
+        cache: cache_files.CacheFiles,
+        quiet_s: Callable[[], float],
+        is_boot: Callable[[], bool],
+        look: Callable[[], interface_traffic.InterfaceSample],
+        limit_bytes_s: float,
+        first_chunk: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._images, self._promises = images, promises
+        self._chunks, self._cache = chunks, cache
+        self._quiet_s, self._is_boot = quiet_s, is_boot
+        self._look, self._limit_bytes_s = look, limit_bytes_s
+        self._first_chunk, self._clock = first_chunk, clock
+        self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
+
+    def pause(self) -> None:
+        """Note that nothing is filled for a while."""
+        self._spare.forget()
+
+    async def count(self, part: replica_placement.Part, progress: Progress) -> None:
+        """Look which chunks are missing."""
+        progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
+        lengths = part.map.geometry.chunk_length
+        unwritten: list[int] = []
+        missing = await self._missing(part.map, part.numbers, unwritten)
+        progress.unwritten = unwritten  # only now: others look at it, and replace it
+        progress.part, progress.total_bytes = part, part.total_bytes
+        progress.left_bytes = sum(map(lengths, missing))
+        progress.to_do = collections.deque(missing)
+        self.look_at_unwritten(progress)
+
+    def look_at_unwritten(self, progress: Progress) -> None:
+        """Look how much of what is here was not on disk, and is not yet."""
+        if (part := progress.part) is None:
+            return
+        is_written, cid = self._cache.is_written, part.map.cid
+        progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
+        progress.unwritten_bytes = sum(map(part.map.geometry.chunk_length, progress.unwritten))
+
+    async def _missing(
+        self, image_map: chunk_map.ChunkMap, numbers: Iterable[int], unwritten: list[int]
+    ) -> list[int]:
+        """Return the chunks of those that are not here.
+
+        :param unwritten: gets those that are in memory only
+        First come those that this host is the home of, as in :mod:`pre_seed`.
+        """
+        missing, homes = [], bytearray()
+        for looked_at, number in enumerate(numbers, 1):
+            if image_map.cid(number) not in self._cache:
+                is_home = self._chunks.is_home_of(self._chunks.want(image_map, number))
+                missing.append(number)
+                homes.append(is_home)
+            elif not self._cache.is_written(image_map.cid(number)):
+                unwritten.append(number)
+            if looked_at % pre_seed.LOOKS_IN_A_ROW == 0:
+                await trio.lowlevel.checkpoint()
+        order = pre_seed.chunks_in_order(homes, self._first_chunk)
+        return [missing[at] for at in order]
+
+    async def fill(
+        self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress] = ()
+    ) -> str:
+        """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed.
+
+        :param also_due: other images that are to be whole by a time, and wait for this one
+        """
+        filling = _Slice(part.map, progress, self._clock() + SLICE_S)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._measure, progress, also_due)
+            with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
+                with trio.move_on_after(SLICE_S + FETCH_S):
+                    await self._fetch_some(filling, ahead)
+                for number in ahead.left():
+                    what = read_request.in_words(self._chunks.want(part.map, number))
+                    filling.failed(number, f"{what} did not come in {FETCH_S:.0f} s")
+            nursery.cancel_scope.cancel()
+        if progress.to_do or not filling.came:
+            return "" if filling.came else filling.why
+        await self._cache.wait_for_room()
+        await self.count(part, progress)  # all that was fetched should have stayed
+        return self._why_refused() if progress.to_do else ""
+
+    def _why_refused(self) -> str:
+        trouble = self._cache.trouble
+        return trouble.what if trouble else "the cache has no space for what came"
+
+    async def _fetch_some(
+        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+    ) -> None:
+        """Fetch what is missing until the slice ends, and all that was asked for has come."""
+        while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
+            with trio.move_on_after(math.inf if wait_s is None else wait_s):
+                for number, outcome in await ahead.came():
+                    self._take(filling, number, outcome)
+
+    async def _ask_some(
+        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+    ) -> float | None:
+        """Ask for as many chunks as the pace allows now.
+
+        :return: how long until more may be asked for; None: not in this slice
+        """
+        progress, promised = filling.progress, self._promises.get(filling.map.image_id)
+        if promised is None or promised.mode is FillMode.PAUSED or filling.failures >= FAILURES:
+            return None
+        if not progress.to_do or self._clock() >= filling.until_s:
+            return None
+        is_hurry = promised.mode is FillMode.URGENT and self._is_pressing(promised, progress)
+        room = (UNDER_WAY if is_hurry or self._is_calm() else 1) - len(ahead)
+        if room <= 0:
+            return CALM_S / 10
+        numbers = self._next_of(filling, room, math.inf if is_hurry else self._pacer.bytes_s)
+        if not is_hurry:
+            wait_s = self._pacer.wait_s(sum(map(filling.length, numbers)), self._clock())
+            if wait_s:
+                return min(wait_s, MEASURE_S)  # the rate may be another one then
+        for _ in numbers:
+            progress.to_do.popleft()
+        if not is_hurry:
+            await self._yield_to_guests()
+        await self._fetch(filling, numbers, ahead)
+        return 0.0
+
+    def _next_of(self, filling: _Slice, room: int, bytes_s: float) -> list[int]:
+        """Return what may be asked for together at a rate: it comes in TOGETHER_S, or is one."""
+        numbers: list[int] = []
+        left_bytes = TOGETHER_S * bytes_s
+        for number in itertools.islice(filling.progress.to_do, room):
+            left_bytes -= filling.length(number)
+            if numbers and left_bytes < 0:
+                break
+            numbers.append(number)
+        return numbers
+
+    async def _fetch(
+        self, filling: _Slice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
+    ) -> None:
+        """Ask for those chunks that are not here, and not in a frame that is here."""
+        wants: list[tuple[int, chunk_ref.ChunkRef]] = []
+        for number in numbers:
+            want = self._chunks.want(filling.map, number)
+            try:
+                # a guest wanted it, or it came with a frame of the boot image
+                if want.cid in self._cache or await self._unpack(want.image_id, want.cid):
+                    filling.has_come(number)
+                else:
+                    wants.append((number, want))
+            except errors.AcstorError as e:
+                filling.failed(number, str(e))
+        ahead.ask(wants)
+
+    def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
+        """Note what became of a chunk that was asked for."""
+        if isinstance(outcome, errors.AcstorError):
+            filling.failed(number, str(outcome))
+            return
+        filling.progress.speed.came(filling.length(number))
+        self._spare.came(filling.length(number))
+        if filling.map.cid(number) in self._cache:
+            filling.has_come(number)
+        else:
+            filling.failed(number, self._why_refused())
+
+    async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:
+        """Take a chunk from a frame of the boot image that is here; say whether it has it."""
+        image = self._images.get_nowait(image_id)
+        if image is None or image.boots.state is boot_session.State.LOADING:
+            return False
+        if not image.boots.may_bring(cid) or await image.boots.bring(cid) is None:
+            return False
+        return cid in self._cache
+
+    def _is_pressing(self, promised: pin_record.ImagePin, progress: Progress) -> bool:
+        """Say whether an image in a hurry is to come as fast as it can."""
+        if progress.deadline is None:
+            return not promised.deadline_s  # else nobody has looked at it yet
+        return progress.deadline.is_pressing(self._clock())
+
+    def _is_calm(self) -> bool:
+        return self._quiet_s() >= CALM_S
+
+    async def _yield_to_guests(self) -> None:
+        """Wait until no guest waits, for YIELD_S at most."""
+        with trio.move_on_after(YIELD_S):
+            while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
+                await trio.sleep(YIELD_TICK_S)
+
+    async def _measure(
+        self,
+        progress: Progress,
+        also_due: Collection[Progress],
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Look at the link again and again, until cancelled."""
+        while True:
+            try:
+                spare_bytes_s = self._spare.looked(await trio.to_thread.run_sync(self._look))
+            except errors.Unusable:  # the decision service is told
+                spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
+            if self._is_boot() or not self._is_calm():
+                spare_bytes_s *= fill_rate.BESIDE_GUESTS
+            usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
+            self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
+            progress.speed.look(self._clock())
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            await trio.sleep(MEASURE_S)
+
+    def _needed_bytes_s(self, progress: Progress, also_due: Collection[Progress]) -> float:
+        """Return the rate at which an image, and those that wait for it, are whole when due."""
+        if progress.deadline is None:
+            return 0.0
+        every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))
+        due = ((deadline, left_bytes) for deadline, left_bytes in every if deadline is not None)
+        return fill_rate.needed_bytes_s(due, self._clock())

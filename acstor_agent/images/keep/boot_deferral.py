@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the images that are to be whole are being booted: they are filled when that is over.
+
+A boot is known by what its guest waits for that is not here, and ends by itself.
+"""
+
+from collections.abc import Callable
+from collections.abc import Collection
+
+from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_activity
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.read import boot_session
+from acstor_common.model import ids
+
+_HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
+
+
+class BootDeferral:
+    """The boots of images.
+
+    :param idle_s: a boot is over when a guest has needed nothing from elsewhere for so long
+    :param longest_s: and so long after its beginning in any case
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        idle_s: float,
+        longest_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._images, self._clock = images, clock
+        self._idle_s, self._longest_s = idle_s, longest_s
+        self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
+
+    def note(self, image_id: ids.ImageId) -> None:
+        """Look what guests have needed of an image since the last look."""
+        image = self._images.get_nowait(image_id)
+        if image is None:
+            return
+        boot = self._boots.get(image_id)
+        if boot is None:
+            boot = self._boots[image_id] = boot_activity.BootActivity(self._idle_s, self._longest_s)
+        boot.begun(image.boots.begun_s)
+        requests = image.counters.read.requests
+        fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
+        is_waited_for = bool(image.counters.in_flight)
+        boot.fetched(fetched, is_waited_for=is_waited_for, now_s=self._clock())
+
+    def is_on(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is being booted; from any thread."""
+        image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
+        if image is None or boot is None:
+            return False
+        boot.begun(image.boots.begun_s)
+        is_expected = image.boots.state in (boot_session.State.LOADING, boot_session.State.READY)
+        return boot.is_on(self._clock(), is_expected=is_expected)
+
+    def forget_others(self, kept: Collection[ids.ImageId]) -> None:
+        """Forget the images that need not be whole any more."""
+        for image_id in self._boots.keys() - kept:
+            del self._boots[image_id]

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of images that are to be whole: to operators, to other services, to other hosts.
+
+An image is called whole when nothing of it is missing any more; where images stay
+whole in the cloud, when all hosts that keep shares of it say so of theirs.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import pin_record
+from acstor_agent.core.images import replica_holders
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_common.model import ids
+from acstor_common.wire import fill_progress
+
+FillMode = pin_record.FillMode
+State = fill_progress.FillState
+
+
+class FillStatus:
+    """How far images are.
+
+    :param known: the images that are to be whole
+    :param sharing: where images stay whole in the cloud
+    :param is_booting: says whether an image is being booted
+    :param look_at_unwritten: looks what of an image is in memory only
+    """
+
+    def __init__(
+        self,
+        known: Mapping[ids.ImageId, background_fill.Progress],
+        promises: pins.ImagePins,
+        uses: usage.ImageUsage,
+        sharing: replication.Replication | None,
+        *,
+        is_booting: Callable[[ids.ImageId], bool],
+        look_at_unwritten: Callable[[background_fill.Progress], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.current: ids.ImageId | None = None
+        """The image that is being filled."""
+        self._known, self._promises, self._uses, self._sharing = known, promises, uses, sharing
+        self._is_booting, self._look_at_unwritten = is_booting, look_at_unwritten
+        self._clock = clock
+
+    # To other hosts
+
+    def used(self) -> list[ids.ImageId]:
+        """Return the images that instances of this host use."""
+        return [image_id for image_id, known in self._known.items() if known.is_used]
+
+    def share_of(self, image_id: ids.ImageId) -> replication.Share | None:
+        """Return how far this host's share of an image is; None if that is not known."""
+        known = self._known.get(image_id)
+        if known is None:
+            return None
+        if known.lacking_bytes:
+            return replication.Share(replication.State.NO_ROOM, 0, 0, None)
+        if known.part is None or known.left_bytes is None:
+            return None
+        is_failing = known.left_bytes and known.backoff.failure
+        state = replication.State.FAILING if is_failing else replication.State.KEPT
+        if image_id == self.current and not known.left_bytes:
+            return None  # it is counted soon
+        self._look_at_unwritten(known)
+        left_bytes = min(known.left_bytes + known.unwritten_bytes, known.total_bytes)
+        return replication.Share(state, known.total_bytes, left_bytes, known.part.table)
+
+    # To operators and services, from any thread
+
+    def is_for_others(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is kept here for the instances of other hosts alone."""
+        promised = self._promises.get(image_id)
+        if self._sharing is None or self._uses.is_seen(image_id):
+            return False
+        return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
+
+    def all(self) -> dict[ids.ImageId, dict[str, Any]]:
+        """Return how far all images are that are to become whole here."""
+        shown = ((image_id, self.of(image_id)) for image_id in list(self._known))
+        return {image_id: one for image_id, one in shown if one is not None}
+
+    def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
+        """Return how far an image is; None if it need not become whole here."""
+        known, promised = self._known.get(image_id), self._promises.get(image_id)
+        if known is None or self.is_for_others(image_id):
+            return None
+        left_bytes = known.to_come_bytes  # once: the event loop's thread goes on
+        total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
+        state, why = self._state(image_id, known, promised, left_bytes)
+        if (cloud := self._in_cloud(known)) is not None:
+            left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
+            state, why = _state_in_cloud(cloud, state, why)
+        is_filling = state is State.FILLING
+        takes_s = speed.left_s(left_bytes or 0) if is_filling else None
+        deadline, now_s = known.deadline, self._clock()
+        return {
+            "state": state.value,
+            "why": why,
+            "total_bytes": total_bytes,
+            "remaining_bytes": left_bytes,
+            "cached_share": fill_progress.cached_share(total_bytes, left_bytes),
+            "rate_bytes_s": round(speed.bytes_s) if is_filling else 0,
+            "remaining_s": takes_s,
+            "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
+            "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
+            "shortfall_bytes": known.lacking_bytes,
+            "is_shared": cloud is not None,
+            "is_pinned": bool(promised and promised.is_asked),
+            "mode": (promised.mode if promised else FillMode.NORMAL).value,
+        }
+
+    def _state(
+        self,
+        image_id: ids.ImageId,
+        known: background_fill.Progress,
+        promised: pin_record.ImagePin | None,
+        left_bytes: int | None,
+    ) -> tuple[State, str]:
+        failure: fill_rate.Failure | None = known.backoff.failure
+        if known.lacking_bytes:
+            return State.NO_SPACE, f"the cache lacks {known.lacking_bytes} bytes"
+        if promised is not None and left_bytes == 0 and image_id != self.current:
+            return State.FULLY_CACHED, ""
+        if promised is not None and promised.mode is FillMode.PAUSED:
+            return State.PAUSED, "by the operator"
+        if failure is not None:
+            return State.FAILING, failure.why
+        if image_id == self.current or known.left_bytes == 0:
+            return State.FILLING, ""
+        return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
+
+    def _in_cloud(self, known: background_fill.Progress) -> replica_holders.CloudProgress | None:
+        """Return how far an image is in the cloud; None if it is kept whole here."""
+        part = known.part
+        if self._sharing is None or part is None or part.table is None:
+            return None
+        report = self._sharing.report(part.map.image_id)
+        copies = self._sharing.copies()
+        return replica_holders.cloud_progress(
+            report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
+        )
+
+    def look_at_cloud(self, known: background_fill.Progress) -> bool:
+        """Note how fast an image comes in the cloud; say whether there was anything to look at."""
+        known.cloud_looked_s = self._clock()
+        if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
+            return False
+        before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes
+        if before is not None:
+            known.cloud_speed.came(max(0, before - cloud.left_bytes))
+        known.cloud_speed.look(self._clock())
+        return True
+
+
+def _state_in_cloud(
+    cloud: replica_holders.CloudProgress, state: State, why: str
+) -> tuple[State, str]:
+    """Return the state of an image whose share here is in this one."""
+    if state is not State.FULLY_CACHED:
+        return state, why
+    if cloud.is_whole:
+        return State.FULLY_CACHED, cloud.why
+    if cloud.trouble in (replication.State.NO_ROOM, replication.State.CROWDED):
+        return State.NO_SPACE, cloud.why
+    if cloud.trouble is not replication.State.KEPT:
+        return State.FAILING, cloud.why
+    return State.FILLING, cloud.why or "other hosts fetch their shares"
+
+
+def fill_report(
+    whole: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
+) -> fill_progress.FillStatus:
+    """Return how far an image is, as other services are told it; from any thread.
+
+    :param whole: None: images are not kept whole here
+    """
+    if whole is not None and whole.is_for_others(image_id):
+        return fill_progress.FillStatus(
+            state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
+        )
+    is_used = uses.is_used(image_id)
+    shown = whole.of(image_id) if whole is not None else None
+    if shown is None:
+        why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
+        return fill_progress.FillStatus(
+            state=State.EVICTABLE, is_used=is_used, why=why if is_used else "not used"
+        )
+    why = shown["why"][: fill_progress.MAX_WHY]
+    return msgspec.convert({**shown, "is_used": is_used, "why": why}, fill_progress.FillStatus)
+
+
+def local_images(telling: Callable[[], FillStatus | None]) -> replication.LocalImages:
+    """Return what other hosts are told of the images of this one; nothing before it is known."""
+    return replication.LocalImages(
+        lambda: found.used() if (found := telling()) else [],
+        lambda image_id: found.share_of(image_id) if (found := telling()) else None,
+    )

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets the images that instances of this host use become whole here, and stay so.
+
+An image that is used is promised and pinned (``pins``).  When its boot is over, what of it is
+not here is fetched behind everything else, other hosts before the source, one image at a time, the
+one that was promised first before the others (``background_fill``).  When it is used no longer its
+pins go; its chunks stay until others need the room.
+
+Where images stay whole in the cloud a host keeps its share of each instead, also of what the
+instances of others use (``replication``); an image counts as whole when all hosts have their
+shares.
+
+Whatever fails is tried again, later and later, and ends nothing.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import pin_record
+from acstor_agent.core.images import replica_leases
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
+from acstor_agent.images.keep import fill_status
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_agent.images.read import mirror
+from acstor_common import errors
+from acstor_common.model import ids
+
+LOG = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RECOUNT_S = 15.0
+"""How often an image is counted again of which chunks are missing, and room is looked for."""
+CLOUD_S = 5.0
+"""How often it is looked at how far an image is in the cloud."""
+ATTACH_S = 10.0
+ATTACHING_S = 1.0
+"""When chunk maps that have to be had took so long, the next ones wait for the next look."""
+FillMode = pin_record.FillMode
+
+
+class Limits(NamedTuple):
+    """What filling is bounded by.
+
+    :param bytes_s: however much the link has to spare
+    :param boot_idle_s: a boot is over when a guest has needed nothing from elsewhere for so long
+    :param boot_longest_s: and so long after its beginning in any case
+    """
+
+    bytes_s: float
+    boot_idle_s: float
+    boot_longest_s: float
+
+
+class Hydration:
+    """What makes images whole; keep :meth:`run` running.
+
+    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
+    :param look: looks at the link; blocks, and is called in a thread
+    :param first_chunk: where this host begins, so that not all begin with the same
+    :param sharing: where images stay whole in the cloud
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        uses: usage.ImageUsage,
+        promises: pins.ImagePins,
+        *,
+        chunks: exchange.Exchange,
+        cache: cache_files.CacheFiles,
+        quiet_s: Callable[[], float],
+        look: Callable[[], interface_traffic.InterfaceSample],
+        limits: Limits,
+        first_chunk: int = 0,
+        sharing: replication.Replication | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._sharing = sharing
+        self._images, self._uses, self._promises = images, uses, promises
+        self._cache, self._limits, self._clock = cache, limits, clock
+        self._wall_clock = wall_clock
+        self._filler = background_fill.BackgroundFill(
+            images,
+            promises,
+            chunks=chunks,
+            cache=cache,
+            quiet_s=quiet_s,
+            is_boot=lambda: any(map(self._boots.is_on, list(self._known))),
+            look=look,
+            limit_bytes_s=limits.bytes_s,
+            first_chunk=first_chunk,
+            clock=clock,
+        )
+        self._known: dict[ids.ImageId, background_fill.Progress] = {}
+        self._boots = boot_deferral.BootDeferral(
+            images, limits.boot_idle_s, limits.boot_longest_s, clock
+        )
+        self.telling = fill_status.FillStatus(
+            self._known,
+            promises,
+            uses,
+            sharing,
+            is_booting=self._boots.is_on,
+            look_at_unwritten=self._filler.look_at_unwritten,
+            clock=clock,
+        )
+        self._attach_by_s = math.inf
+        self._changed = trio.Event()
+        self._has_begun = False
+
+    async def run(self) -> None:
+        """Keep promises, for ever."""
+        if self._sharing is not None and not self._has_begun:
+            for promised_id, one in self._promises.all().items():
+                if one.is_for_others or one.leased_until_s:
+                    self._sharing.was_leased(promised_id, one.leased_until_s)
+        self._has_begun = True
+        while True:
+            await self._settle()
+            image_id = self._next()
+            if image_id is not None:
+                await self._fill(image_id)
+                continue
+            self._filler.pause()
+            self._changed = trio.Event()
+            with trio.move_on_after(TICK_S):
+                await self._changed.wait()
+
+    # What is promised
+
+    async def _settle(self) -> None:
+        """Promise what is used, give up what is not, and count what is missing."""
+        promised = self._promises.all()
+        await self._promises.release_former(self._cache)
+        self._attach_by_s = self._clock() + ATTACHING_S
+        every = {**promised, **dict.fromkeys(self._images.attached())}
+        for image_id in every:
+            one = promised.get(image_id)
+            is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
+            if is_used or is_asked or self._is_leased(image_id):
+                known = self._known.setdefault(image_id, background_fill.Progress())
+                if is_used and not known.is_used:
+                    known.changes_then, known.counted_s = -1, -math.inf  # others make room now
+                known.is_used = is_used
+                await self._keep(image_id, is_for_others=not (is_used or is_asked))
+            elif one is not None:
+                LOG.info("image %s: no longer used; it need not stay whole", image_id)
+                await self.forget(image_id)
+            else:
+                self._known.pop(image_id, None)
+        for image_id in self._known.keys() - every:
+            del self._known[image_id]
+        self._promises.forget_found(self._known)
+        self._boots.forget_others(self._known.keys())
+        for known in list(self._known.values()):
+            if self._clock() >= known.cloud_looked_s + CLOUD_S and self.telling.look_at_cloud(
+                known
+            ):
+                await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
+
+    def _is_used(self, image_id: ids.ImageId, one: pin_record.ImagePin | None) -> bool:
+        """Say whether instances of this host use an image."""
+        if one is None or one.is_for_others:
+            return self._uses.is_seen(image_id)  # no promise in doubt
+        return self._uses.is_used(image_id)
+
+    def _is_leased(self, image_id: ids.ImageId) -> bool:
+        return self._sharing is not None and self._sharing.is_leased(image_id)
+
+    async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
+        known = self._known.setdefault(image_id, background_fill.Progress())
+        self._boots.note(image_id)
+        self._filler.look_at_unwritten(known)
+        await self._look_at_deadline(image_id, known)
+        is_due = self._clock() - known.counted_s >= RECOUNT_S
+        lost = self._cache.pinned_lost
+        if is_for_others and not self._promises.has_share:
+            return  # what is pinned stays: others fetch it from here
+        await self._note_leases(image_id, is_for_others=is_for_others)
+        if self._promises.pinned(image_id) is None:
+            if known.part is not None:  # it made room
+                known.part = known.left_bytes = None
+                known.to_do.clear()
+                is_due = True
+            is_other_room = known.changes_then != self._promises.changes
+            if is_due and is_other_room and self._may_attach(image_id, known):
+                known.counted_s = self._clock()
+                await self._promise(image_id, known, is_for_others=is_for_others)
+            return
+        if is_due or not known.is_behind:
+            # None lack where an operator asked for it when there was room.
+            known.lacking_bytes = await self._promises.follow(image_id, self._cache)
+            known.is_behind = bool(known.lacking_bytes)
+            known.counted_s = self._clock() if known.is_behind else known.counted_s
+        part = self._promises.pinned(image_id)
+        if part is not None and known.part is not part:
+            await self._filler.count(part, known)
+        elif part is not None and known.left_bytes and not self._cache.pinned_missing:
+            await self._filler.count(part, known)  # the last came by itself
+        elif not self._cache.pinned_missing:
+            known.left_bytes, known.lost_then = 0, lost
+            known.to_do.clear()
+        elif part is not None and not known.to_do and self._must_count(known, lost, is_due):
+            await self._filler.count(part, known)
+
+    async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
+        """Write down for whom an image is kept, if that has changed."""
+        changes: dict[str, object] = {"is_for_others": is_for_others}
+        one = self._promises.get(image_id)
+        until_s = self._sharing.leased_until_s(image_id) if self._sharing else 0.0
+        if one is not None and abs(until_s - one.leased_until_s) > replica_leases.LEASE_S / 4:
+            changes["leased_until_s"] = until_s
+        await self._promises.change(image_id, **changes)
+
+    def _must_count(self, known: background_fill.Progress, lost: int, is_due: bool) -> bool:
+        return lost != known.lost_then or (is_due and bool(known.left_bytes))
+
+    def _may_attach(self, image_id: ids.ImageId, known: background_fill.Progress) -> bool:
+        """Say whether to try now to have a chunk map: one that hangs must not hold up the rest."""
+        is_open, now_s = self._images.get_nowait(image_id) is not None, self._clock()
+        return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
+
+    async def _promise(
+        self, image_id: ids.ImageId, known: background_fill.Progress, *, is_for_others: bool = False
+    ) -> None:
+        try:
+            with trio.fail_after(ATTACH_S):
+                max_map_bytes = replication.MAP_BYTES if is_for_others else mirrors.MAX_MAP_BYTES
+                image = await self._images.attach(image_id, max_map_bytes)
+        except (errors.AcstorError, OSError, trio.TooSlowError) as e:
+            why = f"its chunk map cannot be had: {e}"
+            known.backoff.failed(why, self._clock(), known.deadline)
+            return
+        known.backoff.succeeded()
+        changes = self._promises.changes
+        lacking_bytes = await self._promises.make(
+            image_id, image.map, self._cache, is_for_others=is_for_others
+        )
+        known.changes_then = changes if lacking_bytes else -1
+        if lacking_bytes and not known.lacking_bytes:
+            LOG.log(
+                logging.INFO if is_for_others else logging.WARNING,
+                "image %s: cannot %s: the cache lacks %d bytes for it and for what was promised "
+                "before",
+                image_id,
+                "be kept for other hosts" if is_for_others else "become whole here",
+                lacking_bytes,
+            )
+        known.lacking_bytes = lacking_bytes
+
+    async def _look_at_deadline(
+        self, image_id: ids.ImageId, known: background_fill.Progress
+    ) -> None:
+        """Find out by when an image is to be whole; tell when that is missed, end it when kept."""
+        promised, now_s = self._promises.get(image_id), self._clock()
+        if promised is None or promised.mode is not FillMode.URGENT or not promised.deadline_s:
+            known.deadline = None
+            return
+        if known.deadline is None:
+            known.is_miss_told = False
+            left_s = fill_rate.time_left_s(
+                promised.due_at_s, promised.deadline_s, self._wall_clock()
+            )
+            known.deadline = fill_rate.Deadline(now_s + left_s, promised.deadline_s)
+        left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
+        if known.left_bytes == 0:
+            LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
+            known.deadline = None
+            await self._promises.change(image_id, deadline_s=0.0, due_at_s=0.0)
+        elif left_s <= 0 and is_known and not known.is_miss_told:
+            known.is_miss_told = True
+            left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
+            LOG.warning(
+                "image %s: missed its deadline of %.0f s: %s left; filling as fast as possible now",
+                image_id,
+                promised.deadline_s,
+                left,
+            )
+
+    # Filling
+
+    def _next(self) -> ids.ImageId | None:
+        """Return the image to be filled now.
+
+        Those in a hurry come first, which are due first of them; then in the order of promises.
+        """
+        promised = self._promises.all()
+        hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
+        usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
+        usual.sort(key=lambda image_id: promised[image_id].is_for_others)
+        for image_id in (*sorted(hurried, key=self._due_s), *usual):
+            known = self._known.get(image_id)
+            if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
+                continue
+            if known.part is not self._promises.pinned(image_id):
+                continue  # what is missing of it is counted first
+            if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
+                return image_id
+        return None
+
+    def _due_s(self, image_id: ids.ImageId) -> float:
+        known = self._known.get(image_id)
+        return known.deadline.at_s if known and known.deadline else -math.inf
+
+    def _due_besides(self, current: background_fill.Progress) -> list[background_fill.Progress]:
+        """Return the images with a deadline that could be filled instead."""
+        now_s, every = self._clock(), self._known.values()
+        due = [one for one in every if one is not current and one.deadline and one.to_do]
+        return [one for one in due if one.backoff.may_try(now_s)]
+
+    async def _fill(self, image_id: ids.ImageId) -> None:
+        part, known = self._promises.pinned(image_id), self._known[image_id]
+        if part is None:
+            return
+        self.telling.current, before = image_id, len(known.to_do)
+        try:
+            why = await self._filler.fill(part, known, self._due_besides(known))
+        finally:
+            self.telling.current = None
+        if why:
+            LOG.info("image %s: does not become whole: %s", image_id, why)
+            known.backoff.failed(why, self._clock(), known.deadline)
+        elif len(known.to_do) < before:
+            known.backoff.succeeded()
+            if not known.to_do:
+                LOG.info("image %s: is whole", image_id)
+
+    # What operators do
+
+    async def ask(self, image: mirror.Mirror) -> None:
+        """Keep an image whole until :meth:`unask`, whether it is used or not.
+
+        :raises errors.Unusable: there is no room for it
+        """
+        image_id = image.map.image_id
+        lacking_bytes = await self._promises.make(image_id, image.map, self._cache, is_asked=True)
+        if lacking_bytes:
+            raise errors.Unusable(
+                f"image {image_id}",
+                f"cannot be kept here: the cache lacks {lacking_bytes} bytes",
+                "Raise cache_limit_bytes, set cache_may_grow_for_pins, or unpin another image",
+            )
+        self._changed.set()
+
+    async def unask(self, image_id: ids.ImageId) -> None:
+        """Keep an image only as long as it is used.
+
+        :raises errors.Unusable: it is not kept here
+        """
+        self._check_promised(image_id)
+        await self._promises.change(image_id, is_asked=False)
+        self._changed.set()
+
+    async def set_fill_mode(
+        self, image_id: ids.ImageId, mode: FillMode, deadline_s: float = 0.0
+    ) -> None:
+        """Hurry an image, pause it, or do neither.
+
+        :param within_s: for one in a hurry: when it is to be whole; 0: as fast as it comes
+        :raises errors.Unusable: it is not kept here
+        """
+        if self._promises.get(image_id) is None and self._uses.is_used(image_id):
+            await self._promise(
+                image_id, self._known.setdefault(image_id, background_fill.Progress())
+            )
+        self._check_promised(image_id)
+        due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
+        await self._promises.change(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
+        if (known := self._known.get(image_id)) is not None:
+            known.backoff.succeeded()
+            known.deadline = None  # an earlier one
+            await self._look_at_deadline(image_id, known)
+        self._changed.set()
+
+    def _check_promised(self, image_id: ids.ImageId) -> None:
+        if self._promises.get(image_id) is None:
+            known = self._known.get(image_id)
+            lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""
+            raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
+
+    async def forget(self, image_id: ids.ImageId) -> None:
+        """Let go of an image that is not used any more, or not mirrored."""
+        await self._promises.take_back(image_id, self._cache)
+        self._known.pop(image_id, None)

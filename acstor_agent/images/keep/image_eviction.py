@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes images away from this host that nobody has used for long, with all that was kept of them.
+
+What goes: the mirror and its numbers, the chunk map, the boot image, and what others keep of an
+image (they are told).  Its chunks stay in the cache until others need the room.
+
+An image that the source has no more stays for GONE_KEPT_S after Nova touched it last: guests of
+other hosts may use it still, and get nowhere else what is here; without the chunk map this host
+would say no.  When it goes its chunks are dropped, but for those that another attached image has.
+
+The one rule: what is in use is never taken away, and between the last look at that and the end of
+the mirror nothing is awaited.  A handle that is open all the same goes on: the image is attached
+again by its number.
+"""
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.read import boot_session
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import log_once
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 60.0
+ASK_S = 10.0
+"""How long the source may take to say whether it has an image still."""
+GONE_KEPT_S = 30 * 24 * 3600.0
+"""By the host's date, since this outlives restarts; who sets it wrong loses this time, and no more:
+the image is unused all the same."""
+ASK_AGAIN_S = 3600.0
+"""How often the source is asked for an image that it has no more."""
+DROPS_IN_A_ROW = 256
+"""Chunks that are dropped before others have their turn: about a millisecond."""
+
+Detached = Callable[[ids.ImageId], None]
+"""Is told of an image that is not attached any more; never waits."""
+
+
+class ImageEviction:
+    """What ends the stay of images on this host; keep :meth:`run` running.
+
+    ``detached`` and ``purged_chunks`` count since the start.
+
+    :param unused_s: for how long nobody must have used an image; 0: none is taken away.  One that
+        was attached for other hosts alone goes as soon as it need not be kept.
+    :param is_kept: says whether an image stays although nobody uses it
+    :param chunks: counts what was fetched of images
+    :param others: what else keeps something of images
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        boots: boot_session.BootSessions,
+        uses: usage.ImageUsage,
+        unused_s: float,
+        *,
+        source: base.Source,
+        chunks: exchange.Exchange,
+        cache: cache_files.CacheFiles,
+        is_kept: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        others: Iterable[Detached] = (),
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.detached = self.purged_chunks = 0
+        self._images, self._boots, self._uses = images, boots, uses
+        self._unused_s, self._is_kept = unused_s, is_kept
+        self._source, self._cache = source, cache
+        self._counted = chunks.counters
+        self._others, self._wall_clock = tuple(others), wall_clock
+        self._stay_until_s: dict[ids.ImageId, float] = {}
+        self._asks_from_s = -math.inf
+        self._fault = log_once.LogOnce(LOG)
+
+    async def run(self) -> None:
+        """Look for what nobody uses, and for maps that were not seen yet, for ever."""
+        self._boots.forget_others(self._images.attached())
+        while True:
+            await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
+            await self._images.look_again()
+            if self._unused_s:
+                await self.look()
+
+    async def look(self) -> None:
+        """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""
+        fault = ""
+        attached = self._images.attached()
+        for image_id in attached:
+            if self._is_unused(image_id) and not self._stays(image_id):
+                try:
+                    await self._take_away(image_id)
+                except OSError as e:
+                    fault = f"image {image_id} cannot be detached: {e.strerror}"
+        self._fault.say(fault)
+        for image_id in self._stay_until_s.keys() - set(attached):
+            del self._stay_until_s[image_id]
+        for image_id in list(self._counted.fetched):
+            if not self._images.is_attached(image_id):  # a chunk was on its way still
+                self._counted.forget(image_id)
+
+    def detach(self, image_id: ids.ImageId) -> None:
+        """Forget an image, whoever uses it; its chunks stay in the cache.
+
+        :raises errors.Unusable: it is not attached, or is being attached now
+        :raises OSError: its chunk map cannot be deleted; then it stays
+        """
+        self._images.detach(image_id)
+        self._boots.forget(image_id)
+        self._counted.forget(image_id)
+        self._uses.detached(image_id)
+        for other in self._others:
+            other(image_id)
+
+    def _is_unused(self, image_id: ids.ImageId) -> bool:
+        use = self._uses.of(image_id)
+        is_new = math.isinf(use.idle_s)  # attached since the last look at it
+        if is_new or self._is_kept(image_id):
+            return False
+        if self._uses.is_only_for_others(image_id):
+            return not use.is_open  # at once: its map takes the room of others
+        return not use.is_used(self._unused_s)
+
+    def _stays(self, image_id: ids.ImageId) -> bool:
+        return trio.current_time() < self._stay_until_s.get(image_id, -math.inf)
+
+    async def _take_away(self, image_id: ids.ImageId) -> None:
+        garbage: Collection[ids.Cid] = ()
+        if await self._is_gone(image_id):
+            if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < GONE_KEPT_S:
+                LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
+                self._stay_until_s[image_id] = trio.current_time() + ASK_AGAIN_S
+                return
+            garbage = await trio.to_thread.run_sync(self._only_of, image_id)
+        if not self._is_unused(image_id):
+            return
+        try:
+            self.detach(image_id)
+        except errors.Unusable as e:  # somebody wants it again, or was faster
+            LOG.debug("%s", e)
+            return
+        self.detached += 1
+        LOG.info("image %s: detached, nobody used it for %g s", image_id, self._unused_s)
+        await self._purge(image_id, garbage)
+
+    async def _is_gone(self, image_id: ids.ImageId) -> bool:
+        """Say whether the source says for certain that it has an image no more."""
+        if trio.current_time() < self._asks_from_s:
+            return False
+        with trio.move_on_after(ASK_S):
+            try:
+                blob = self._images.stored_blob(image_id)
+                if blob is None:  # it cannot be told what it was
+                    return False
+                await self._source.size_bytes(blob)
+            except errors.ChunkMissing:
+                return True
+            except errors.AcstorError as e:
+                LOG.debug("image %s: %s", image_id, e)
+            else:
+                return False
+        self._asks_from_s = trio.current_time() + LOOK_EVERY_S  # others would wait as long
+        return False
+
+    def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
+        """Return the chunks in the cache that no attached image but this one has; in a thread."""
+        every = itertools.chain(self._images.cids(image_id), self._boots.frame_cids(image_id))
+        found = {cid for cid in every if cid in self._cache}
+        for other in self._images.attached():
+            if found and other != image_id:
+                found.difference_update(self._images.cids(other))
+        return found
+
+    async def _purge(self, image_id: ids.ImageId, garbage: Collection[ids.Cid]) -> None:
+        for number, cid in enumerate(garbage, 1):
+            self.purged_chunks += self._cache.drop(cid)
+            if number % DROPS_IN_A_ROW == 0:
+                await trio.lowlevel.checkpoint()
+        if garbage:
+            LOG.info("image %s: gone; %d chunks of it alone dropped", image_id, len(garbage))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of promises, and the chunk maps beside it that say what they are of.  It blocks.
+
+What cannot be read is told and made up for; it ends nothing.
+"""
+
+import logging
+import pathlib
+from collections.abc import Mapping
+
+from acstor_agent.core.images import pin_record
+from acstor_agent.images.image import mirrors
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+FILE = "promises.json"
+
+Promises = dict[ids.ImageId, pin_record.ImagePin]
+
+
+class PinFile:
+    """What the state folder says of promises."""
+
+    def __init__(self, state_dir: pathlib.Path) -> None:
+        self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
+
+    def read(self) -> Promises | None:
+        """Return what the file says; None if it is lost."""
+        atomic_file.remove_leftovers(self._path.parent, self._path.name)
+        try:
+            return pin_record.decode(self._path.read_bytes(), str(self._path))
+        except FileNotFoundError:
+            return None
+        except (OSError, errors.FormatError) as e:
+            LOG.warning("%s; pinning the attached images again", e)
+            return None
+
+    def write(self, promised: Mapping[ids.ImageId, pin_record.ImagePin]) -> None:
+        """Write the file.
+
+        :raises OSError: the disk does not take it; the former one is as it was
+        """
+        _write(self._path, pin_record.encode(promised.values()))
+
+    def derived(self) -> Promises:
+        """Return promises of all attached images, those touched last first."""
+        stamps = {}
+        for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
+            try:
+                stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
+            except (ValueError, OSError):
+                continue  # Mirrors tells of it
+        last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
+        return {image_id: pin_record.ImagePin(image_id, stamps[image_id]) for image_id in last}
+
+    def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
+        """Return the chunk map of an image; None if it is lost."""
+        try:
+            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+            return mirrors.open_map(path, image_id)
+        except (OSError, errors.ChunkMapFormatError) as e:
+            LOG.warning("image %s: pinned, but its chunk map is lost: %s", image_id, e)
+            return None
+
+
+def _write(path: pathlib.Path, raw: bytes) -> None:
+    with atomic_file.atomic_write(path, 0o600) as file:
+        file.write(raw)

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that stay whole in the cloud: hosts ask each other to keep their shares of them.
+
+This host tells the others which images its instances use, for a day, and again and again; they
+answer how far their shares are, and so does it for theirs (``core/images/replica_holders.py``,
+``core/images/replica_leases.py``).  What it keeps for others is promised, pinned and fetched as
+what it keeps for itself (:mod:`hydration`), after that.
+
+A host that asks names images, nothing else.  What is kept is what this host's own
+source says of them, and what others can make it keep, remember and look for is bounded.
+"""
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import replica_holders
+from acstor_agent.core.images import replica_leases
+from acstor_agent.core.images import replica_placement
+from acstor_agent.images.image import mirrors
+from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
+
+LOG = logging.getLogger(__name__)
+
+TICK_S = 0.25
+TELL_EVERY_S = 10.0
+"""How often those who asked are told how far a share is that becomes whole, where they are few."""
+ATTACH_S = 10.0
+AT_A_TIME = 16
+"""Hosts that are answered at once: connections to them have to be made."""
+
+MAP_BYTES = 32 * geometry.MIB
+"""Longer chunk maps are not taken for other hosts: this one is of 64 GiB in chunks of 64 KiB."""
+MAPS_BYTES_OF_HOST = 64 * geometry.MIB
+"""What maps may take that are here because of one other host."""
+MAPS_BYTES = 256 * geometry.MIB
+"""What maps may take that are here because of all other hosts."""
+NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.IMAGES_OF_HOST)
+"""Images that a host has not asked for before: each may be looked for in the source."""
+HOSTS = 4096
+REMEMBERED = 4 * replica_leases.IMAGES
+"""Images of which it is remembered, asked for or not, that they could not be attached."""
+GRACE_S = 900.0
+"""After a start nothing is given up for so long that was kept for others: by then each of 1,000
+hosts has asked again, and a clock that was wrong has not mattered."""
+
+State = replica_messages.ShareState
+
+
+class Share(NamedTuple):
+    """How far this host's share of an image is.
+
+    :param table: by which it was found
+    """
+
+    state: State
+    total_bytes: int
+    left_bytes: int
+    table: hash_ring.Ring | None
+
+
+class _Failed(NamedTuple):
+    """An image that could not be attached.
+
+    :param state: as others are told
+    """
+
+    state: State
+    backoff: fill_rate.Backoff
+
+
+class LocalImages(NamedTuple):
+    """What of images is kept here; all of it is asked from the event loop.
+
+    :param used: returns the images that instances of this host use and others are to keep, too
+    :param share_of: returns how far an image is here; None: it is not promised, or not counted yet
+    """
+
+    used: Callable[[], Sequence[ids.ImageId]]
+    share_of: Callable[[ids.ImageId], Share | None]
+
+
+class Replication:
+    """What this host asks of others, and what they ask of it; keep :meth:`run` running.
+
+    :param tell: tells a host of the table something; never waits, never fails
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        images: mirrors.Mirrors,
+        *,
+        current_ring: Callable[[], hash_ring.Ring],
+        tell: Callable[[ids.HostId, peer_wire.News], None],
+        own: LocalImages,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.refused = self.ignored = 0
+        self._here, self._images, self._own = here, images, own
+        self._current_ring, self._tell = current_ring, tell
+        self._clock, self._wall_clock = clock, wall_clock
+        self._keepers, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
+        self._table: hash_ring.Ring | None = None
+        self._used: list[ids.ImageId] = []
+        self._owed: dict[ids.HostId, dict[ids.ImageId, None]] = {}
+        self._last: dict[ids.ImageId, tuple[Share | State, float]] = {}
+        self._failed: collections.OrderedDict[ids.ImageId, _Failed] = collections.OrderedDict()
+        self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
+
+    # What others ask
+
+    def is_leased(self, image_id: ids.ImageId) -> bool:
+        """Say whether another host has asked for an image; from any thread."""
+        return image_id in self._leases
+
+    def leased_until_s(self, image_id: ids.ImageId) -> float:
+        """Return when the last lease of an image ends, by the wall clock; 0 if there is none."""
+        if image_id not in self._leases:
+            return 0.0
+        return self._wall_clock() + self._leases.until_s(image_id) - self._clock()
+
+    def was_leased(self, image_id: ids.ImageId, until_s: float) -> None:
+        """Note what the former worker had been asked for.
+
+        :param until_s: by the wall clock; whatever that says, it ends within a day, and not at once
+        """
+        left_s = max(GRACE_S, until_s - self._wall_clock())
+        self._leases.told(replica_leases.FORMER, image_id, left_s, self._clock())
+
+    def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Take what a peer tells without being asked."""
+        table = self._current_ring()
+        if host == self._here or self._here not in table or host not in table.group_of(self._here):
+            self.ignored += 1
+            return
+        match news:
+            case peer_wire.ReplicaRequest(leases):
+                for lease in leases:
+                    self._take(host, lease)
+            case peer_wire.ReplicaReport():
+                self._keepers.heard(host, news, self._clock())
+
+    def _take(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
+        now_s = self._clock()
+        is_new = lease.lease_s and not self._leases.has(host, lease.image_id)
+        if is_new and self._new.level(host, now_s) < 1:
+            self.refused += 1
+        elif not self._leases.told(host, lease.image_id, lease.lease_s, now_s):
+            self.refused += 1
+        elif is_new:
+            self._new.take(host, 1, now_s)
+        if lease.lease_s:
+            owed = self._owed.setdefault(host, {})
+            if len(owed) < replica_leases.IMAGES_OF_HOST:
+                owed[lease.image_id] = None
+
+    # What others keep
+
+    def report(self, image_id: ids.ImageId) -> replica_holders.Report:
+        """Return how far the shares of the other hosts are; from any thread."""
+        table = self._current_ring()
+        return self._keepers.report(image_id, self._others(table), table.epoch, self._clock())
+
+    def _others(self, table: hash_ring.Ring) -> list[ids.HostId]:
+        """Return the other hosts that have shares; none where this one is not on the table."""
+        if self._here not in table:
+            return []
+        return [
+            host
+            for host in replica_placement.replica_hosts(table, self._here)
+            if host != self._here
+        ]
+
+    def copies(self) -> int:
+        """Return how many copies there are to be of each chunk; from any thread."""
+        return replica_placement.copy_count(self._current_ring(), self._here)
+
+    def counts(self) -> dict[str, int]:
+        """Return what is remembered, and what was not; from any thread."""
+        return {
+            "leased_images": len(self._leases),
+            "refused": self.refused,
+            "ignored": self.ignored,
+        }
+
+    # Doing it
+
+    async def run(self) -> None:
+        """Tell, answer, and attach what was asked for, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._attach_for_ever)
+            while True:
+                self.look()
+                await trio.sleep(TICK_S)
+
+    def look(self) -> None:
+        """Tell others what is due."""
+        now_s, table = self._clock(), self._current_ring()
+        used, is_moved = list(self._own.used()), table is not self._table
+        if is_moved or used != self._used:
+            self._table, self._used = table, used
+            self._keepers.follow(self._others(table), used, now_s)
+        if is_moved:
+            self._keepers.moved(now_s)
+        for host, keep in self._keepers.take_due(now_s):
+            self._tell(host, keep)
+        self._leases.expire(now_s)
+        self._note_changes(now_s)
+        self._answer(table)
+
+    def _note_changes(self, now_s: float) -> None:
+        """Owe an answer to all who asked for what has changed."""
+        for image_id in self._leases.images():
+            share = self._own.share_of(image_id) or self._state_without_share(image_id)
+            if share is None:
+                continue  # it will be known soon
+            last, at_s = self._last.get(image_id, (None, 0.0))
+            is_soon = isinstance(share, Share) and share.left_bytes and isinstance(last, Share)
+            hosts = self._leases.hosts(image_id)
+            every_s = max(TELL_EVERY_S, replica_holders.PER_HOST_S * len(hosts))
+            if share == last or (is_soon and now_s < at_s + every_s):
+                continue
+            self._last[image_id] = share, now_s
+            for host in hosts:
+                self._owed.setdefault(host, {})[image_id] = None
+        for image_id in self._last.keys() - set(self._leases.images()):
+            del self._last[image_id]
+
+    def _state_without_share(self, image_id: ids.ImageId) -> State | None:
+        failed = self._failed.get(image_id)
+        return None if failed is None else failed.state
+
+    def _answer(self, table: hash_ring.Ring) -> None:
+        """Tell those to whom it is owed, in one message each, how far this host's shares are."""
+        for host in list(self._owed)[:AT_A_TIME]:
+            owed = list(self._owed.pop(host))
+            if host == replica_leases.FORMER or host not in table:
+                continue
+            found = [self._share_for(host, image_id, table.epoch) for image_id in owed]
+            for epoch in {epoch for epoch, _ in found}:
+                told = [share for its, share in found if its == epoch and share is not None]
+                for at in range(0, len(told), replica_messages.MAX_REPORTS):
+                    part = tuple(told[at : at + replica_messages.MAX_REPORTS])
+                    self._tell(host, peer_wire.ReplicaReport(epoch, part))
+
+    def _share_for(
+        self, host: ids.HostId, image_id: ids.ImageId, epoch: int
+    ) -> tuple[int, replica_messages.Share | None]:
+        """Return what to tell of an image, and by the table of which epoch that is so.
+
+        :param epoch: of the table in force; what is whole here is so by any
+        """
+        if not self._leases.has(host, image_id):
+            return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
+        share = self._own.share_of(image_id)
+        if share is not None:
+            its = share.table.epoch if share.table else epoch
+            return its, replica_messages.Share(image_id, *share[:3])
+        state = self._state_without_share(image_id)
+        return epoch, None if state is None else replica_messages.Share(image_id, state, 0, 0)
+
+    # Attaching
+
+    async def _attach_for_ever(self) -> None:
+        while True:
+            image_id = self._next_to_attach()
+            if image_id is None:
+                await trio.sleep(TICK_S)
+            else:
+                await self._attach(image_id)
+
+    def _next_to_attach(self) -> ids.ImageId | None:
+        """Return what to attach now; those that never failed first, so that others hold up none."""
+        again = None
+        for image_id in self._leases.images():
+            if self._images.get_nowait(image_id) is not None:
+                continue
+            failed = self._failed.get(image_id)
+            if failed is None:
+                return image_id
+            if again is None and failed.backoff.may_try(self._clock()):
+                again = image_id
+        return again
+
+    async def _attach(self, image_id: ids.ImageId) -> None:
+        """Have the chunk map of an image here; its chunks are the business of others."""
+        before = self._failed.pop(image_id, None)
+        backoff = before.backoff if before else fill_rate.Backoff()
+        try:
+            with trio.fail_after(ATTACH_S):
+                await self._images.attach(image_id, self._room_for_map(image_id))
+        except (errors.AcstorError, OSError, trio.TooSlowError) as e:
+            if before is None:
+                LOG.info("image %s: cannot be kept for other hosts now: %s", image_id, e)
+            backoff.failed(str(e), self._clock())
+            self._failed[image_id] = _Failed(_state_after(e), backoff)
+            if len(self._failed) > REMEMBERED:
+                self._failed.popitem(last=False)
+        else:
+            LOG.info("image %s: attached, because other hosts use it", image_id)
+
+    def _room_for_map(self, image_id: ids.ImageId) -> int:
+        """Return how many bytes the map of an image may have that others ask for."""
+        used, total_bytes = set(self._own.used()), 0
+        bytes_of: collections.Counter[ids.HostId] = collections.Counter()
+        for image in self._images.open():
+            other = image.map.image_id
+            if other not in used:
+                map_bytes = image.map.size_bytes
+                total_bytes += map_bytes
+                bytes_of.update(dict.fromkeys(self._leases.hosts(other)[:1], map_bytes))
+        least = min((bytes_of[host] for host in self._leases.hosts(image_id)), default=0)
+        return max(0, min(MAP_BYTES, MAPS_BYTES_OF_HOST - least, MAPS_BYTES - total_bytes))
+
+
+def _state_after(fault: Exception) -> State:
+    if isinstance(fault, errors.ChunkMissing):
+        return State.REFUSED
+    return State.NO_ROOM if isinstance(fault, errors.Unusable) else State.FAILING

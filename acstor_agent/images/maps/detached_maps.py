@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk maps of images that are not attached here, as far as peers ask for chunks of them.
+
+Peers ask a home for chunks of images that none of its guests uses.  The home reads the chunk map
+from the source itself.  So it serves no image that it could not open, and notices within
+LOOK_AGAIN_S that an image was deleted, or its map or boot image replaced.  It still serves an image
+that was deactivated: a peer that knows its CIDs attached it before, and its guests read on.
+
+Only those pages of a map are read that hold a requested chunk, so no peer makes this host read or
+keep the map of a very large image.  The map's checksum does not cover a page by itself.  A wrong
+page only leads to refusals, since the peer has to prove that it knows the same CID.
+
+Loads and memory are bounded, for each peer and for all.  Requests for images that do not exist cost
+a peer more of its rate, and are soon refused without a look at the source.
+"""
+
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core import log_limit
+from acstor_agent.images.maps import map_page
+from acstor_agent.images.maps import single_flight
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+
+LOOK_AGAIN_S = 60.0
+"""After so long the source is asked again whether an image may be read."""
+LOOK_SOON_S = 5.0
+"""After so long it is asked again when it did not answer; and what it has not got is asked for."""
+IMAGES = 1024
+"""Images of which something is remembered, and images that are known not to be there."""
+PAGES_BYTES = 32 * geometry.MIB
+BOOT_HEADS = 64
+MAX_BOOT_HEAD_BYTES = geometry.MIB
+AT_A_TIME = 8
+"""Loads from the source under way, for all hosts."""
+AT_A_TIME_A_HOST = 2
+LOOKS_OF_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
+"""Loads that begin because one host asked.  A page is of 128 MiB of an image: 32 Gbit/s."""
+LOOKS_OF_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
+MISS_COST = 16
+"""What one for nothing costs beside: ids that somebody makes up are asked for twice a second."""
+HOSTS = 4096
+SAY_AGAIN_S = 10.0
+
+LOG = logging.getLogger(__name__)
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+Extent = tuple[int, int]
+"""Offset and length of something in an image."""
+_WRONG_BYTES = (errors.ChunkMapFormatError, errors.BootImageFormatError)
+
+
+@dataclasses.dataclass(slots=True)
+class _Image:
+    """What is known of one image; ``stamp`` is that of the map whose pages are remembered."""
+
+    subject: chunk_map.Subject
+    tables: chunk_map.Tables
+    stamp: str
+    look_again_s: float
+
+
+def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
+    """Return the CIDs of a boot image's frames, by where hosts place them in the image."""
+    return {
+        (base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes): frame.cid for frame in head.frames
+    }
+
+
+class DetachedMaps:
+    """Pages of chunk maps, and heads of boot images, from the source.
+
+    :param nursery: where loads run, so that they outlive who asked
+    :param gives_private: peers may have chunks of images that not everybody may read, too
+    """
+
+    def __init__(
+        self,
+        source: base.Source,
+        nursery: trio.Nursery,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        gives_private: bool = True,
+    ) -> None:
+        self._source, self._gives_private = source, gives_private
+        self._clock = clock
+        self._images: collections.OrderedDict[ids.ImageId, _Image] = collections.OrderedDict()
+        self._pages: collections.OrderedDict[tuple[ids.ImageId, int], map_page.Page] = (
+            collections.OrderedDict()
+        )
+        self._pages_bytes = 0
+        self._boots: collections.OrderedDict[ids.ImageId, Mapping[Extent, ids.Cid]] = (
+            collections.OrderedDict()
+        )
+        self._missing: collections.OrderedDict[
+            ids.ImageId, tuple[float, type[errors.ChunkMissing]]
+        ] = collections.OrderedDict()
+        self._loads = single_flight.SingleFlight(nursery)
+        self._limiter = trio.CapacityLimiter(AT_A_TIME)
+        self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
+        self._looks: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            LOOKS_OF_HOST, HOSTS
+        )
+        self._all_looks: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
+            LOOKS_OF_ALL, 1
+        )
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self.refused = 0
+        """Times that a host would have made this one ask the source too often."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is remembered now."""
+        return {"images": len(self._images), "map_bytes": self._pages_bytes}
+
+    def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
+        """Say whether :meth:`content_at` can answer now."""
+        image = self._images.get(image_id)
+        if image is None or not self._is_fresh(image_id) or self._is_withheld(image):
+            return False
+        page = self._page_at(image, offset)
+        if page is None:
+            return True  # no such chunk
+        return image_id in self._boots if page < 0 else (image_id, page) in self._pages
+
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content:
+        """Return what lies there exactly; ZERO_CID if the image names nothing there."""
+        image = self._images[image_id]
+        return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
+
+    def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry | None:
+        """Return the cut of an image; None if nothing is known of it any more."""
+        image = self._images.get(image_id)
+        return None if image is None else image.subject.geometry
+
+    def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid] | None:
+        """Return the CIDs of chunks; None if a page with one of them is not known any more."""
+        found: list[ids.Cid] = []
+        for number in range(first, stop):
+            page = self._pages.get((image_id, number // map_page.PAGE_CIDS))
+            if page is None:
+                return None
+            found.append(page.cid(number % map_page.PAGE_CIDS))
+        return found
+
+    def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
+        image_id = image.subject.image_id
+        self._images.move_to_end(image_id)
+        page_no = self._page_at(image, offset)
+        if page_no is None:
+            return ids.ZERO_CID
+        if page_no < 0:
+            self._boots.move_to_end(image_id)
+            return self._boots[image_id].get((offset, length), ids.ZERO_CID)
+        chunk_no = image.subject.geometry.chunk_at(offset, length)
+        self._pages.move_to_end((image_id, page_no))
+        if chunk_no is None:
+            return ids.ZERO_CID
+        return self._pages[image_id, page_no].cid(chunk_no % map_page.PAGE_CIDS)
+
+    def layout_of(self, image_id: ids.ImageId) -> map_page.PagedLayout | None:
+        """Return where the bytes of an image are, as far as its pages are here."""
+        if (image := self._images.get(image_id)) is None:
+            return None
+        return map_page.PagedLayout(image.subject, lambda page: self._pages.get((image_id, page)))
+
+    def _page_at(self, image: _Image, offset: int) -> int | None:
+        """Return the page of the map that tells of an offset; -1 for the boot image's head."""
+        if offset >= base.AT_BOOT_IMAGE:
+            return -1
+        cut = image.subject.geometry
+        return offset // cut.chunk_bytes // map_page.PAGE_CIDS if offset < cut.size_bytes else None
+
+    async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
+        """Ask the source until :meth:`is_known` holds, for a peer.
+
+        :raises errors.ChunkMissing: there is no such image
+        :raises errors.ChunkNotShared: it is private, and this host gives no private ones
+        :raises errors.ChunkRefused: this host may not read it
+        :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
+            peer, or all together, made this host ask too often
+        """
+        self._check_missing(image_id)
+        if not self._is_fresh(image_id):
+            await self._once(host, image_id, None, lambda: self._open(image_id))
+        image = self._images.get(image_id)
+        if image is not None and self._is_withheld(image):
+            raise errors.ChunkNotShared(f"image {image_id}", "this host", "it is private")
+        page = None if image is None else self._page_at(image, offset)
+        if image is None or page is None or self.is_known(image_id, offset):
+            return
+        await self._once(host, image_id, page, lambda: self._load(image, page))
+
+    def _is_withheld(self, image: _Image) -> bool:
+        return not self._gives_private and bool(image.subject.scope_keys)
+
+    def _is_fresh(self, image_id: ids.ImageId) -> bool:
+        image = self._images.get(image_id)
+        return image is not None and self._clock() < image.look_again_s
+
+    def _check_looks(self, host: ids.HostId, image_id: ids.ImageId) -> None:
+        now = self._clock()
+        if self._looks.level(host, now) >= 1 and self._all_looks.level(None, now) >= 1:
+            return
+        self.refused += 1
+        if (untold := self._said.left_out(host, now)) is not None:
+            LOG.warning(
+                "%s asks for images that are not here too often, last for %s: refused (and %d "
+                "like it)",
+                host,
+                image_id,
+                untold,
+            )
+        what = f"image {image_id}"
+        raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
+
+    def _charge(self, host: ids.HostId, looks: int) -> None:
+        self._looks.take(host, looks, self._clock())
+        self._all_looks.take(None, looks, self._clock())
+
+    def _check_missing(self, image_id: ids.ImageId) -> None:
+        until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
+        if self._clock() < until_s:
+            raise kind(f"image {image_id}", self._source.where, "not a moment ago")
+
+    async def boot_head(
+        self, here: ids.HostId, image_id: ids.ImageId
+    ) -> tuple[chunk_map.Subject, boot_image.Head]:
+        """Return what an image is, and the head of its boot image, as the source has them now.
+
+        It is for guests that boot from now on, so the image must be active.
+
+        :param here: this host, for which it is
+        :raises errors.ChunkUnavailable: there is no such image, it has no boot image, this host may
+            not read it, or the source does not answer
+        :raises errors.BootImageFormatError: what it has is no boot image of this image
+        """
+        self._check_missing(image_id)
+        if (image := self._images.get(image_id)) is not None:
+            image.look_again_s = 0.0  # another boot image may have taken the place of what is known
+        await self._once(here, image_id, None, lambda: self._open(image_id))
+        image = self._images.get(image_id)
+        if image is None:  # pushed out by what others ask for
+            raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
+        # For guests that are to boot: it must be one that they may attach.
+        await self._source.size_bytes(base.stored_blob(image_id, image.subject.stored.disk_format))
+        return image.subject, await self._read_boot_head(image.subject)
+
+    async def _once(
+        self,
+        host: ids.HostId,
+        image_id: ids.ImageId,
+        page: int | None,
+        load: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Load something in its turn, once for all who want it.
+
+        Who asks waits for its host's turn himself, so nothing of it is left when he gives up; what
+        has begun is its host's until it has ended, whoever waits still.
+        """
+
+        async def work() -> None:
+            try:
+                async with self._limiter:
+                    await load()
+            except errors.ChunkMissing:
+                self._charge(host, MISS_COST)
+                raise
+            except _WRONG_BYTES as e:
+                self._charge(host, MISS_COST)
+                raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
+
+        what = image_id, page
+        if what not in self._loads:
+            self._check_looks(host, image_id)
+            limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
+            turn = object()
+
+            def ended() -> None:
+                limiter.release_on_behalf_of(turn)
+                self._forget_idle(host)
+
+            try:
+                await limiter.acquire_on_behalf_of(turn)
+            finally:  # who gives up may have been the only one
+                self._forget_idle(host)
+            if what in self._loads:
+                ended()
+            else:
+                self._charge(host, 1)
+                self._loads.begin(what, work, ended)
+        await self._loads.wait(what)
+
+    def _forget_idle(self, host: ids.HostId) -> None:
+        limiter = self._limiters.get(host)
+        if limiter and not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+            del self._limiters[host]
+
+    async def _open(self, image_id: ids.ImageId) -> None:
+        """Learn that an image is there and how it is cut, or that it is there still."""
+        if self._is_fresh(image_id):
+            return
+        image = self._images.get(image_id)
+        self._check_missing(image_id)
+        try:
+            # First: what is read after it is as new at least, or the next look finds it changed.
+            stamp = (await self._source.look(base.Blob(image_id, base.BlobKind.CHUNK_MAP))).stamp
+            is_same = image is not None and image.stamp == stamp
+            if image is not None and is_same:
+                subject, tables = image.subject, image.tables
+            else:
+                subject, tables = await self._read_head(image_id)
+            blob = base.stored_blob(image_id, subject.stored.disk_format)
+            size_bytes = (await self._source.look(blob)).size_bytes
+            if size_bytes != subject.stored.size_bytes:
+                what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
+                raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
+        except (errors.ChunkMissing, *_WRONG_BYTES) as e:
+            self._forget(image_id)
+            kind: type[errors.ChunkMissing] = errors.ChunkMissing
+            if isinstance(e, errors.ChunkRefused):
+                kind = errors.ChunkRefused
+            _put(self._missing, image_id, (self._clock() + LOOK_SOON_S, kind), IMAGES)
+            raise
+        except errors.SourceUnreachable:
+            if image is None:
+                raise
+            image.look_again_s = self._clock() + LOOK_SOON_S  # what is here goes on being given
+            return
+        if not is_same:
+            self._forget(image_id)  # pages of the map that was there before
+        self._boots.pop(image_id, None)  # another one may have taken its place
+        known = _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
+        for other in _put(self._images, image_id, known, IMAGES):
+            self._forget(other)
+
+    async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
+        blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+        head = await self._source.read(blob, 0, chunk_map.HEADER_BYTES)
+        return chunk_map.parse_head(head, f"{blob.name} from {self._source.where}", image_id)
+
+    async def _load(self, image: _Image, page: int) -> None:
+        subject = image.subject
+        if page < 0:
+            if subject.image_id not in self._boots:
+                await self._load_boot(subject)
+            return
+        if (subject.image_id, page) in self._pages:
+            return  # it came while this waited for its turn
+        data = await map_page.read(self._source, subject, image.tables, page)
+        now = self._images.get(subject.image_id)
+        is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
+        if not is_wanted or (subject.image_id, page) in self._pages:
+            return
+        self._pages[subject.image_id, page] = data
+        self._pages_bytes += data.size_bytes
+        while self._pages_bytes > PAGES_BYTES:
+            self._pages_bytes -= self._pages.popitem(last=False)[1].size_bytes
+
+    async def _load_boot(self, subject: chunk_map.Subject) -> None:
+        """Learn the frames of a boot image; where there is none, that it has none."""
+        extents: Mapping[Extent, ids.Cid] = {}
+        try:
+            extents = boot_extents(await self._read_boot_head(subject))
+        except (errors.ChunkMissing, errors.BootImageFormatError):
+            extents = {}
+        _put(self._boots, subject.image_id, extents, BOOT_HEADS)
+
+    async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
+        blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
+        what = f"{blob.name} from {self._source.where}"
+        await self._source.look(blob)  # so that it is the one that is there now
+        raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
+        header = boot_image.parse_header(raw, what)
+        boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)
+        if header.head_bytes > MAX_BOOT_HEAD_BYTES:
+            raise errors.BootImageFormatError(what, 0, f"a head of {header.head_bytes} bytes")
+        head = await self._source.read(blob, 0, header.head_bytes)
+        return boot_image.parse_head(head, what)
+
+    def _forget(self, image_id: ids.ImageId) -> None:
+        self._images.pop(image_id, None)
+        self._boots.pop(image_id, None)
+        for key in [key for key in self._pages if key[0] == image_id]:
+            self._pages_bytes -= self._pages.pop(key).size_bytes
+
+
+def _put(table: collections.OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> list[_K]:
+    """Put something at the end of a table; return what was pushed out at its beginning."""
+    table[key] = value
+    table.move_to_end(key)
+    return [table.popitem(last=False)[0] for _ in range(max(0, len(table) - limit))]

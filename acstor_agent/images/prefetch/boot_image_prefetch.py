@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings boot images here before a guest asks for them, as far as the operator wants that.
+
+The decision service tells all hosts of a boot image that was made; which of them take it is
+decided here (``core/boot/prefetch_policy.py``).  The image is not attached by this: the frames of
+its boot image come by the exchange, as at a boot, those of which not every chunk is here already,
+and lie in the cache under their names until a guest boots.  Their chunks are checked then, against
+the chunk map, as always.
+
+Nobody waits for this.  It goes behind everything else, and takes no room from what
+boots have used, nor from images that are to be whole.
+"""
+
+import collections
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.core.boot import prefetch_policy
+from acstor_agent.core.cache import public_cache
+from acstor_agent.core.images import fill_rate
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.image import chunk_lookup
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.prefetch import bulk_fetch
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import boot_session
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import decision_messages
+
+LOG = logging.getLogger(__name__)
+
+BYTES_S = 6_250_000.0
+"""50 Mbit/s at most: a boot image of 40 MiB comes in 7 s."""
+UNDER_WAY = 4
+YIELD_S = 10.0
+"""While a guest waits for what is not here the next frame waits too, for so long at most."""
+YIELD_TICK_S = 0.1
+FETCH_S = 60.0
+"""After so long without a frame it is given up: the guest that boots asks again."""
+
+KeepClass = public_cache.KeepClass
+Mode = prefetch_policy.Mode
+
+
+class BootAhead:
+    """What brings boot images ahead, one after the other.
+
+    :param mode: which; where boot images are not used none comes
+    :param boots: what of boot images all boots share; what came is counted there
+    :param names: what images name that are not attached
+    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
+    :param hosts: returns how many hosts there are, which are told together
+    :param limit_bytes_s: however much the link carries
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        mode: Mode,
+        boots: boot_session.BootSessions,
+        images: mirrors.Mirrors,
+        uses: usage.ImageUsage,
+        names: chunk_lookup.ChunkLookup,
+        *,
+        quiet_s: Callable[[], float],
+        hosts: Callable[[], int],
+        limit_bytes_s: float = math.inf,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._here, self._mode = here, mode if boots.memory.limit_bytes else Mode.NONE
+        self._images, self._uses, self._names = images, uses, names
+        self._chunks, self._cache = boots.chunks, boots.cache
+        self._quiet_s, self._hosts = quiet_s, hosts
+        self._counted, self._clock = boots.counters, clock
+        self._place = (rng or random.Random()).random()  # among the hosts that are told at once
+        self._pacer = fill_rate.Pacer()
+        self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
+        kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+        self._daily = token_buckets.TokenBuckets[None](prefetch_policy.daily(kept_bytes), 1)
+
+    def is_for(self, task: decision_messages.ImageTask) -> bool:
+        """Say whether this host is one of those that a task to bring a boot image is for."""
+        has_former = bool(self._formers(task))
+        return prefetch_policy.is_for(self._mode, is_open=task.is_public, has_former=has_former)
+
+    def _formers(self, task: decision_messages.ImageTask) -> list[ids.ImageId]:
+        """Return the images before that of a task that instances of this host use, or used."""
+        return [
+            one for one in map(ids.parse_image_id, task.previous_images) if self._is_mirrored(one)
+        ]
+
+    def _is_mirrored(self, image_id: ids.ImageId) -> bool:
+        is_attached = self._images.is_attached(image_id)
+        return is_attached and not self._uses.is_only_for_others(image_id)
+
+    def delay_s(self) -> float:
+        """Return how long after it was told this host begins: the same for each boot image.
+
+        Were it not, the last of those that it was told of together would begin late on all hosts.
+        """
+        return self._place * prefetch_policy.spread_s(self._hosts())
+
+    async def bring(
+        self, task: decision_messages.ImageTask, report: bulk_fetch.Report
+    ) -> dict[str, int]:
+        """Have an image's boot image in the cache; return what it came to in bytes.
+
+        :param report: is told the bytes done and the bytes in all
+        :raises errors.Unusable: it is not for this host, or there is no room for it
+        :raises errors.AcstorError: it cannot be had; what came of it is kept
+        """
+        image_id = ids.parse_image_id(task.image_id)
+        if self._is_mirrored(image_id):  # guests of this host have it by themselves
+            return {"done_bytes": 0}
+        begun_s = self._clock()
+        wants = self._in_order(await self._look_up(image_id, task))
+        total_bytes = sum(want.length for want in wants)
+        missing = [want for want in wants if not self._chunks.has(want.cid)]
+        self._take_room(image_id, total_bytes, sum(want.length for want in missing))
+        for want in wants:
+            self._cache.keep_ahead(want.cid)
+        came_bytes = await self._fetch(missing, report, total_bytes)
+        self._counted.ahead += 1
+        LOG.info(
+            "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
+            *(image_id, total_bytes, came_bytes, self._clock() - begun_s),
+        )
+        return {"done_bytes": total_bytes}
+
+    async def _look_up(
+        self, image_id: ids.ImageId, task: decision_messages.ImageTask
+    ) -> list[chunk_ref.ChunkRef]:
+        """Return what to ask for, as the source has the boot image now."""
+        subject, head = await self._names.others.boot_head(self._here, image_id)
+        keys, want_at = subject.scope_keys, self._chunks.want_at
+        formers = self._formers(task)
+        if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
+            what = f"the boot image of image {image_id}"
+            raise errors.Unusable(what, "is of a project of which no instance of this host is")
+        return [
+            want_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
+            for one in head.frames
+            if not (formers and await self._is_spare(subject, one))
+        ]
+
+    async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
+        """Say whether a boot here would leave a frame alone: its chunks are in the cache."""
+        cut = subject.geometry
+        for chunk_no in frame.chunk_nos:
+            place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
+            found = await self._names.learn(self._here, subject.image_id, *place)
+            if not self._chunks.has(found.cid):
+                return False
+        return True
+
+    def _in_order(self, wants: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
+        """Return them as this host takes them: those first that it is the home of."""
+        homes = bytearray(map(self._chunks.is_home_of, wants))
+        first = pre_seed.first_chunk_of(self._here)
+        return [wants[at] for at in pre_seed.chunks_in_order(homes, first)]
+
+    def _take_room(self, image_id: ids.ImageId, total_bytes: int, missing_bytes: int) -> None:
+        what = f"the boot image of image {image_id}"
+        if total_bytes > (limit_bytes := self._cache.ahead_limit_bytes):
+            why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
+            raise errors.Unusable(what, why)
+        if not self._daily.takes(None, missing_bytes, self._clock()):
+            raise errors.Unusable(what, "exceeds the daily limit of prefetches")
+
+    async def _fetch(
+        self, missing: Sequence[chunk_ref.ChunkRef], report: bulk_fetch.Report, total_bytes: int
+    ) -> int:
+        """Have what is not here brought and kept; return how many bytes came."""
+        left, came_bytes = collections.deque(missing), 0
+        here_bytes = total_bytes - sum(want.length for want in missing)
+        with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
+            while left or ahead:
+                if left and len(ahead) < UNDER_WAY:
+                    want = left.popleft()
+                    await self._wait_for_turn(want.length)
+                    ahead.ask([(want, want)])
+                    continue
+                with trio.move_on_after(FETCH_S) as waiting:
+                    for want, outcome in await ahead.came():
+                        if isinstance(outcome, errors.AcstorError):
+                            raise outcome
+                        came_bytes += self._keep(want)
+                await report(here_bytes + came_bytes, total_bytes)
+                if waiting.cancelled_caught:
+                    raise errors.DeadlineExceeded("a part of a boot image", FETCH_S)
+        return came_bytes
+
+    def _keep(self, want: chunk_ref.ChunkRef) -> int:
+        if not self._cache.keep_ahead(want.cid):
+            raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
+        self._counted.ahead_bytes += want.length
+        return want.length
+
+    async def _wait_for_turn(self, length: int) -> None:
+        """Wait until a frame may be asked for, by the pace and because no guest waits."""
+        while wait_s := self._pacer.wait_s(length, self._clock()):  # noqa: ASYNC110 - it says when
+            await trio.sleep(wait_s)
+        with trio.move_on_after(YIELD_S):
+            while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
+                await trio.sleep(YIELD_TICK_S)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is brought that nobody waits for: in batches, to the end, with its progress.
+
+What cannot be had stops nothing else; it is told at the end.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Generic
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import background_fetch
+from acstor_common import errors
+
+BATCH = 64
+"""Chunks that are asked for together, as soon as no more than these are left: so there are always
+some for the core to begin (``engine/fetch/prefetch_limits``), and few to take back."""
+REPORT_INTERVAL_S = 0.5
+
+Report = Callable[[int, int], Awaitable[None]]
+_T = TypeVar("_T")
+_Thing = tuple[_T, chunk_ref.ChunkRef]
+_Became = background_fetch.Outcome | OSError | None
+
+
+@dataclasses.dataclass
+class BulkResult(Generic[_T]):
+    """What became of it, in bytes; ``failures`` has what could not be brought, and why."""
+
+    done_bytes: int = 0
+    fetched_bytes: int = 0
+    failed_bytes: int = 0
+    failures: list[tuple[_T, Exception]] = dataclasses.field(default_factory=list)
+
+    def note(self, thing: _T, length: int, became: _Became) -> None:
+        """Note what became of a thing; None: it was here."""
+        self.done_bytes += length
+        if isinstance(became, Exception):
+            self.failures.append((thing, became))
+            self.failed_bytes += length
+        elif became is not None:
+            self.fetched_bytes += length
+
+    def tally(self) -> dict[str, int]:
+        """Return the bytes, as clients are told."""
+        return {
+            name: getattr(self, name) for name in ("done_bytes", "fetched_bytes", "failed_bytes")
+        }
+
+
+async def fetch_all(
+    things: Iterable[_Thing[_T]],
+    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+    is_here: Callable[[chunk_ref.ChunkRef], bool],
+    report: Report,
+    *,
+    total_bytes: int,
+    keep: Callable[[_T, background_fetch.FetchedChunk | None], Awaitable[None]] | None = None,
+) -> BulkResult[_T]:
+    """Have the chunks of things brought and return what came of it.
+
+    :param report: is told the bytes done and ``total_bytes``, twice a second
+    :param keep: takes what came, or None for what was here; raises AcstorError or OSError if it
+        cannot
+    """
+    came = BulkResult[_T]()
+
+    async def tell() -> None:
+        while True:
+            await report(came.done_bytes, total_bytes)
+            await trio.sleep(REPORT_INTERVAL_S)
+
+    async def take(one: _Thing[_T], became: background_fetch.Outcome | None) -> None:
+        thing, want = one
+        failure: errors.AcstorError | OSError | None = None
+        if keep is not None and not isinstance(became, errors.AcstorError):
+            try:
+                await keep(thing, became)
+            except (errors.AcstorError, OSError) as e:
+                failure = e
+        came.note(thing, want.length, failure or became)
+
+    async with trio.open_nursery() as reporting:
+        reporting.start_soon(tell)
+        with ahead:
+            async for some in _some_of(things, ahead, is_here):
+                if keep is None:
+                    for (thing, want), became in some:
+                        came.note(thing, want.length, became)
+                    continue
+                async with trio.open_nursery() as nursery:
+                    for one, became in some:
+                        nursery.start_soon(take, one, became)
+        reporting.cancel_scope.cancel()
+    return came
+
+
+async def _some_of(
+    things: Iterable[_Thing[_T]],
+    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+    is_here: Callable[[chunk_ref.ChunkRef], bool],
+) -> AsyncIterator[Sequence[tuple[_Thing[_T], background_fetch.Outcome | None]]]:
+    """Yield what becomes of things, some at a time; None: it is here."""
+    rest, is_more = iter(things), True
+    while is_more or ahead:
+        if not is_more or len(ahead) > BATCH:
+            yield await ahead.came()
+            continue
+        await trio.lowlevel.checkpoint()
+        some = list(itertools.islice(rest, BATCH))
+        is_more = bool(some)
+        here: list[_Thing[_T]] = []
+        missing: list[_Thing[_T]] = []
+        for one in some:
+            (here if is_here(one[1]) else missing).append(one)
+        ahead.ask((one, one[1]) for one in missing)
+        yield [(one, None) for one in here]

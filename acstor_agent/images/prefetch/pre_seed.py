@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings whole images to this host, behind everything that guests wait for.
+
+Hosts that are told to take the same image at the same time would all ask for
+the same chunk first.  So each begins with the chunks that it is the home of,
+which nobody else can read through for it, and takes the others in turn from a
+place of its own.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import trio
+import xxhash
+
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.prefetch import bulk_fetch
+from acstor_agent.images.read import mirror
+from acstor_common.model import ids
+
+LOOKS_IN_A_ROW = 200
+"""Chunks that are looked at before others have their turn: about a millisecond."""
+
+
+def first_chunk_of(host: ids.HostId) -> int:
+    """Return where a host begins, modulo the number of chunks."""
+    return xxhash.xxh3_64_intdigest(host.encode())
+
+
+def chunks_in_order(homes: bytearray, first: int) -> Iterator[int]:
+    """Yield the numbers of chunks: those at home here, then the rest from ``first`` on.
+
+    >>> list(chunks_in_order(bytearray([1, 0, 0, 1, 0, 0]), first=8))
+    [0, 3, 2, 4, 5, 1]
+
+    :param homes: for each chunk 1 if it is at home here, else 0
+    """
+    count = len(homes)
+    first %= count or 1
+    yield from _places_of(1, homes, 0, count)
+    yield from _places_of(0, homes, first, count)
+    yield from _places_of(0, homes, 0, first)
+
+
+def _places_of(what: int, homes: bytearray, start: int, stop: int) -> Iterator[int]:
+    while (start := homes.find(what, start, stop)) >= 0:
+        yield start
+        start += 1
+
+
+async def pre_seed(
+    image: mirror.Mirror,
+    chunks: exchange.Exchange,
+    report: bulk_fetch.Report,
+    *,
+    is_home: Callable[[chunk_ref.ChunkRef], bool],
+    first_chunk: int,
+) -> dict[str, int]:
+    """Fetch what is not here of an image; return what it came to in bytes.
+
+    :param report: is told the bytes done and the bytes in all, twice a second
+    :param is_home: whether this host is the home of a chunk
+    :raises errors.AcstorError: some chunk could not be had; what came is kept
+    """
+    cut = image.map.geometry
+    homes = bytearray()
+    for chunk_no in range(cut.chunk_count):
+        homes.append(is_home(image.want(chunk_no)))
+        if chunk_no % LOOKS_IN_A_ROW == 0:
+            await trio.lowlevel.checkpoint()
+    order = chunks_in_order(homes, first_chunk)
+    came = await bulk_fetch.fetch_all(
+        ((chunk_no, image.want(chunk_no)) for chunk_no in order),
+        chunks.ahead(exchange.Priority.SEED),
+        lambda want: want.cid == ids.ZERO_CID or chunks.has(want.cid),
+        report,
+        total_bytes=cut.size_bytes,
+    )
+    if came.failures:
+        raise came.failures[0][1]
+    return came.tally()

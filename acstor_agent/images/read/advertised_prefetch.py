@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches what neighbours advertise of one image, as far as that has proved right.
+
+What to fetch is decided by the cores (chunk states, prefetch, content index);
+here it is done, behind everything that guests wait for.  Everything is about
+parents: the first chunk of the image with a content stands for all of them.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import trio
+
+from acstor_agent.core.images import chunk_state
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import content_index
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.gossip import unmatched_prefetch
+from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import exchange
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.model import segments
+
+UNDER_WAY = 32
+"""Chunks of one image that are being prefetched at a time."""
+
+Prefetcher = prefetch.Prefetcher | unmatched_prefetch.UnmatchedPrefetcher
+Rule = Callable[[chunk_state.ChunkStates, int | None], Prefetcher]
+
+_E = chunk_state.ChunkEvent
+
+
+class AdvertisedPrefetch:
+    """The prefetch of one image.
+
+    :param is_covered: says whether a chunk comes by another way, with the boot image
+    :param limit: chunks prefetched and not read that are allowed; 0 turns it off, None sets no
+        bound
+    :param rule: makes what decides, from the states of chunks and the limit
+    """
+
+    def __init__(
+        self,
+        image_map: chunk_map.ChunkMap,
+        index: content_index.Index,
+        chunks: exchange.Exchange,
+        nursery: trio.Nursery,
+        limit: int | None,
+        is_covered: Callable[[ids.Cid], bool],
+        rule: Rule = prefetch.Prefetcher,
+    ) -> None:
+        self.states = chunk_state.ChunkStates(len(image_map))
+        self.prefetcher = rule(self.states, limit)
+        self._is_on = limit != 0
+        self._map = image_map
+        self._index = index
+        self._chunks = chunks
+        self._nursery = nursery
+        self._is_covered = is_covered
+        self._next: list[int] = []
+        self._ahead: background_fetch.BackgroundFetch[int] | None = None
+
+    def advertised(self, told: Iterable[segments.Chunks]) -> None:
+        """Note what neighbours have; fetch what is of use here.
+
+        A prefetch never asks the home, so chunks that only their home announced are skipped.
+        """
+        if not self._is_on:
+            return
+        find = self._index.find
+        for segment, bits in told:
+            if (named := find(segment)) is not None:  # seldom, where many images are attached
+                self._note(self._chunks_of(named, segment, bits))
+        self._fetch_some()
+
+    def _is_here(self, cid: ids.Cid) -> bool:
+        return self._chunks.has(cid) or self._is_covered(cid)
+
+    def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
+        """Note that neighbours have chunks of one segment."""
+        wants = [one for one in chunks if not self._is_here(one[1].cid)]
+        given = self._chunks.given(wants[0][1]) if wants else 0
+        for chunk_no, want in wants:
+            if want.bit & given:
+                self.prefetcher.advertised(self._index.parent(chunk_no))
+
+    def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return chunks of a segment, by number; none if this image has no such segment.
+
+        The index knows the first chunk with a content: a segment that shares the chunk of its name
+        with an earlier segment is not found, unless that one has the same name.
+        """
+        named = self._index.find(some[0])
+        return [] if named is None else self._chunks_of(named, *some)
+
+    def _chunks_of(
+        self, named: int, segment: ids.Oid, bits: int
+    ) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return chunks of a segment whose name is the OID of the chunk ``named``."""
+        first, refs = self._chunks.segment(self._map, named)
+        if refs[0].place != segment:
+            return []
+        return [
+            (chunk_no, ref)
+            for chunk_no, ref in enumerate(refs, first)
+            if ref.bit & bits and ref.cid != ids.ZERO_CID
+        ]
+
+    def gone(self, names: Iterable[ids.Oid]) -> None:
+        """Note that the cache has let a chunk go."""
+        for oid in names:
+            chunk_no = self._index.find(ids.Oid(oid))
+            if chunk_no is not None:
+                self.states.apply(chunk_no, _E.EVICTED)
+
+    def waited_for(self, numbers: Iterable[int]) -> None:
+        """Note that a guest has to wait for chunks."""
+        if self._is_on and self.prefetcher.has_candidates:
+            for chunk_no in numbers:
+                self.prefetcher.fetched_on_demand(self._index.parent(chunk_no))
+
+    def read(self, offset: int, length: int) -> None:
+        """Note that a guest was given a range: prefetches of it have proved right.
+
+        Where nothing waits to be proved this costs nothing: it is on the path of every read.
+        """
+        if not (self.states.unmatched or self.states.under_way) or not length:
+            return
+        first = offset // self._map.geometry.chunk_bytes
+        last = (offset + length - 1) // self._map.geometry.chunk_bytes
+        matched = self.states.matched
+        for chunk_no in range(first, last + 1):
+            if not self._map.is_zero(chunk_no):
+                self.states.apply(self._index.parent(chunk_no), _E.DEMAND_ARRIVED)
+        if self.states.matched != matched:
+            self._fetch_some()
+
+    def _fetch_some(self) -> None:
+        self._next += self.prefetcher.take(UNDER_WAY - self.states.under_way)
+        if not self._next:
+            return
+        if self._ahead is None:
+            self._ahead = self._chunks.ahead(exchange.Priority.ADVERTISED)
+            self._nursery.start_soon(self._fetch, self._ahead)
+        else:
+            self._ahead.wake()  # one that hangs keeps no other back
+
+    async def _fetch(self, ahead: background_fetch.BackgroundFetch[int]) -> None:
+        """Have chunks brought as long as there are any, and note what comes of each."""
+        left: set[int] = set()
+        try:
+            with ahead:
+                while self._next or ahead:
+                    asked = self._not_here()
+                    left.update(chunk_no for chunk_no, _ in asked)
+                    ahead.ask(asked)
+                    for chunk_no, outcome in await ahead.came() if ahead else ():
+                        left.discard(chunk_no)
+                        is_here = not isinstance(outcome, errors.AcstorError)
+                        event = _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED
+                        self.states.apply(chunk_no, event)
+                    self._fetch_some()
+        finally:
+            self._ahead = None
+            for chunk_no in left:  # a guest that needs one asks again and is told
+                self.states.apply(chunk_no, _E.PREFETCH_FAILED)
+
+    def _not_here(self) -> list[tuple[int, chunk_ref.ChunkRef]]:
+        """Return what of the next is to be fetched."""
+        found = []
+        for chunk_no in self._next:
+            want = self._chunks.want(self._map, chunk_no)
+            if self._chunks.has(want.cid):
+                self.states.apply(chunk_no, _E.PREFETCH_ARRIVED)
+            else:
+                found.append((chunk_no, want))
+        self._next = []
+        return found

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of one image's boot image: which frames there are, kept on disk, or from the source.
+
+It is of the image as the chunk map has it, or it is not used.
+"""
+
+import contextlib
+import logging
+import pathlib
+
+import trio
+
+from acstor_agent.images.maps import detached_maps
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+
+LOG = logging.getLogger(__name__)
+
+
+class BootHead:
+    """The head of a boot image, once :meth:`load` has had it.
+
+    ``frames`` has the frame of each chunk; it outlives the head until the next one is there.
+
+    :param path: where it is kept
+    :param what: the boot image, for people
+    """
+
+    def __init__(
+        self, image_map: chunk_map.ChunkMap, path: pathlib.Path, source: base.Source, what: str
+    ) -> None:
+        self.path = path
+        self.head: boot_image.Head | None = None
+        self.frames: dict[ids.Cid, boot_image.Frame] = {}
+        self._map, self._source, self._what = image_map, source, what
+        self._extents: dict[detached_maps.Extent, ids.Cid] = {}
+
+    def named(self, offset: int, length: int) -> ids.Content | None:
+        """Return what a frame is, by where hosts place it in the image; None if not known here.
+
+        Another revision of the boot image may have a frame there.
+        """
+        cid = None if self.head is None else self._extents.get((offset, length))
+        return None if cid is None else ids.Content(cid, self._map.scope_keys)
+
+    async def load(self) -> None:
+        """Take the head from this host's disk, or else from the source.
+
+        :raises errors.ChunkUnavailable: the source has none, or does not answer
+        :raises errors.BootImageFormatError: what it has is no boot image of this image
+        """
+        if self.head is None:
+            try:
+                await self._take(self.path.read_bytes(), str(self.path))
+            except (OSError, errors.BootImageFormatError):
+                await self._download()
+
+    async def look_for_newer(self) -> None:
+        """Forget a head of which the source has a higher revision, for the next boot."""
+        with contextlib.suppress(errors.ChunkUnavailable):
+            header = await self._read_header()
+            if self.head is not None and header.revision > self.head.header.revision:
+                LOG.info("%s: revision %d is there", self._what, header.revision)
+                self.forget()
+
+    def forget(self) -> None:
+        """Let the next boot take the head from the source."""
+        self.head = None
+        unlink(self.path)
+
+    async def _download(self) -> None:
+        header = await self._read_header()
+        raw = await self._read_source(0, header.head_bytes)
+        await self._take(raw, self._what)
+        try:
+            with atomic_file.atomic_write(self.path, is_durable=False) as file:
+                file.write(raw)
+        except OSError as e:  # guests may have filled the disk; the next worker asks the source
+            LOG.warning("%s: its head is not stored: %s", self._what, e.strerror)
+
+    async def _read_header(self) -> boot_image.Header:
+        raw = await self._read_source(0, boot_image.HEADER_BYTES)
+        header = boot_image.parse_header(raw, self._what)
+        self._check(header)
+        return header
+
+    async def _read_source(self, offset: int, length: int) -> bytes:
+        blob = base.Blob(self._map.image_id, base.BlobKind.BOOT_IMAGE)
+        return await self._source.read(blob, offset, length)
+
+    def _check(self, header: boot_image.Header) -> None:
+        boot_image.check_binding(header, boot_image.Binding.of(self._map), self._what)
+
+    async def _take(self, raw: bytes, what: str) -> None:
+        head, self.frames = await trio.to_thread.run_sync(self._parse, raw, what)
+        self.head, self._extents = head, detached_maps.boot_extents(head)
+
+    def _parse(
+        self, raw: bytes, what: str
+    ) -> tuple[boot_image.Head, dict[ids.Cid, boot_image.Frame]]:
+        head = boot_image.parse_head(raw, what)
+        self._check(head.header)
+        cid_of = self._map.cid
+        frames = {cid_of(number): frame for frame in head.frames for number in frame.chunk_nos}
+        return head, frames
+
+
+def unlink(path: pathlib.Path) -> None:
+    """Delete a head, if it can be: it is checked whenever it is read."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        LOG.warning("%s: %s", path, e.strerror)

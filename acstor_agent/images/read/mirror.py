@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One image, readable as if it were here: zeros and cached chunks at once, others when they come.
+
+A read that hits costs one look-up a chunk and one pread a contiguous run, and
+waits for nothing.  The answer lies in a buffer that another read uses again, of
+whatever image: it must be handed on before anything is awaited.
+"""
+
+import contextlib
+import math
+import mmap
+import threading
+import time
+from collections.abc import Container
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_agent.cache import cache_files
+from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_recorder
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.images import read_plan
+from acstor_agent.core.images import readahead
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine_io import exchange
+from acstor_agent.engine_io import read_request
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import read_admission
+from acstor_agent.images.read import read_timing
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+MAX_READ_BYTES = 1 * geometry.MIB
+"""The longest read that the kernel sends."""
+
+_ZEROS = bytes(MAX_READ_BYTES)
+_SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+"""The answer to a read that hits, of whatever image: one is handed on before the next is made."""
+_BUFFERS: list[memoryview] = []
+"""For reads that wait: memory that is new costs more than the bytes that are put there."""
+BUFFERS = 32
+"""Are kept, as many as reads of one guest are worked on."""
+_LOCAL_ORIGIN = {
+    read_plan.StepKind.ZERO: counters.Origin.ZERO,
+    read_plan.StepKind.MEMORY: counters.Origin.BOOT,
+    read_plan.StepKind.CACHE: counters.Origin.CACHE,
+}
+_Step = read_plan.Step[cache_slot.Slot]
+Via = read_timing.Via
+
+
+class CachedBytes(NamedTuple):
+    """How much of an image a host has, in whole chunks; zeros, which nobody needs, are neither."""
+
+    cached_bytes: int
+    missing_bytes: int
+
+
+_PAUSE_S = 0.0005
+_KEPT_TIMES, _SHORT_S = 10, 0.05
+"""A count that took no longer than _SHORT_S is not kept."""
+
+
+def pause() -> None:
+    """Leave the interpreter to other threads for a moment, after work of about as long."""
+    time.sleep(_PAUSE_S)
+
+
+class Mirror:
+    """A host's view of one image.
+
+    :param image_map: the image's chunk map
+    :param deadline_s: how long a read may wait for chunks; infinite while they may still come
+    :param ahead: says what to fetch before a guest asks for it
+    :param prefetch: fetches what neighbours advertise
+    :param boots: has the boot image in memory while guests boot
+    :param waiting: where reads wait for what is not here
+    :param total: counts the reads of all images of this host
+    """
+
+    def __init__(
+        self,
+        image_map: chunk_map.ChunkMap,
+        *,
+        cache: cache_files.CacheFiles,
+        chunks: exchange.Exchange,
+        deadline_s: float,
+        ahead: readahead.Predictor,
+        prefetch: advertised_prefetch.AdvertisedPrefetch,
+        boots: boot_session.BootSession,
+        waiting: read_admission.ReadAdmission,
+        total: counters.ReadCounters | None = None,
+    ) -> None:
+        self._waiting = waiting
+        self.map = image_map
+        self.prefetch = prefetch
+        self.boots = boots
+        self.recorder: boot_recorder.BootRecorder | None = None  # only while guests boot
+        self.timelines: dict[requests.Stream, read_timing.Timing] = {}  # as well
+        self.attached_s = (-math.inf, -math.inf)
+        """When its chunk map was looked for and when it was there, by the monotonic clock."""
+        self.counters = counters.ReadCounters(total)
+        boots.watch(self.counters.read)
+        self._cache = cache
+        self._chunks = chunks
+        self._deadline_s = deadline_s
+        self._ahead = ahead
+        self.size_bytes = image_map.geometry.size_bytes
+        """Length of the image."""
+        self._chunk_bytes = image_map.geometry.chunk_bytes
+        self._counting = threading.Lock()
+        self._held: CachedBytes | None = None
+        self._count_again_s = 0.0
+
+    def cached_bytes(self) -> int:
+        """Count what of the image lies in the cache; as :meth:`held`."""
+        return self.held().cached_bytes
+
+    def held(self) -> CachedBytes:
+        """Count what of the image lies in the cache, and what does not; call it in a thread.
+
+        A million chunks in distinct blocks take 0.2 s and as long in pauses.  An answer that took
+        long is kept for ten times as long, so repeated calls take a tenth of a processor at most.
+        """
+        with self._counting:
+            began_s = time.perf_counter()
+            if self._held is None or began_s >= self._count_again_s:
+                self._held = self._count_held()
+                ended_s = time.perf_counter()
+                self._count_again_s = ended_s + _KEPT_TIMES * (ended_s - began_s - _SHORT_S)
+            return self._held
+
+    def _count_held(self) -> CachedBytes:
+        here = missing = 0
+        for cids, pages in self.map.blocks(pause):
+            named = [cid for cid in cids if cid != ids.ZERO_CID]
+            of_block = sum(cid in self._cache for cid in named)
+            here += of_block * pages
+            missing += (len(named) - of_block) * pages
+        cached_bytes = min(here * self._chunk_bytes, self.size_bytes)
+        missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
+        return CachedBytes(cached_bytes, missing_bytes)
+
+    def want(self, chunk_no: int) -> chunk_ref.ChunkRef:
+        """Return what to ask for to have a chunk of this image."""
+        return self._chunks.want(self.map, chunk_no)
+
+    def named(self, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, exactly, in the image or its boot image.
+
+        :returns: ZERO_CID if nothing does, None if that is not known here
+        """
+        if offset >= base.AT_BOOT_IMAGE:
+            return self.boots.named(offset, length)
+        chunk_no = self.map.geometry.chunk_at(offset, length)
+        return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content(chunk_no)
+
+    def contents(self, request: chunk_ref.Request) -> list[ids.Content] | None:
+        """Return the contents of the chunks that a peer asks for, as :meth:`named` knows them.
+
+        :returns: None if they must be looked up; fewer than asked for where the image has no such
+            chunks
+        """
+        size = request.chunk_bytes
+        if size != self._chunk_bytes:
+            found = [self.named(offset, length) for offset, length in request.places()]
+            named = [content for content in found if content is not None]
+            return named if len(named) == len(found) else None
+        first, start = divmod(request.offset, size)
+        end = request.offset + request.length
+        if start or end > self.size_bytes or (end % size and end != self.size_bytes):
+            return []
+        keys = self.map.scope_keys
+        return [ids.Content(cid, keys) for cid in self.map.cids(first, -(-end // size))]
+
+    async def read(
+        self, offset: int, length: int, guest: requests.Stream | None = None
+    ) -> read_request.Bytes:
+        """Return a range of the image, cut at its end; use it before anything is awaited.
+
+        :param guest: who waits if it is not here; None if that is known already
+        :raises errors.QueueFull: the guest has too much waiting
+        :raises errors.ReaderKilled: the guest is being killed
+        :raises errors.DeadlineExceeded: a chunk did not come in time
+        :raises errors.ChunkLost: a chunk is nowhere to be had any more
+        """
+        began_s = time.perf_counter()
+        if offset + length > self.size_bytes or length > MAX_READ_BYTES:
+            length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
+        self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
+        data: read_request.Bytes | None = self._read_chunk_nowait(offset, length)
+        if data is None:
+            steps = self._plan(offset, length)
+            data = self._read_steps_nowait(steps, length)
+            if data is None:
+                data = await self._read(offset, length, guest, steps)
+        self.prefetch.read(offset, length)
+        self.counters.took(time.perf_counter() - began_s)
+        return data
+
+    def _plan(self, offset: int, length: int) -> list[_Step]:
+        size = self._chunk_bytes
+        cids = self.map.cids(offset // size, -(-(offset + length) // size)) if length else []
+        in_memory = self.boots.in_memory
+        return read_plan.plan(offset, length, size, cids, self._cache.lookup_all(cids), in_memory)
+
+    def _read_chunk_nowait(self, offset: int, length: int) -> memoryview | None:
+        """Answer from one cached chunk, as most reads are: a look-up and a pread."""
+        chunk_no, start = divmod(offset, self._chunk_bytes)
+        if not 0 < length <= self._chunk_bytes - start or self.boots.in_memory:
+            return None
+        slot, view = self._cache.lookup(self.map.cid(chunk_no)), _SCRATCH[:length]
+        if slot is None or not self._cache.read_nowait([(slot, start, start + length)], view):
+            return None
+        self._count(counters.Origin.CACHE, length)
+        return view
+
+    def _count(
+        self, origin: counters.Origin, length: int, via: Via | None = None, chunks: int = 1
+    ) -> None:
+        """Count bytes that a read has got.
+
+        :param via: by which way, if the origin does not say that
+        """
+        self.counters.read.add(origin, length, chunks)
+        if self.timelines:
+            read_timing.note_origin(via or Via(origin.value), length, read_admission.wait_reason())
+
+    def _read_steps_nowait(self, steps: list[_Step], length: int) -> memoryview | None:
+        """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
+        if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
+            self._count(counters.Origin.BOOT, length)
+            return steps[0].data
+        view = _SCRATCH[:length]
+        if _is_missing(steps) or not all(self._put_nowait(step, view) for step in steps):
+            return None
+        for step in steps:
+            self._count(_LOCAL_ORIGIN[step.kind], step.stop - step.start)
+        return view
+
+    def _put_nowait(self, step: _Step, view: memoryview) -> bool:
+        """Fill in what is here; say whether that could be done without waiting."""
+        part = view[step.start : step.stop]
+        if step.parts is not None:
+            return self._cache.read_nowait(step.parts, part)
+        part[:] = step.data if step.data is not None else _ZEROS[: len(part)]
+        return True
+
+    async def _read(
+        self, offset: int, length: int, guest: requests.Stream | None, steps: list[_Step]
+    ) -> memoryview:
+        """Wait for what is not here, or not in memory."""
+        self.counters.waits(1)
+        try:
+            if guest is None:
+                return await self._filled(offset, length, steps)
+            is_here = not _is_missing(steps)
+            return await self._waiting.turn(
+                guest, self._filled, offset, length, steps, is_here=is_here
+            )
+        except errors.ReaderKilled:
+            raise
+        except errors.AcstorError as e:
+            self.counters.failed(isinstance(e, errors.ChunkLost))
+            raise
+        finally:
+            self.counters.waits(-1)
+
+    async def _filled(self, offset: int, length: int, steps: list[_Step]) -> memoryview:
+        if length <= geometry.DEFAULT_CHUNK_BYTES:
+            view = memoryview(bytearray(length))
+            await self._fill(offset, view, steps)
+            return view
+        buffer = _BUFFERS.pop() if _BUFFERS else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+        await self._fill(offset, buffer[:length], steps)
+        if len(_BUFFERS) < BUFFERS:  # not where it failed: a thread may be filling it still
+            _BUFFERS.append(buffer)
+        return buffer[:length]
+
+    async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:
+        """Fill ``view`` with the range from ``offset``; one failure ends it.
+
+        All that must come is on its way, as one wish, before anything is waited for.
+
+        :param steps: as they were planned; they count unless a chunk has come since
+        """
+        if steps is None or self._has_come(steps):
+            steps = self._plan(offset, len(view))
+        missing: list[int] = []
+        are_others = False
+        for step in steps:
+            some = [no for no, cid in step.fetches() if not self.boots.may_bring(cid)]
+            are_others = are_others or step.cids is None or len(some) < len(step.cids)
+            missing += some
+        if not missing:
+            await self._fill_others(offset, view, steps)
+            return
+        with self._wish(missing) as wish:
+            if are_others:
+                await self._fill_others(offset, view, steps, frozenset(missing))
+            self._put_all(offset, view, missing, await wish.wait())
+
+    def _has_come(self, steps: list[_Step]) -> bool:
+        """Say whether anything is here of what was to be fetched."""
+        cids = [cid for step in steps if step.cids is not None for cid in step.cids]
+        return any(map(self._chunks.has, cids)) or any(map(self.boots.in_memory.__contains__, cids))
+
+    def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
+        self.prefetch.waited_for(numbers)
+        wants, guest = self._chunks.wants(self.map, numbers), read_request.Priority.GUEST
+        return self._chunks.wish(wants, guest, self._deadline_s, read_admission.wait_noter())
+
+    def _put_all(
+        self,
+        offset: int,
+        view: memoryview,
+        numbers: list[int],
+        chunks: Sequence[read_request.FetchedChunk],
+    ) -> None:
+        """Fill in chunks that have come, and count them by where they came from."""
+        lengths: dict[counters.Origin, list[int]] = {}
+        for chunk_no, (data, origin) in zip(numbers, chunks, strict=True):
+            lengths.setdefault(origin, []).append(self._put(offset, view, chunk_no, data))
+        for origin, its in lengths.items():
+            self._count(origin, sum(its), chunks=len(its))
+
+    def _put(self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes) -> int:
+        """Fill in what the range from ``offset`` needs of a chunk; return how many bytes."""
+        start = chunk_no * self._chunk_bytes - offset
+        if start < 0:
+            data, start = memoryview(data)[-start:], 0
+        if len(data) > len(view) - start:
+            data = memoryview(data)[: len(view) - start]
+        view[start : start + len(data)] = data
+        return len(data)
+
+    async def _fill_others(
+        self,
+        offset: int,
+        view: memoryview,
+        steps: list[_Step],
+        missing: Container[int] = frozenset(),
+    ) -> None:
+        """Fill in what is here, or comes with a boot image.
+
+        :param missing: chunks that come otherwise
+        """
+        left: list[int] = []
+        for step in steps:
+            for chunk_no, cid in step.fetches():
+                if chunk_no in missing:
+                    continue
+                fetched = await self.boots.bring(cid)
+                if fetched is None:
+                    left.append(chunk_no)
+                else:
+                    length = self._put(offset, view, chunk_no, fetched.data)
+                    self._count(fetched.origin, length, Via.FRAME)
+            if step.cids is not None:
+                continue
+            part = view[step.start : step.stop]
+            if not self._put_nowait(step, view):
+                assert step.parts is not None
+                if await self._cache.read(step.parts, part):
+                    await self._fill(offset + step.start, part)  # some proved bad: they are gone
+                    continue
+            self._count(_LOCAL_ORIGIN[step.kind], len(part))
+        if left:
+            await self._fill_left(offset, view, left)
+
+    async def _fill_left(self, offset: int, view: memoryview, numbers: list[int]) -> None:
+        """Fill in what no boot image brought: it may have come otherwise, while that was tried."""
+        missing: list[int] = []
+        here: list[int] = []
+        for chunk_no in numbers:
+            is_here = self._chunks.has(self.map.cid(chunk_no))
+            (here if is_here else missing).append(chunk_no)
+        with self._wish(missing) if missing else contextlib.nullcontext() as wish:
+            for chunk_no in here:
+                start = max(0, chunk_no * self._chunk_bytes - offset)
+                stop = min((chunk_no + 1) * self._chunk_bytes - offset, len(view))
+                await self._fill(offset + start, view[start:stop])
+            if wish is not None:
+                self._put_all(offset, view, missing, await wish.wait())
+
+    def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
+        start, stop = self._ahead.read(offset, length, now_s)
+        if start == stop:
+            return
+        size = self._chunk_bytes
+        waited_for = range(offset // size, (offset + length - 1) // size + 1)
+        numbers = [
+            chunk_no
+            for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
+            if chunk_no not in waited_for
+        ]
+        wants = [w for w in self._chunks.wants(self.map, numbers) if w.cid != ids.ZERO_CID]
+        if not self.boots.covers_nothing:
+            wants = [want for want in wants if not self.boots.covers(want.cid)]
+        self._chunks.bring_soon(wants)
+
+
+def _is_missing(steps: list[_Step]) -> bool:
+    return any([step.cids is not None for step in steps])

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a read of a boot be known where its bytes are found, so that its time can be accounted for.
+
+A read that belongs to no boot pays nothing here.
+"""
+
+import contextvars
+from collections.abc import Awaitable
+from collections.abc import Callable
+from typing import TypeVar
+
+from acstor_agent.core.boot import timeline_recorder
+
+T = TypeVar("T")
+Via = timeline_recorder.Via
+
+_read: contextvars.ContextVar[timeline_recorder.Read | None] = contextvars.ContextVar(
+    "read", default=None
+)
+
+
+def note_origin(via: Via, length: int, why: str = "") -> None:
+    """Note where the read that is worked on here has got bytes.
+
+    :param why: what did not give them, in words
+    """
+    read = _read.get()
+    if read is not None:
+        read.add(via, length, why)
+
+
+class Timing:
+    """Times the reads of one boot.
+
+    :param clock: one that never goes back
+    """
+
+    __slots__ = ("_clock", "recorder")
+
+    def __init__(
+        self, recorder: timeline_recorder.TimelineRecorder, clock: Callable[[], float]
+    ) -> None:
+        self.recorder, self._clock = recorder, clock
+
+    async def timed(
+        self, work: Callable[..., Awaitable[T]], offset: int, length: int, *args: object
+    ) -> T:
+        """Return what ``work(offset, length, *args)`` does, which is a read of the boot."""
+        read = self.recorder.begin(offset, length, self._clock())
+        former = _read.set(read)
+        try:
+            return await work(offset, length, *args)
+        except BaseException:
+            read.is_failed = True
+            raise
+        finally:
+            _read.reset(former)
+            self.recorder.end(read, self._clock())

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes have a file open, asked of the kernel.
+
+An agent that was restarted does not know what was opened before; /proc does.
+"""
+
+import contextlib
+import os
+import pathlib
+from typing import NamedTuple
+
+from acstor_agent.core.mount import process_state
+from acstor_agent.mount import fuse_connection
+from acstor_agent.sources import base
+from acstor_common.model import ids
+
+DESCRIBED = 20
+"""How many users of a mount are named; the rest is counted."""
+
+
+class User(NamedTuple):
+    """A process that has something below a mount open."""
+
+    pid: int
+    name: str
+    paths: tuple[str, ...]
+
+
+def users_of(mount_point: str) -> list[User]:
+    """Return who has what open below a mount point; nothing below it is touched."""
+    below = fuse_connection.resolved(mount_point)
+    found = []
+    for pid in pids():
+        paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
+        if paths:
+            found.append(User(pid, name_of(pid), tuple(sorted(paths))))
+    return found
+
+
+def images_open(mount_point: str) -> set[ids.ImageId]:
+    """Return the images that processes have open below a mount point; nothing there is touched.
+
+    :raises OSError: processes cannot be listed
+    """
+    below = f"{fuse_connection.resolved(mount_point)}/images/"
+    found = set()
+    for pid in pids():
+        for path in _open_of(pid):
+            if path.startswith(below):
+                name, _, _ = path.removeprefix(below).partition(base.BlobKind.IMAGE.value)
+                with contextlib.suppress(ValueError):
+                    found.add(ids.parse_image_id(name))
+    return found
+
+
+def describe(users: list[User]) -> str:
+    """Say in one line who has what open: pid, what runs there, and which images.
+
+    >>> describe([User(7, "qemu guest=one", ("/m/images/a.raw",))])
+    'process 7 (qemu guest=one) has a.raw open'
+    """
+    if not users:
+        return "nobody in this process's view; another mount namespace may"
+    told = [
+        f"process {user.pid} ({user.name}) has "
+        f"{', '.join(os.path.basename(path) for path in user.paths)} open"
+        for user in users[:DESCRIBED]
+    ]
+    more = [f"and {len(users) - DESCRIBED} more"] if len(users) > DESCRIBED else []
+    return "; ".join(told + more)
+
+
+def pids() -> list[int]:
+    """Return the ids of all processes."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _open_of(pid: int) -> list[str]:
+    """Return the paths of what a process has open, with its working folder."""
+    paths = []
+    with contextlib.suppress(OSError):  # it has ended
+        folder = f"/proc/{pid}/fd"
+        for link in (f"/proc/{pid}/cwd", *(f"{folder}/{fd}" for fd in os.listdir(folder))):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                paths.append(os.readlink(link).removesuffix(process_state.FORGOTTEN))
+    return paths
+
+
+def name_of(pid: int) -> str:
+    """Return what a process calls itself, for QEMU with the name of its guest."""
+    with contextlib.suppress(OSError):
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        guest = [word for word in words if word.startswith(b"guest=")]
+        shown = [os.path.basename(words[0]), *(word.split(b",")[0] for word in guest[:1])]
+        return b" ".join(shown).decode(errors="replace")
+    return "?"
+
+
+def pids_with_open(path: str) -> list[int]:
+    """Return the processes that have ``path`` open; the path itself is not touched."""
+    folder, name = os.path.split(path)
+    real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
+    return [pid for pid in pids() if real in _open_of(pid)]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to one host for one class of requests, while it is dialled and when it is open.
+
+Requests wait for the dial, which is bounded.  They are sent when it succeeds, else the requesters
+are told why it failed: in the next turn of the loop, since a requester that asks again when it is
+told would recurse.
+"""
+
+import contextvars
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.peers.connection import client_connection
+from acstor_agent.runtime import fault_log
+from acstor_common import errors
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+
+EARLY_MESSAGES = 16
+"""News that wait for a connection; more are dropped."""
+
+
+class Channel:
+    """See above.
+
+    :ivar is_decided: there is a connection or a failure
+    :ivar scope: of the task that dials and then runs the connection
+    """
+
+    def __init__(
+        self, host: ids.HostId, address: str, klass: peer_wire.Klass, faults: fault_log.FaultLog
+    ) -> None:
+        self.host, self.address, self.klass = host, address, klass
+        self.ip, self.port = addresses.parse(address)
+        self.peer = f"{host} ({address})"
+        self.scope = trio.CancelScope()
+        self.is_decided = trio.Event()
+        self.connection: client_connection.ClientConnection | None = None
+        self.failure: errors.AcstorError | None = None
+        self._faults = faults
+        self._news: list[peer_wire.News] = []
+        self._has_told = False
+        self._requests: dict[int, tuple[peer_wire.Request, client_connection.Hear]] = {}
+        self._hurried: set[int] = set()  # of them: they are urgent by now
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether there is a connection, or may be one yet."""
+        return self.connection is None or not self.connection.is_closed
+
+    @property
+    def may_be_unheard(self) -> bool:
+        """Say whether the host may have missed news: not reached, or gone since."""
+        connection = self.connection
+        has_gone = connection is None or connection.failure is not None or connection.is_left
+        return self._has_told and has_gone
+
+    def tell(self, news: peer_wire.News) -> None:
+        """Send news, now or when there is a connection."""
+        self._has_told = True
+        if self.connection:
+            self.connection.tell(news)
+        elif len(self._news) < EARLY_MESSAGES:
+            self._news.append(news)
+
+    def ask(self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear) -> None:
+        """Send requests, now or when there is a connection; see
+        :meth:`client_connection.ClientConnection.ask`.
+        """
+        if self.connection is not None and self.is_open:
+            self.connection.ask(requests, hear)
+            return
+        used = self.connection.used_numbers if self.connection is not None else ()
+        client_connection.check_numbers(requests, self._requests, *used)
+        for one in requests:
+            self._requests.update(dict.fromkeys(one.numbers, (one, hear)))
+        if self.is_decided.is_set():
+            next_turn(self.end)
+
+    def cancel(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`client_connection.ClientConnection.cancel`."""
+        if self.connection is not None:
+            self.connection.cancel(request_ids)
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+            self._hurried.discard(request_id)
+
+    def hurry(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`client_connection.ClientConnection.hurry`."""
+        if self.connection is not None:
+            self.connection.hurry(request_ids)
+        self._hurried.update(one for one in request_ids if one in self._requests)
+
+    def open(self, connection: client_connection.ClientConnection) -> None:
+        """Take the connection, and send what has waited for it."""
+        self.connection = connection
+        self.is_decided.set()
+        for news in self._news:
+            connection.tell(news)
+        asked: dict[client_connection.Hear, dict[peer_wire.Request, None]] = {}
+        for request, hear in self._requests.values():
+            asked.setdefault(hear, {})[request] = None
+        wanted, self._requests = self._requests, {}
+        for hear, requests in asked.items():
+            connection.ask([*requests], hear)
+            numbers = [number for request in requests for number in request.numbers]
+            connection.cancel([number for number in numbers if number not in wanted])
+        connection.hurry(self._hurried)
+        self._hurried = set()
+
+    def end(self) -> None:
+        """Note that there is no connection, or no more; tell the requesters that wait for one."""
+        self.is_decided.set()
+        failure = self.failure or (self.connection.failure if self.connection else None)
+        waiting, self._requests = self._requests, {}
+        heard = [
+            (hear, client_connection.lost(number, one, self.peer, failure))
+            for number, (one, hear) in waiting.items()
+        ]
+        try:
+            client_connection.deliver_answers(heard)
+        except Exception as error:  # a bug of a requester
+            self._faults.note("an answer of a peer", error)
+
+
+def next_turn(do: Callable[[], None]) -> None:
+    """Call something in the next turn of the loop, in this task's context.
+
+    Trio's own context is empty.
+    """
+    token = trio.lowlevel.current_trio_token()
+    token.run_sync_soon(contextvars.copy_context().run, do)

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client end of a connection: asks another agent for chunks.
+
+Each request gets one answer, or is lost when the connection ends.  A late answer to a cancelled
+request is dropped; an answer to no request ends the connection.  So the numbers of cancelled
+requests are remembered, and not used again meanwhile.
+
+Requests leave in batches, and answers that came together are delivered together, so a chunk takes
+no more here than an entry in a table.  While the socket is full, ``core.send_queue`` keeps what is
+to be sent, in the order of its priority.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core import send_queue
+from acstor_agent.peers import peer_link
+from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import loop_share
+from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
+from acstor_common.wire import peer_wire
+
+UNTOLD_BYTES = 256 * geometry.KIB
+"""While so much waits for a peer that does not read, it is told no news and its Pings are not
+answered: what waits shows as well that this host lives."""
+UNTOLD_NEWS = 256
+"""Likewise while so many pieces of news wait for their turn: 1 MiB, if all of them are full."""
+NEXT_BYTES = 16 * geometry.KIB
+"""While less waits in the outbox, what is next goes there, where nothing overtakes it any more."""
+
+GIVEN_UP = 2048
+"""Requests given up whose answers may come all the same, remembered of a connection: eight times
+what a host answers another at a time.  The oldest are forgotten; all together take 0.25 MB."""
+
+
+class RequestLost(NamedTuple):
+    """No answer to a request will come, because of ``failure``: the connection has ended."""
+
+    request_id: int
+    failure: errors.AcstorError
+
+
+Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer | RequestLost
+Hear = Callable[[list[Answer]], None]
+"""Is given answers that came together; never waits, and never fails because of a peer.
+
+None at all: the peer says that it works on what it was asked."""
+
+
+class ClientConnection(base_connection.Connection):
+    """The end that opened the connection: sends requests and gives out the answers."""
+
+    def __init__(
+        self,
+        host: ids.HostId,
+        link: peer_link.Link,
+        receiver: peer_wire.Receiver,
+        peer: str,
+        klass: peer_wire.Klass,
+        gate: base_connection.DemandGate,
+        share: loop_share.LoopShare,
+    ) -> None:
+        super().__init__(host, link, receiver, peer, klass, gate, share)
+        self._account(0, is_useful=True)  # this host has chosen to ask it
+        self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
+        self._soon = send_queue.SendQueue()  # of them, and of news: what has not been sent yet
+        self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
+        self._heard: list[tuple[Hear, Answer]] = []
+        self._has_shown_life = False
+        self._chunk_bytes = 0  # the longest chunk that was asked for
+        receiver.expects = self._expects
+        receiver.awaited_bytes = self._awaited_bytes
+        self._given_up: collections.OrderedDict[int, int] = (
+            collections.OrderedDict()
+        )  # bytes of each
+
+    @property
+    def is_idle(self) -> bool:
+        """Say that nobody waits for an answer."""
+        return not self._waiting
+
+    def _has_room(self, part: base_connection.Part) -> bool:
+        """Answers are always taken: there is somebody who waits for them."""
+        return True
+
+    @property
+    def _is_answer_awaited(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def used_numbers(self) -> tuple[Mapping[int, object], Mapping[int, object]]:
+        """Tables with the numbers of requests whose answers may still come."""
+        return self._waiting, self._given_up
+
+    def ask(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
+        """Send requests, in as few messages as may be.  The connection is open.
+
+        While the socket is full they wait here, and leave with others that do.
+
+        :param hear: is given what comes for each of them, each once
+        :raises errors.LocalProtocolError: an answer to another request of such a number may still
+            come: it waits, or was given up lately
+        """
+        check_numbers(requests, *self.used_numbers)
+        if not self._waiting:
+            self.last_progress = trio.current_time()  # from now on silence counts
+        for request in requests:
+            self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
+            self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
+        if self._is_writing:
+            self._soon.ask(requests)
+            return
+        try:
+            self.post(*peer_wire.batches(requests))
+        except errors.LocalProtocolError as error:  # a bug of who asks
+            self.fail(error)
+
+    def hurry(self, request_ids: Iterable[int]) -> None:
+        """Tell the peer that guests wait for the answers to these requests, if they still may come.
+
+        It is told after the requests.  Those were asked for in bulk: what is asked on other
+        connections is urgent.
+        """
+        for request_id in request_ids:
+            if request_id in self._waiting:
+                self._hurried[request_id] = None
+                self._soon.hurry(request_id)
+        if not self._is_writing:
+            self._gather()
+
+    def _gather(self) -> None:
+        if not (self._soon or self._hurried):
+            return
+        while self.outbox_bytes < NEXT_BYTES and (some := self._soon.take()) is not None:
+            if not isinstance(some, list):
+                self.post(some)
+                continue
+            self.post(*peer_wire.batches(some))
+            numbers = [number for request in some for number in request.numbers]
+            gone = [number for number in numbers if number not in self._waiting]
+            self.post(*map(peer_wire.Cancel, _in_messages(gone)))
+        hurried = [one for one in self._hurried if one in self._waiting]
+        self._hurried = dict.fromkeys(one for one in hurried if one in self._soon)
+        sent = [one for one in hurried if one not in self._soon]
+        self.post(*map(peer_wire.Hurry, _in_messages(sent)))
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
+        sent: list[int] = []
+        for request_id in request_ids:
+            waiting = self._waiting.pop(request_id, None)
+            if waiting is None:
+                continue
+            is_sent = request_id not in self._soon
+            if is_sent:
+                sent.append(request_id)
+            if is_sent or not self._soon.drop(request_id):
+                self._given_up[request_id] = waiting[0].length_of(request_id)
+        while len(self._given_up) > GIVEN_UP:
+            self._given_up.popitem(last=False)
+        self.post(*map(peer_wire.Cancel, _in_messages(sent)))
+
+    def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
+        """Send what nobody waits for, unless too much waits already: then it is left out."""
+        if self.outbox_bytes >= UNTOLD_BYTES or self._soon.news >= UNTOLD_NEWS:
+            return
+        if self._is_writing and not isinstance(message, peer_wire.Pong):
+            self._soon.tell(message)
+        else:
+            self.post(message)
+
+    def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
+        """Take the chunks, which were looked at before they came; return what else there is.
+
+        :raises errors.RemoteProtocolError: one came twice
+        """
+        others: list[peer_wire.Message] = []
+        for message in messages:
+            if isinstance(message, peer_wire.Chunk):
+                self._take(message)
+            else:
+                others.append(message)
+        self._account(loop_share.small_messages(others), is_useful=False)
+        return others
+
+    def _handle(self, part: base_connection.Part) -> None:
+        match part:
+            case peer_wire.Refuse():
+                self._answer(part)
+            case peer_wire.Refer(request_id):
+                waiting = self._waiting.get(request_id)
+                if waiting and not waiting[0].mode.may_refer:
+                    raise self._rude("Refer where none was allowed")
+                self._answer(part)
+            case peer_wire.Ping(token):
+                self.tell(peer_wire.Pong(token))
+                self._has_shown_life = True
+
+    def _awaited_bytes(self) -> int:
+        """Return how many bytes of chunks may come at most; see :class:`peer_wire.Receiver`."""
+        return (len(self._waiting) + len(self._given_up)) * self._chunk_bytes
+
+    def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
+        """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
+        are_awaited = True
+        for first, length, chunk_bytes in chunks:
+            count = peer_request.chunks_in(length, chunk_bytes)
+            waiting = self._waiting_for(first, count)
+            if waiting is None:
+                are_awaited &= self._expects_each(first, length, chunk_bytes)
+                continue
+            request = waiting[0]
+            is_as_cut = not chunk_bytes or chunk_bytes == request.chunk_bytes
+            if length != (asked_bytes := request.length_of(first, count)) or not is_as_cut:
+                raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
+        return are_awaited
+
+    def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, Hear] | None:
+        """Return the request to which so many numbers belong, if all of them are awaited."""
+        known = self._waiting
+        waiting = known.get(first) if not self._soon else None
+        if waiting is None or count == 1:
+            return waiting
+        of_all = [*map(known.get, range(first, first + count))]
+        return waiting if of_all.count(waiting) == count else None
+
+    def _expects_each(self, first: int, length: int, chunk_bytes: int) -> bool:
+        """Look at each chunk of a run for itself."""
+        are_awaited, size = True, chunk_bytes or length
+        for number, begin in enumerate(range(0, length, size), first):
+            waiting = self._waiting.get(number)
+            if waiting is not None and number not in self._soon:
+                asked_bytes: int | None = waiting[0].length_of(number)
+            else:
+                asked_bytes, are_awaited = self._given_up.get(number), False
+            if asked_bytes is None:
+                raise self._rude("an answer that nobody asked for (Chunk)")
+            if (given_bytes := min(size, length - begin)) != asked_bytes:
+                raise self._rude(f"{given_bytes} bytes where {asked_bytes} were asked for")
+        return are_awaited
+
+    def _take(self, answer: peer_wire.Chunk) -> None:
+        """Give chunks to who waits for them, together if one does who waits for all of them.
+
+        :raises errors.RemoteProtocolError: nobody ever waited for one of them
+        """
+        numbers = answer.numbers
+        waiting = self._waiting_for(answer.request_id, len(numbers))
+        if waiting is None:
+            for chunk in answer.each():
+                self._answer(chunk)
+            return
+        for number in numbers:
+            del self._waiting[number]
+        self._heard.append((waiting[1], answer))
+
+    def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
+        """Give an answer to who waits for it; if nobody does any more, drop it.
+
+        :raises errors.RemoteProtocolError: nobody ever did
+        """
+        is_asked = answer.request_id not in self._soon
+        waiting = self._waiting.pop(answer.request_id, None) if is_asked else None
+        if waiting is not None:
+            self._heard.append((waiting[1], answer))
+        elif self._given_up.pop(answer.request_id, None) is None:
+            raise self._rude(f"an answer that nobody asked for ({type(answer).__name__})")
+
+    def _rude(self, why: str) -> errors.RemoteProtocolError:
+        return errors.RemoteProtocolError(self.peer, why)
+
+    def _settle(self) -> None:
+        """Give out the answers that came together, and tell who waits still if the peer lives."""
+        heard, self._heard = self._heard, []
+        deliver_answers(heard)
+        if self._has_shown_life:
+            self._has_shown_life = False
+            for hear in {hear for _, hear in self._waiting.values()}:
+                hear([])
+
+    async def run(self, early: list[peer_wire.Message]) -> None:
+        """See :meth:`base_connection.Connection.run`; at the end whoever waits still is told."""
+        try:
+            await super().run(early)
+        finally:
+            waiting, self._waiting = self._waiting, {}
+            self._soon.clear()
+            self._heard += [
+                (hear, lost(number, request, self.peer, self.failure))
+                for number, (request, hear) in waiting.items()
+            ]
+            self._settle()
+
+
+def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield numbers of requests, as many at a time as a message may name."""
+    for begin in range(0, len(request_ids), peer_wire.MAX_BATCH):
+        yield tuple(request_ids[begin : begin + peer_wire.MAX_BATCH])
+
+
+def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, object]) -> None:
+    """Look whether requests can be told apart from each other and from those under way.
+
+    :param used: have the numbers of those under way
+    :raises errors.LocalProtocolError: they cannot
+    """
+    numbers = [number for request in requests for number in request.numbers]
+    for some in used:
+        if not some.keys().isdisjoint(numbers):
+            number = next(number for number in numbers if number in some)
+            raise errors.LocalProtocolError(f"request id {number} is still in use")
+    if len(set(numbers)) < len(numbers):
+        raise errors.LocalProtocolError(f"request id {numbers[0]} is still in use")
+
+
+def lost(
+    number: int, request: peer_wire.Request, peer: str, failure: errors.AcstorError | None
+) -> RequestLost:
+    """Return what becomes of a chunk that ``peer`` was asked for if there is no connection.
+
+    :param number: of the chunk
+    :param failure: why
+    """
+    if isinstance(failure, errors.RemoteProtocolError):
+        return RequestLost(number, errors.RemoteProtocolError(peer, failure.why))
+    why = str(failure or "connection closed")
+    return RequestLost(
+        number, errors.SourceUnreachable(base_connection.describe(request), peer, why)
+    )
+
+
+def deliver_answers(heard: Iterable[tuple[Hear, Answer]]) -> None:
+    """Tell each who waits what came for him, in one call.
+
+    A fault of one is raised when all were told.
+    """
+    answers: dict[Hear, list[Answer]] = {}
+    for hear, answer in heard:
+        answers.setdefault(hear, []).append(answer)
+    fault: Exception | None = None
+    for hear, its in answers.items():
+        try:
+            hear(its)
+        except Exception as error:
+            fault = error
+    if fault is not None:
+        raise fault

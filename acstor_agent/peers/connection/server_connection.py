@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server end of a connection: takes another agent's requests, and sends the answers.
+
+The requests in progress and the bytes of their answers are bounded, for each host and for all;
+further requests wait in the socket.  The timeout of a request begins when it is received, also
+where it waits for room.  A request that has timed out or was cancelled by then is not begun.
+
+The giver gets requests that came together in one call and may answer them in one call, so a
+request takes no more here than an entry in a table.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+from acstor_agent.core import budget
+from acstor_agent.peers import peer_link
+from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import loop_share
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.util import token_buckets
+from acstor_common.wire import peer_wire
+
+Heard = Callable[[ids.HostId, peer_wire.News], None]
+"""Takes note of what a peer tells; it decides for itself what to listen to."""
+Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
+
+_USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
+"""Refusals that are due to what was asked for, not to this host's state."""
+MESSAGE_BYTES = 128
+"""What a message that waits takes beside its bytes."""
+ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
+"""What is set aside for an answer beside its chunk: a refusal and the code behind it fit."""
+
+
+NEWS = token_buckets.Rate(per_s=200.0, burst=400.0)
+"""Messages of news that a host may send: at 10 Gbit/s there are 70 a second.  What they say is
+counted where it is listened to; this bounds the work of reading what is not."""
+
+
+class RequestHandler(Protocol):
+    """Who answers requests; no method waits, or fails because of a peer."""
+
+    def asked(
+        self, connection: "ServerConnection", requests: Sequence[peer_wire.Request], came_s: float
+    ) -> None:
+        """Take requests that came together; none of their numbers is of one not answered yet.
+
+        Each gets one :meth:`ServerConnection.reply`, unless it is cancelled before.
+
+        :param came_s: when, by trio's clock; the time that they leave begins there
+        """
+
+    def cancelled(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
+        """Note that nobody waits for these answers, of requests not answered yet, any more."""
+
+    def hurried(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
+        """Note that guests wait for these answers, of requests not answered yet, from now on."""
+
+    def drained(self, connection: "ServerConnection") -> None:
+        """Note that the socket has taken answers that had to wait for it."""
+
+    def ended(self, connection: "ServerConnection") -> None:
+        """Note that there will be nothing more on a connection, and that nothing can be sent."""
+
+
+class Budgets:
+    """What all peers share."""
+
+    def __init__(self, limits: base_connection.Limits) -> None:
+        self.news: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
+            token_buckets.TokenBuckets(NEWS, limits.incoming)
+        )
+        self.requests = budget.Budget(limits.requests, limits.host_requests)
+        self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
+
+
+class ServerConnection(base_connection.Connection):
+    """The end that accepted the connection: takes requests, so many at a time."""
+
+    def __init__(
+        self,
+        link: peer_link.Link,
+        receiver: peer_wire.Receiver,
+        peer: str,
+        hello: peer_wire.Hello,
+        gate: base_connection.DemandGate,
+        giver: RequestHandler,
+        heard: Heard,
+        budgets: Budgets,
+        share: loop_share.LoopShare,
+    ) -> None:
+        super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate, share)
+        self._giver = giver
+        self._heard = heard
+        self._budgets = budgets
+        self._charged_bytes = 0
+        self._asked: list[peer_wire.Request] = []  # the giver is told with what came with them
+        self._open: dict[int, int] = {}  # requests that wait for an answer, and their bytes
+        self._works = 0
+        self._answering_bytes = 0
+        self._last_post = self._came_s = trio.current_time()
+
+    @property
+    def is_idle(self) -> bool:
+        """Say that no request is being answered and no answer is waiting to be sent."""
+        return not self._works and not self.outbox_bytes
+
+    def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base_connection.Part]:
+        """Return messages without the requests that later ones cancel."""
+        self._came_s = self.last_progress
+        is_news = any([isinstance(message, peer_wire.News) for message in messages])
+        self._account(loop_share.small_messages(messages, self._open), is_useful=is_news)
+        if any([isinstance(message, peer_wire.Cancel) for message in messages]):
+            return _not_cancelled(messages)
+        return messages
+
+    def _is_over(self, request: peer_wire.Request) -> bool:
+        """Say whether nobody waits any more for a request that came last."""
+        return trio.current_time() - self._came_s >= request.timeout_ms / 1000
+
+    def _has_room(self, part: base_connection.Part) -> bool:
+        budgets, sharer = self._budgets, self._sharer
+        match part:
+            case peer_wire.Get(requests):
+                count = sum([one.chunks for one in requests])
+                total = sum([one.length for one in requests]) + count * ANSWER_BYTES
+                return (
+                    budgets.requests.may_take_in_parts(sharer, count)
+                    and budgets.bytes.may_take_in_parts(sharer, total)
+                ) or self._is_over(requests[0])
+            case peer_wire.Request():
+                count, total = part.chunks, part.length + part.chunks * ANSWER_BYTES
+                return (
+                    budgets.requests.may_take(sharer, count)
+                    and budgets.bytes.may_take(sharer, total)
+                ) or self._is_over(part)
+            case peer_wire.Cancel():
+                return True
+            case _ if isinstance(part, peer_wire.News):
+                return budgets.news.level(sharer, trio.current_time()) >= 1
+        return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
+
+    def _outbox_changed(self) -> None:
+        """Charge the host with what is being read for it and what waits for it."""
+        held_bytes = self._answering_bytes + self.outbox_bytes
+        held_bytes += MESSAGE_BYTES * (len(self._outbox) + len(self._run))
+        held_bytes += ANSWER_BYTES * self._works
+        self._charge(held_bytes)
+
+    def _drained(self) -> None:
+        """See :meth:`base_connection.Connection._drained`."""
+        self._giver.drained(self)
+
+    def _charge(self, held_bytes: int) -> None:
+        if held_bytes != self._charged_bytes:
+            self._budgets.bytes.take(self._sharer, held_bytes - self._charged_bytes)
+            self._charged_bytes = held_bytes
+
+    async def run(self, early: list[peer_wire.Message]) -> None:
+        """See :meth:`base_connection.Connection.run`; at the end nothing is held for the host any
+        more.
+        """
+        try:
+            await super().run(early)
+        finally:
+            self._giver.ended(self)
+            self._charge(0)
+            self._budgets.requests.take(self._sharer, -self._works)
+            self._works = 0
+
+    def show_life(self, now: float, after_s: float) -> None:
+        """Send a Ping where answers take long: to work on them is not to be dead."""
+        if self._works and now - self._last_post > after_s:
+            self.post(peer_wire.Ping(0))
+
+    def post(self, *messages: peer_wire.Message) -> None:
+        """Send ``messages`` as soon as the socket takes them."""
+        self._last_post = trio.current_time()
+        super().post(*messages)
+
+    def _handle(self, part: base_connection.Part) -> None:
+        match part:
+            case peer_wire.Get(requests):
+                self._take(requests)
+            case peer_wire.Request():
+                self._take((part,))
+            case peer_wire.Cancel(request_ids):
+                self._settle()  # the giver must know what is cancelled
+                known = [number for number in request_ids if number in self._open]
+                if known:
+                    self._giver.cancelled(self, known)
+                    self._release([self._open.pop(number) for number in known])
+                    self._outbox_changed()
+            case peer_wire.Hurry(request_ids):
+                self._settle()
+                known = [number for number in request_ids if number in self._open]
+                if known:
+                    self._giver.hurried(self, known)
+            case peer_wire.Ping(token):
+                self.post(peer_wire.Pong(token))
+            case _ if isinstance(part, peer_wire.News):
+                self._budgets.news.take(self._sharer, 1, trio.current_time())
+                self._heard(self.host, part)
+
+    def _take(self, requests: Sequence[peer_wire.Request]) -> None:
+        """Take requests of one message, for which there is room."""
+        asked: dict[int, int] = {}
+        for request in requests:
+            asked.update(request.lengths)
+        if twice := self._open.keys() & asked.keys():
+            raise errors.RemoteProtocolError(self.peer, f"request id {min(twice)} twice")
+        if self._is_over(requests[0]):
+            for number in asked:
+                self.post(peer_wire.Refuse(number, peer_wire.RefuseCode.UNREACHABLE))
+            return
+        self._open.update(asked)
+        self._works += len(asked)
+        self._budgets.requests.take(self._sharer, len(asked))
+        self._answering_bytes += sum(asked.values())
+        self._outbox_changed()
+        self._asked += requests
+
+    def _settle(self) -> None:
+        """Tell the giver what came."""
+        if self._asked:
+            asked, self._asked = self._asked, []
+            self._giver.asked(self, asked, self._came_s)
+
+    def reply(self, answers: Iterable[Answer]) -> None:
+        """Answer requests that wait for it, together as far as may be."""
+        is_useful, refused = False, 0
+        awaited: list[Answer] = []
+        lengths: list[int] = []
+        known = self._open
+        for answer in self._awaited(answers):
+            awaited.append(answer)
+            if isinstance(answer, peer_wire.Chunk):
+                is_useful, numbers = True, answer.numbers
+                lengths += [known[number] for number in numbers]
+                for number in numbers:
+                    del known[number]
+                continue
+            lengths.append(known.pop(answer.request_id))
+            if isinstance(answer, peer_wire.Refuse):
+                refused += answer.code in _USELESS
+            else:
+                is_useful = True
+        if awaited:
+            self._release(lengths)
+            self.post(*awaited)
+        self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
+
+    def _awaited(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Yield answers to requests that wait, of a run in part answered those of its chunks."""
+        known = self._open
+        for answer in answers:
+            if isinstance(answer, peer_wire.Chunk) and answer.chunk_bytes:
+                if all([number in known for number in answer.numbers]):
+                    yield answer
+                else:
+                    yield from (one for one in answer.each() if one.request_id in known)
+            elif answer.request_id in known:
+                yield answer
+
+    def _release(self, lengths: Sequence[int]) -> None:
+        """Note that requests for so many bytes each are not worked on any more."""
+        if self._works:  # none when the connection has ended: all was given back
+            self._works -= len(lengths)
+            self._budgets.requests.take(self._sharer, -len(lengths))
+            self._answering_bytes -= sum(lengths)
+        self._has_changed.set()
+
+
+def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
+    """Return messages without the requests that later ones cancel.
+
+    One Cancel, of requests that came before all of them, is first: it may make room for the others.
+    """
+    cancelled: set[int] = set()
+    left: list[peer_wire.Message] = []
+    for message in reversed(messages):
+        if isinstance(message, peer_wire.Cancel):
+            cancelled.update(message.request_ids)
+        elif isinstance(message, peer_wire.Get):
+            kept = tuple([one for one in message.requests if not cancelled.issuperset(one.numbers)])
+            of_runs = {number for one in kept for number in one.numbers} & cancelled
+            if of_runs:  # of a part of a run, which is cancelled when the run is known
+                left.append(peer_wire.Cancel(tuple(of_runs)))
+            for one in message.requests:
+                cancelled.difference_update(one.numbers)
+            if kept:
+                left.append(peer_wire.Get(kept))
+        else:
+            left.append(message)
+    if cancelled:
+        left.append(peer_wire.Cancel(tuple(cancelled)))
+    return left[::-1]

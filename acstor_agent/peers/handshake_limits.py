@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds incoming connections before their Hello, in number and in time.
+
+Each address of hosts on the v-node table has places of its own; all other addresses share theirs.
+When the places are used up, the oldest connection is dropped: of that address, or of the address
+that has most of the shared places.  So a flood from one address pushes out its own connections.
+"""
+
+import collections
+import contextlib
+import logging
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import trio
+
+from acstor_agent.core import log_limit
+from acstor_common.identity import handshake_limiter
+
+LOG = logging.getLogger(__name__)
+
+SAY_AGAIN_S = 10.0
+LINES = 32
+"""Lines in the log in SAY_AGAIN_S: addresses and reasons are as many as somebody likes."""
+PLACES_OF_HOST = 8
+"""Of each host on the table, at its address: it needs four, and four more while old ones end."""
+
+
+class HandshakeLimits:
+    """Connections before their Hello; ``dropped`` counts those that got no further.
+
+    :param limit: how many there are at a time from addresses where no host stands
+    :param time_s: how long each has to say who it is
+    :param hosts_at: returns how many hosts of the table stand at an address
+    """
+
+    def __init__(
+        self, limit: int, time_s: float, hosts_at: Callable[[str], int] = lambda ip: 0
+    ) -> None:
+        self.dropped = 0
+        self.handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
+        self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
+        self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
+        self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, in the same way
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self._said_hasty = log_limit.LogLimit(SAY_AGAIN_S)
+        self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + sum(map(len, self._of_hosts.values()))
+
+    @contextlib.contextmanager
+    def one_from(self, ip: str) -> Iterator[None]:
+        """Be unauthenticated until the block ends.
+
+        :raises trio.TooSlowError: the time is over, or others took the place
+        """
+        is_dropped = True
+        try:
+            with trio.fail_after(self._time_s) as scope:
+                waiting = self._room_for(ip)
+                waiting[scope] = ip
+                try:
+                    yield
+                finally:
+                    waiting.pop(scope, None)
+                    if not self._of_hosts.get(ip, True):
+                        del self._of_hosts[ip]
+            is_dropped = False
+        finally:
+            self.dropped += is_dropped
+
+    def _room_for(self, ip: str) -> dict[trio.CancelScope, str]:
+        """Return where a connection from an address waits, with room for it."""
+        hosts = self._hosts_at(ip)
+        if hosts:
+            waiting, limit = self._of_hosts.setdefault(ip, {}), PLACES_OF_HOST * hosts
+        else:
+            waiting, limit = self._waiting, self._limit
+        while len(waiting) >= limit:
+            _push_one_out(waiting)
+        return waiting
+
+    def may_come(self, ip: str) -> bool:
+        """Say whether a connection from an address is worth a look; if not that is counted."""
+        return self._may(self.handshakes.may_come, ip)
+
+    def may_begin(self, ip: str) -> bool:
+        """Say whether a connection from an address may have its handshake; if not it is counted."""
+        return self._may(self.handshakes.may_begin, ip)
+
+    def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
+        now = trio.current_time()
+        may = rule(ip, now)
+        if not may and (untold := self._said_hasty.left_out(None, now)) is not None:
+            LOG.warning(
+                "Handshakes come too quickly: one from %s is refused (and %d before it)", ip, untold
+            )
+        return may
+
+    def say(self, ip: str, peer: str, why: str) -> None:
+        """Tell in the log who was dropped, once in a while for each address and reason."""
+        now = trio.current_time()
+        untold = self._said.left_out((ip, why), now)
+        if untold is None:
+            return
+        if not self._may_say(now):
+            self._unsaid += 1
+            return
+        more = f" (and {untold} more like it)" if untold else ""
+        LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
+
+    def _may_say(self, now: float) -> bool:
+        """Say whether the log may have one more line now, which is counted."""
+        if now - self._lines_since_s >= SAY_AGAIN_S:
+            if self._unsaid:
+                LOG.warning("%d more connections were dropped for other reasons", self._unsaid)
+            self._lines, self._lines_since_s, self._unsaid = 0, now, 0
+        self._lines += 1
+        return self._lines <= LINES
+
+
+def _push_one_out(waiting: dict[trio.CancelScope, str]) -> None:
+    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
+    oldest = next(scope for scope, ip in waiting.items() if ip == crowd)
+    del waiting[oldest]
+    oldest.cancel()

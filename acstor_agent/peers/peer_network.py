@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host among its peers: connections that are opened, kept, bounded and closed.
+
+A peer can cost time, never the daemon.  Whatever comes or does not come over a
+connection ends in an answer, in a loss that who asked is told, or in a dropped
+connection and a line in the log.  So does an error that nobody foresaw.
+
+Bytes are handed on as they came: whoever asked checks them against the CID.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.peers import connection_setup
+from acstor_agent.peers import handshake
+from acstor_agent.peers import handshake_limits
+from acstor_agent.peers import peer_link
+from acstor_agent.peers import peer_listener
+from acstor_agent.peers import security_mode
+from acstor_agent.peers import traffic_control
+from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import channel
+from acstor_agent.peers.connection import client_connection
+from acstor_agent.peers.connection import hello_exchange
+from acstor_agent.peers.connection import idle_timeout
+from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import reauthorization
+from acstor_agent.peers.connection import server_connection
+from acstor_agent.runtime import fault_log
+from acstor_common import errors
+from acstor_common.identity import credentials as credentials_
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause of a loop that failed."""
+
+Limits = base_connection.Limits
+Credentials = credentials_.Credentials
+SecurityMode = security_mode.SecurityMode
+MaySpeak = hello_exchange.MaySpeak
+Heard = server_connection.Heard
+BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
+"""Takes note of a host that was asked and broke the protocol, whoever waited for its answers."""
+
+
+class PeerNetwork:
+    """Asks other agents for chunks, and answers theirs.
+
+    :param host_id: this host
+    :param heard: is told what a peer tells without being asked
+    :param broke_rules: is told of who broke the protocol
+    :param unheard: is told of who may not know what it was told: it was not reached, or has gone
+    :param may_speak: says why a host may not speak, to it and for itself; empty if it may
+    :param credentials: who this host is, and whom it believes; None where nobody proves anything
+    :param ring_epoch: returns the epoch of the v-node table in force, for Hello
+    :param hosts_at: how many hosts that may speak stand at an address; they have places of their
+        own before their Hello
+    :param turn_s: returns how long the turn of the event loop has lasted that is under way
+    :param traffic: caps and marks what all connections move
+    """
+
+    def __init__(
+        self,
+        host_id: ids.HostId,
+        *,
+        may_speak: MaySpeak,
+        heard: Heard = lambda host, news: None,
+        broke_rules: BrokeRules = lambda host, error: None,
+        unheard: Callable[[ids.HostId], None] = lambda host: None,
+        credentials: Credentials | None = None,
+        ring_epoch: Callable[[], int] = lambda: 0,
+        hosts_at: Callable[[str], int] = lambda ip: 0,
+        limits: Limits | None = None,
+        turn_s: Callable[[], float] = lambda: 0.0,
+        traffic: traffic_control.Traffic | None = None,
+    ) -> None:
+        self._host_id = host_id
+        self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
+        self._ring_epoch = ring_epoch
+        self._limits = limits or Limits()
+        self._may_speak = may_speak
+        self._credentials = credentials
+        self._gate = base_connection.DemandGate()
+        self._lines: dict[tuple[ids.HostId, peer_wire.Klass], channel.Channel] = {}
+        self._leaving: set[channel.Channel] = (
+            set()
+        )  # beside them: others are in their places, or none
+        self._answering: set[server_connection.ServerConnection] = set()
+        self._budgets = server_connection.Budgets(self._limits)
+        many = self._limits.incoming + self._limits.outgoing
+        self._share = loop_share.LoopShare(many, turn_s)
+        self._traffic = traffic or traffic_control.unbounded()
+        self.faults = fault_log.FaultLog()
+        self.unauthenticated = handshake_limits.HandshakeLimits(
+            self._limits.unauthenticated, self._limits.hello_s, hosts_at
+        )
+        may_enter = self.unauthenticated.may_come if credentials else lambda ip: True
+        self.endpoint = peer_listener.PeerListener(self._accept, may_enter)
+        self._nursery: trio.Nursery | None = None
+        self._giver: server_connection.RequestHandler
+        self._scopes: set[trio.CancelScope] = set()
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """Number of connections from other agents, and to other agents."""
+        return len(self.unauthenticated) + len(self._answering), len(self._lines)
+
+    async def aclose(self) -> None:
+        """End :meth:`run` and :meth:`serve_forever` and close every connection."""
+        for scope in self._scopes:
+            scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Cancel what is inside when :meth:`aclose` is called."""
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+
+    async def _keep(self, what: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop, again when it fails: an error at one connection must not end the others."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:
+                self.faults.note(what, error)
+            await trio.sleep(RETRY_S)
+
+    # Asking
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the connections to other agents until :meth:`aclose`."""
+        with self._until_closed():
+            async with trio.open_nursery() as nursery:
+                sweep = functools.partial(
+                    idle_timeout.sweep, self._asking, self._limits.idle_s, self._limits
+                )
+                rights_ = reauthorization.Reauthorization(self._may_speak, self._credentials)
+                watch = functools.partial(rights_.watch, self._all)
+                nursery.start_soon(self._keep, "a look at connections to peers", sweep)
+                nursery.start_soon(self._keep, "a check of peers' certificates", watch)
+                self._nursery = nursery
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # while it is open: who asks now must not find it closed
+
+    def _asking(self) -> list[base_connection.Connection]:
+        return [line.connection for line in self._lines.values() if line.connection]
+
+    def tell(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
+        """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
+        try:
+            line = self._line(host, address, peer_wire.Klass.BULK)
+        except errors.ChunkUnavailable as e:
+            LOG.debug("not told: %s", e)
+            return
+        line.tell(news)
+
+    def ask(
+        self,
+        host: ids.HostId,
+        address: str,
+        requests: Sequence[peer_wire.Request],
+        hear: client_connection.Hear,
+    ) -> None:
+        """Ask ``host`` for chunks, in as few messages as may be; never waits.
+
+        Who uses this keeps the deadlines.
+
+        :param requests: all of one class of connections
+        :param hear: is given an answer, or that it is lost, for each that is not cancelled before,
+            as they come and never from within this call
+        :raises errors.LocalProtocolError: an answer of ``host`` to another request of such a number
+            may still come
+        """
+        klass = requests[0].priority.klass
+        try:
+            line = self._line(host, address, klass)
+        except errors.ChunkUnavailable as failure:
+            line = channel.Channel(host, address, klass, self.faults)
+            line.failure = failure
+            line.end()
+            self._leaving.add(line)
+            channel.next_turn(functools.partial(self._forget, line))
+        line.ask(requests, hear)
+
+    def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """Want no answers any more to what ``host`` was asked."""
+        lines = [self._lines.get((host, klass)) for klass in peer_wire.Klass]
+        for line in (*lines, *self._leaving):
+            if line and line.host == host:
+                line.cancel(request_ids)
+
+    def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """Have guests wait from now on for what ``host`` was asked without."""
+        for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
+            if line and line.host == host and line.klass is peer_wire.Klass.BULK:
+                line.hurry(request_ids)
+
+    def _forget(self, line: channel.Channel) -> None:
+        """Have no connection by this line, or no more."""
+        self._leaving.discard(line)
+        if self._lines.get((line.host, line.klass)) is line:
+            del self._lines[line.host, line.klass]
+        line.end()
+
+    def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> channel.Channel:
+        """Return the line to ``host``; begin to connect if there is none to this address."""
+        line = self._lines.get((host, klass))
+        if line and line.address == address and line.is_open:
+            return line
+        if self._nursery is None:
+            what = "a connection to another host"
+            raise errors.SourceUnreachable(what, "this host", "it does not wait among others")
+        if line:
+            line.scope.cancel()
+            self._leaving.add(line)
+        else:
+            self._make_room()
+        line = self._lines[host, klass] = channel.Channel(host, address, klass, self.faults)
+        self._nursery.start_soon(self._run_line, line)
+        return line
+
+    def _make_room(self) -> None:
+        """Close the connection that is idle for longest if there are too many."""
+        left = [line.connection for line in self._lines.values() if line.is_open]
+        if len(left) < self._limits.outgoing:
+            return
+        unused = [connection for connection in left if connection and connection.is_idle]
+        if not unused:
+            raise errors.SourceUnreachable(
+                "another connection", "this host", f"all {len(left)} connections are in use"
+            )
+        min(unused, key=lambda connection: connection.last_progress).close()
+
+    async def _run_line(self, line: channel.Channel) -> None:
+        try:
+            with line.scope:
+                connection, early = await self._dial(line)
+                line.open(connection)
+                await connection.run(early)
+                if isinstance(connection.failure, errors.RemoteProtocolError):
+                    self._note_rude(line, connection.failure)
+                elif isinstance(connection.failure, errors.LocalProtocolError):
+                    self.faults.note("a request to a peer", connection.failure)
+        except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
+            why = f"cannot connect: {peer_link.reason(error)}"
+            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+        except (errors.NotAuthenticated, errors.OtherVersion) as error:
+            LOG.warning("Connection to %s dropped: %s", line.peer, error)
+            line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
+        except errors.RemoteProtocolError as error:
+            line.failure = error
+            self._note_rude(line, error)
+        except Exception as error:
+            why = self.faults.note("a connection to a peer", error)
+            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+        finally:
+            self._forget(line)
+            if line.may_be_unheard:
+                self._unheard(line.host)
+
+    def _note_rude(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
+        LOG.warning("Connection dropped: %s", error)
+        self._broke_rules(line.host, error)
+
+    async def _dial(
+        self, line: channel.Channel
+    ) -> tuple[client_connection.ClientConnection, list[peer_wire.Message]]:
+        with trio.fail_after(self._limits.hello_s):
+            link = await connection_setup.connect(
+                line.ip, line.port, self._credentials, self._limits.silence_s
+            )
+            try:
+                receiver = peer_wire.receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
+                ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
+                early = await hello_exchange.send_hello(
+                    link, receiver, ours, line.host, self._may_speak
+                )
+                link.join(self._traffic, line.klass)
+            except BaseException:
+                link.close()
+                raise
+        return (
+            client_connection.ClientConnection(
+                line.host, link, receiver, line.peer, line.klass, self._gate, self._share
+            ),
+            early,
+        )
+
+    # Answering
+
+    async def serve_forever(
+        self,
+        giver: server_connection.RequestHandler,
+        listeners: Iterable[trio.SocketListener],
+        task_status: trio.TaskStatus[peer_listener.Listeners] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer other agents until :meth:`aclose`; the listeners are closed at the end.
+
+        One that dies is opened again at its address.
+
+        :param giver: answers what peers ask for
+        """
+        self._giver = giver
+        with self._until_closed():
+            async with trio.open_nursery() as nursery:
+                sweep = functools.partial(
+                    idle_timeout.sweep,
+                    lambda: list(self._answering),
+                    2 * self._limits.idle_s,
+                    self._limits,
+                )
+                nursery.start_soon(self._keep, "a look at connections of peers", sweep)
+                nursery.start_soon(self._keep, "a sign of life to peers", self._show_life)
+                await self.endpoint.serve(list(listeners), nursery, task_status)
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        ip, peer = "an unknown address", "an unknown address"
+        try:
+            ip, port = stream.socket.getpeername()[:2]
+            peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            with self.unauthenticated.one_from(ip):
+                if not await self._may_begin(stream, ip):
+                    return
+                try:
+                    connection, early = await self._welcome(stream, peer)
+                except handshake.ProofGiven:
+                    return
+            self._answering.add(connection)
+            peer = connection.peer
+            try:
+                await connection.run(early)
+            finally:
+                self._answering.discard(connection)
+            if isinstance(connection.failure, errors.RemoteProtocolError):
+                self.unauthenticated.say(
+                    ip, peer, f"it broke the protocol: {connection.failure.why}"
+                )
+        except trio.TooSlowError:
+            self.unauthenticated.say(ip, peer, "no Hello in time")
+        except errors.RemoteProtocolError as error:
+            self.unauthenticated.say(ip, peer, f"it broke the protocol: {error.why}")
+        except (*peer_link.LINK_ERRORS, errors.NotAuthenticated) as error:
+            self.unauthenticated.say(ip, peer, peer_link.reason(error))
+        except Exception as error:
+            self.faults.note("a connection of a peer", error)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    def _make_room_for(self, new: server_connection.ServerConnection) -> None:
+        """Close what a host has opened before, beyond what it may have: it has no use for it.
+
+        Where there are too many connections of all hosts, the one that is idle for longest.
+        """
+        rivals = [c for c in self._answering if (c.host, c.klass) == (new.host, new.klass)]
+        if len(rivals) < self._limits.of_host:
+            rivals = list(self._answering)
+            if len(rivals) < self._limits.incoming:
+                return
+        min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
+
+    async def _may_begin(self, stream: trio.SocketStream, ip: str) -> bool:
+        """Wait until the other side begins a handshake; say whether it may have one now."""
+        if self._credentials is None:
+            return True
+        await connection_setup.wait_for_first_byte(stream)
+        if not self.unauthenticated.may_begin(ip):
+            return False
+        await self._share.next_turn(ip)  # behind the check: a crowd of strangers does not queue
+        return True
+
+    async def _welcome(
+        self, stream: trio.SocketStream, peer: str
+    ) -> tuple[server_connection.ServerConnection, list[peer_wire.Message]]:
+        link = await connection_setup.accept(stream, self._credentials, self._limits.silence_s)
+        try:
+            receiver = peer_wire.receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
+            theirs, early = await hello_exchange.await_hello(
+                link, receiver, self._host_id, self._ring_epoch(), self._may_speak
+            )
+            link.join(self._traffic, theirs.klass)
+            receiver.peer = peer = f"{theirs.host_id} ({peer})"
+            connection = server_connection.ServerConnection(
+                link,
+                receiver,
+                peer,
+                theirs,
+                self._gate,
+                self._giver,
+                self._heard,
+                self._budgets,
+                self._share,
+            )
+            self._make_room_for(connection)
+        except BaseException:
+            link.close()
+            raise
+        return connection, early
+
+    async def _show_life(self) -> None:
+        """Tell those who wait for answers that this host works on them."""
+        interval_s = self._limits.silence_s / 4
+        while True:
+            await trio.sleep(interval_s)
+            for connection in self._answering:
+                connection.show_life(trio.current_time(), interval_s)
+
+    def _all(self) -> list[base_connection.Connection]:
+        return [*self._asking(), *self._answering]

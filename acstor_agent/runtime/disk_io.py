@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to the agent's own disk for everything that has to wait for it.
+
+With the policy ``none`` a piece of I/O is a call in a thread and nothing else.
+With any other the one who wants it waits until the scheduler (core/disk_scheduling)
+says that it is its turn, does it, and says that it is done: so an error reaches
+the one who asked and nobody else, and who is cancelled gives up its place.
+
+Bytes in the page cache never come here: they are read without waiting.
+
+A request that the disk does not answer in STALL_S is not waited for any longer:
+the next one has its turn, as if the disk had room for one more.
+"""
+
+import contextlib
+import contextvars
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core.disk_scheduling import policy as policies
+from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import scheduler
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NONE = "none"
+AUTO = "auto"
+STALL_S = 1.0
+ADDRESSES = 1 << 62
+"""More than all files of all disks: no place is given out twice."""
+BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
+
+OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
+"""What the agent does for those who wait, but not while they wait."""
+_stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=OURS)
+
+
+class _Belonging:
+    """A block in which what is done is for somebody else."""
+
+    __slots__ = ("_before", "_stream")
+
+    def __init__(self, stream: requests.Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = _stream.set(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            _stream.reset(self._before)
+
+
+def use_stream(stream: requests.Stream | None) -> _Belonging:
+    """Let what is done within the block belong to a stream; None leaves it where it is.
+
+    So does what tasks do that are started there.
+    """
+    return _Belonging(stream)
+
+
+def current_stream() -> requests.Stream:
+    """Return the stream to which belongs what is done here."""
+    return _stream.get()
+
+
+def current_guest() -> str | None:
+    """Return the name of the guest for whom that is which is done here; None: for no guest."""
+    klass, name = _stream.get()
+    return name if klass is requests.Klass.GUEST else None
+
+
+def deferred_stream() -> requests.Stream:
+    """Return the stream of a write that is put off: nobody waits for it, whoever caused it."""
+    stream = _stream.get()
+    return stream if stream.klass >= OURS.klass else OURS
+
+
+def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
+    """Return the policy that suits the device of a folder.
+
+    A virtual disk says that it rotates whatever is behind it, so it gets ``none``; so does a
+    folder that is not there.
+    """
+    try:
+        number = os.stat(folder).st_dev
+    except OSError:
+        return NONE
+    device = devices / f"{os.major(number)}:{os.minor(number)}"
+    if "/virtio" in os.path.realpath(device):
+        return NONE
+    for at in (device, device / ".."):  # a partition's queue is its disk's
+        with contextlib.suppress(OSError):
+            rotates = (at / "queue/rotational").read_text().strip() == "1"
+            return "pregather" if rotates else NONE
+    return NONE
+
+
+class DiskIo:
+    """What a worker does with its own disk.
+
+    Keep :meth:`serve` running while a policy other than ``none`` is in force.
+
+    :param limits: what can be set of ``pregather``
+    """
+
+    def __init__(self, policy: str = NONE, limits: pregather.Limits | None = None) -> None:
+        self._limits = limits
+        self._scheduler = scheduler.Scheduler(policies.Fifo(), ADDRESSES)
+        self._bases: dict[object, int] = {}
+        self._next_base = 0
+        self._serving: dict[requests.Request, float] = {}
+        self._changed = trio.Event()
+        self.stalls = 0
+        self.policy = NONE
+        self.change_policy(policy)
+
+    @property
+    def is_scheduling(self) -> bool:
+        """Whether anything but ``none`` is in force."""
+        return self.policy != NONE
+
+    @property
+    def account(self) -> scheduler.Account:
+        """What was counted since the start."""
+        return self._scheduler.account
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of I/O wait for their turn."""
+        return len(self._scheduler)
+
+    def slice_s(self, stream: requests.Stream) -> float | None:
+        """Return the length of a stream's last time slice."""
+        return self._scheduler.slice_s(stream)
+
+    def place(self, file: object, offset: int, size_bytes: int) -> int:
+        """Return the address of a byte of a file; files lie in the order of their first use."""
+        base = self._bases.get(file)
+        if base is None:
+            base = self._bases[file] = self._next_base
+            self._next_base += size_bytes
+        return base + offset
+
+    def forget(self, file: object) -> None:
+        """Forget where a file lies, which is gone."""
+        self._bases.pop(file, None)
+
+    def change_policy(self, policy: str) -> None:
+        """Use another policy from now on; what waits is served by it."""
+        make = scheduler.POLICIES[policy]
+        made = pregather.Pregather(self._limits) if make is pregather.Pregather else make()
+        self._scheduler.change_policy(made)
+        self.policy = policy
+        self._pump()
+
+    async def run(
+        self,
+        place: int,
+        length: int,
+        is_write: bool,
+        function: Callable[..., T],
+        *args: object,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> T:
+        """Do ``function(*args)`` in a thread: at once with the policy ``none``, else in turn.
+
+        :param place: where on the disk it begins (see :meth:`place`)
+        :param length: bytes that it moves, at least 1
+        """
+        if not self.is_scheduling:
+            return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+        turn = trio.Event()
+        request = requests.Request(_stream.get(), place, length, is_write, token=turn)
+        self._scheduler.submit(request, trio.current_time())
+        try:
+            self._pump()
+            await turn.wait()
+            return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+        finally:
+            if not self._scheduler.give_up(request):
+                self._serving.pop(request, None)
+                self._scheduler.completed(request, trio.current_time())
+            self._pump()
+
+    def _pump(self) -> None:
+        """Give out turns: one at a time, or all of them at once with ``none``."""
+        if not len(self._scheduler):
+            return
+        now_s = trio.current_time()
+        while not self._is_busy(now_s) or not self.is_scheduling:
+            found = self._scheduler.pick(now_s)
+            if found is None:
+                break
+            if self._serving and self.is_scheduling:
+                self.stalls += 1
+                LOG.warning(
+                    "the disk has not answered for %g s; starting the next request", STALL_S
+                )
+            self._serving[found] = now_s
+            assert isinstance(found.token, trio.Event)
+            found.token.set()
+        self._changed.set()
+
+    def _is_busy(self, now_s: float) -> bool:
+        return any(now_s - since_s < STALL_S for since_s in self._serving.values())
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Give out the turns that come with time, for ever; then let everything pass."""
+        task_status.started()
+        try:
+            while True:
+                self._changed = trio.Event()
+                with trio.move_on_at(self._wakes_s()) as slept:
+                    await self._changed.wait()
+                if slept.cancelled_caught:
+                    self._pump()
+        finally:
+            self.change_policy(NONE)
+
+    def _wakes_s(self) -> float:
+        """Return when a wait or the patience with the disk ends."""
+        if not len(self._scheduler):
+            return float("inf")
+        now_s = trio.current_time()
+        if self._is_busy(now_s):
+            return max(self._serving.values()) + STALL_S
+        timeout_s = self._scheduler.next_timeout()
+        return now_s + STALL_S if timeout_s is None else timeout_s

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that nobody foresaw: faults of this program, met while it works for somebody.
+
+The one rule: such a fault ends the piece of work in which it happened, and nothing else.
+It is counted, and its traceback is in the log: once in a while for each kind, since who
+found out how to provoke it does so again and again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from acstor_agent.core import log_limit
+
+LOG = logging.getLogger(__name__)
+
+SAY_AGAIN_S = 600.0
+
+
+class FaultLog:
+    """Those of one part of the agent; ``count`` is their number."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._clock = clock
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+
+    def note(self, what: str, error: Exception) -> str:
+        """Count a fault, say it in the log if that is news, and return it in words.
+
+        :param what: the piece of work that ends with it; who it was for is of no matter here
+        """
+        self.count += 1
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        untold = self._said.left_out((what, type(cause), _line_of(cause)), self._clock())
+        if untold is not None:
+            LOG.error("%s has failed (and %d like it)", what, untold, exc_info=error)
+        return f"{type(cause).__name__}: {cause}"
+
+
+def _line_of(error: BaseException) -> tuple[str, int]:
+    """Return the file and the line where an error was raised."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return "", 0
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_code.co_filename, traceback.tb_lineno

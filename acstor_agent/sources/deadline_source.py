@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that answers in time, whatever the driver does: a place that hangs is unreachable.
+
+How long a question may take, ``core/sources/attempt_timeout.py`` decides from what the latest took.
+It stands below layout: the time to decode an image says nothing of the place.
+"""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.sources import base
+from acstor_common import errors
+
+T = TypeVar("T")
+
+CLOSE_S = 2.0
+
+
+class DeadlineSource(base.Wrapper):
+    """See above.
+
+    :param timeout_s: what a question may take at the least
+    """
+
+    def __init__(self, inner: base.Source, timeout_s: float = attempt_timeout.BASE_S) -> None:
+        super().__init__(inner)
+        self._timeout = attempt_timeout.AttemptTimeout(timeout_s)
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Ask for the size."""
+        return await self._ask(f"the size of {blob.name}", lambda: self._inner.size_bytes(blob))
+
+    async def look(self, blob: base.Blob) -> base.BlobState:
+        """Look at the blob."""
+        return await self._ask(f"a look at {blob.name}", lambda: self._inner.look(blob))
+
+    async def read_pieces(
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.ReportOutcomes,
+        requester: base.Requester = base.AGENT,
+    ) -> None:
+        """Read the pieces; those that do not come in time are unreachable."""
+        left, has_error = set(range(len(pieces))), False
+
+        def took(answers: base.Answers) -> None:
+            nonlocal has_error
+            left.difference_update([at for at, _ in answers])
+            has_error |= any([isinstance(outcome, Exception) for _, outcome in answers])
+            told(answers)
+
+        deadline_s = self._timeout.deadline_s(sum([piece.length for piece in pieces]))
+        began_s = trio.current_time()
+        with trio.move_on_after(deadline_s):
+            await self._inner.read_pieces(blob, pieces, took, requester)
+            if not has_error:
+                self._timeout.answered(trio.current_time() - began_s)
+            return
+        start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].length
+        error = self._missed(blob.part(start, stop - start), deadline_s)
+        if left:
+            told([(at, error) for at in sorted(left)])
+
+    async def aclose(self) -> None:
+        """Close the driver, unless that takes long."""
+        with trio.move_on_after(CLOSE_S):
+            await self._inner.aclose()
+
+    def health(self) -> base.Health:
+        """Return what the driver says, with the questions that had no answer."""
+        return self._inner.health()._replace(missed_attempts=self._timeout.misses)
+
+    async def _ask(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        deadline_s = self._timeout.deadline_s()
+        began_s = trio.current_time()
+        with trio.move_on_after(deadline_s):
+            answer = await ask()
+            self._timeout.answered(trio.current_time() - began_s)
+            return answer
+        raise self._missed(what, deadline_s)
+
+    def _missed(self, what: str, deadline_s: float) -> errors.SourceUnreachable:
+        self._timeout.missed(deadline_s)
+        return errors.SourceUnreachable(what, self.where, f"no answer within {deadline_s:.0f} s")

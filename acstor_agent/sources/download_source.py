@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A place that has what Glance gives whole: copies of blobs, in files of this host.
+
+A copy begins with the first read of a blob and comes to its end whoever waits (full_download.py).
+Chunk maps every host copies for itself.  An image, and its boot image, one host copies for all,
+which others ask as they ask a home (``engine/fetch/read_through.py``).
+
+What copies take is bounded, at a time and of the disk, and goes when it is of no use.
+"""
+
+import collections
+import logging
+import math
+import os
+import pathlib
+import random
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.sources import base
+from acstor_agent.sources import driver
+from acstor_agent.sources import full_download
+from acstor_agent.sources import glance
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+LOG = logging.getLogger(__name__)
+
+ARTEFACTS_AT_A_TIME, IMAGES_AT_A_TIME = 4, 2
+KEPT_S = 600.0
+"""So long after its last reader a copy goes."""
+AGAIN_S = 10.0
+"""So long after it failed a copy is not begun again."""
+LOOK_S = 30.0
+LOOK_AGAIN_S = 60.0
+"""After so long Glance is asked whether another artefact has taken the place of one."""
+WAIT_S = {base.BlobKind.CHUNK_MAP: 30.0, base.BlobKind.BOOT_IMAGE: 8.0}
+IMAGE_WAIT_S = 5.0
+"""So long one read waits for a stream: for images less than peers wait for an answer (10 s)."""
+FIND_S = attempt_timeout.BASE_S
+"""So long Glance is asked where a blob is."""
+NEAR_BYTES = 32 * geometry.MIB
+"""What lies further ahead in an image's stream is not waited for: it would keep others waiting."""
+HEAD_BYTES = 4 * geometry.MIB
+"""Of a boot image that another host copies so much is read here: it has the list of frames."""
+THREADS = 4
+MOST_OF_FREE = 2
+"""Such a part of the disk space that is free one copy takes at most: a half."""
+
+
+Elsewhere = Callable[[ids.ImageId], str]
+"""Says, in words, which other host copies an image for all; empty: this one does."""
+
+
+class DownloadSource(base.Source):
+    """The copies of this host.
+
+    :param source: gives blobs whole
+    :param folder: on whose file system copies lie
+    :param nursery: where streams run; it must outlive the source's use
+    :param image_wait_s: so long one read waits for an image's stream
+    """
+
+    def __init__(
+        self,
+        source: glance.GlanceSource,
+        folder: pathlib.Path,
+        nursery: trio.Nursery,
+        rng: random.Random,
+        elsewhere: Elsewhere = lambda image_id: "",
+        image_wait_s: float = IMAGE_WAIT_S,
+    ) -> None:
+        self._image_wait_s = image_wait_s
+        self._source, self._folder, self._elsewhere = source, folder, elsewhere
+        self._nursery, self._rng = nursery, rng
+        self._copies: collections.OrderedDict[base.Blob, full_download.FullDownload] = (
+            collections.OrderedDict()
+        )
+        self._artefact_turns = trio.CapacityLimiter(ARTEFACTS_AT_A_TIME)
+        self._image_turns = trio.CapacityLimiter(IMAGES_AT_A_TIME)
+        self._threads = trio.CapacityLimiter(THREADS)
+        self._is_looking = False
+
+    @property
+    def where(self) -> str:
+        """The place that streams come from."""
+        return f"{self._source.where} (whole)"
+
+    def can_give(self, blob: base.Blob) -> bool:
+        """Say whether a blob is copied if its ranges are refused: Glance has it, but no ranges."""
+        return any(map(self._source.lacks_ranges, base.stored_blobs(blob)))
+
+    def has(self, blob: base.Blob) -> bool:
+        """Say whether a copy of all of a blob is here, or comes."""
+        copies = map(self._copies.get, base.stored_blobs(blob))
+        return any(copy is not None and copy.is_of_use for copy in copies)
+
+    def bring(self, image_id: ids.ImageId) -> None:
+        """Let the copy of an image begin, if it is for this host to have."""
+        if self._elsewhere(image_id):
+            return
+        for blob in base.stored_blobs(base.Blob(image_id, base.BlobKind.IMAGE)):
+            if self._source.lacks_ranges(blob) and blob not in self._copies:
+                self._nursery.start_soon(self._bring_unasked, blob)
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return what Glance's record says now."""
+        return (await self._find(blob, is_in_use=False)).size_bytes
+
+    async def look(self, blob: base.Blob) -> base.BlobState:
+        """Return what Glance's record says now, of an image that was deactivated, too."""
+        place = await self._find(blob)
+        return base.BlobState(place.size_bytes, place.glance_id)
+
+    def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
+        """Return Glance's hash of what it stores."""
+        return self._source.os_hash(blob)
+
+    async def read_pieces(
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.ReportOutcomes,
+        requester: base.Requester = base.AGENT,
+    ) -> None:
+        """Read pieces of a copy, as far as it comes in time."""
+        until_s = trio.current_time() + WAIT_S.get(blob.kind, self._image_wait_s)
+        runs = sorted(driver.runs_of(blob, pieces), key=lambda run: pieces[run[0]].offset)
+        for first, stop in runs:
+            run = driver.Run(
+                blob, pieces[first:stop], self.where, driver.shifted_report(told, first)
+            )
+            try:
+                await self._fill(run, until_s)
+            except errors.ChunkUnavailable as error:
+                run.failed(error)
+
+    async def aclose(self) -> None:
+        """Let all copies go."""
+        for blob, copy in list(self._copies.items()):
+            self._drop(blob)
+            await copy.gone()
+
+    async def _fill(self, run: driver.Run, until_s: float) -> None:
+        copy = await self._copy_of(run)
+        with copy.reading():
+            count_bytes = 0
+            for piece in run.pieces:
+                stop = piece.offset + piece.length
+                if run.offset + count_bytes >= stop:
+                    continue  # it came with what was read before
+                if stop > copy.place.size_bytes:
+                    raise self._ended(run, copy.place)
+                if copy.came_bytes < stop:
+                    is_near = _is_artefact(run.blob) or stop <= copy.came_bytes + NEAR_BYTES
+                    await copy.wait_for(stop, until_s if is_near else -math.inf)
+                count_bytes = await copy.read_into(run, count_bytes)
+                run.filled(count_bytes)
+
+    def _ended(self, run: driver.Run, place: glance.Place) -> errors.ChunkMissing:
+        why = f"it ends at byte {place.size_bytes}"
+        return errors.ChunkMissing(run.what, self.where, why)
+
+    async def _copy_of(self, run: driver.Run) -> full_download.FullDownload:
+        """Return the copy that a run is read of; it begins if there is none.
+
+        :raises errors.ChunkUnavailable: there can be none now
+        """
+        blob, stop = run.blob, run.offset + run.length
+        place = await self._place_of(blob)
+        stop = min(stop, place.size_bytes)
+        if run.offset >= stop:
+            raise self._ended(run, place)
+        copy = self._copies.get(blob)
+        if (
+            copy is not None
+            and copy.place.glance_id == place.glance_id
+            and stop <= copy.until_bytes
+        ):
+            self._copies.move_to_end(blob)
+            if copy.failure is None:
+                return copy
+            if trio.current_time() < copy.used_s + AGAIN_S:
+                raise copy.failure_of(stop)
+        until_bytes = place.size_bytes
+        if blob.kind is not base.BlobKind.CHUNK_MAP and (why := self._elsewhere(blob.image_id)):
+            until_bytes = min(until_bytes, HEAD_BYTES)
+            if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > until_bytes:
+                raise errors.ChunkRefused(run.what, self.where, f"no part of it comes alone; {why}")
+        return self._begin(blob, place, until_bytes)
+
+    async def _place_of(self, blob: base.Blob) -> glance.Place:
+        """Return where Glance has a blob; now and then it is asked whether another one is there."""
+        copy, place = self._copies.get(blob), self._source.known(blob)
+        if place is None:
+            return await self._find(blob)
+        if copy is None or not _is_artefact(blob):
+            return place
+        if copy.looked_s < trio.current_time() - LOOK_AGAIN_S:
+            copy.looked_s = trio.current_time()
+            try:
+                return await self._find(blob)
+            except errors.SourceUnreachable as error:
+                LOG.debug("%s", error)
+        return place
+
+    async def _find(self, blob: base.Blob, *, is_in_use: bool = True) -> glance.Place:
+        with trio.move_on_after(FIND_S):
+            return await self._source.find(blob, is_in_use=is_in_use)
+        why = f"no answer within {FIND_S:g} s"
+        raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
+
+    def _begin(
+        self, blob: base.Blob, place: glance.Place, until_bytes: int
+    ) -> full_download.FullDownload:
+        """Let a copy come, in place of the one that is there."""
+        self._drop(blob)
+        copy = full_download.FullDownload(blob, place, until_bytes, self.where, self._threads)
+        self._copies[blob] = copy
+        self._nursery.start_soon(self._bring, copy)
+        if not self._is_looking:
+            self._is_looking = True
+            self._nursery.start_soon(self._look)
+        return copy
+
+    async def _bring_unasked(self, blob: base.Blob) -> None:
+        try:
+            place = await self._find(blob)
+        except errors.ChunkUnavailable as error:
+            LOG.debug("%s", error)
+            return
+        if blob not in self._copies:
+            self._begin(blob, place, place.size_bytes)
+
+    async def _bring(self, copy: full_download.FullDownload) -> None:
+        name = copy.blob.name
+        with copy.coming():
+            is_artefact = _is_artefact(copy.blob)
+            async with self._artefact_turns if is_artefact else self._image_turns:
+                await self._make_room(copy)
+                LOG.info("%s: read whole, %d bytes", name, copy.until_bytes)
+                await copy.bring(self._folder, self._rng, self._pour_of(copy))
+        if copy.failure is not None and not copy.is_dropped:
+            LOG.warning("%s: not read whole, %s: %s", name, copy.progress, copy.failure.why)
+
+    def _pour_of(self, copy: full_download.FullDownload) -> full_download.Pour:
+        return lambda take: self._source.pour(copy.blob, copy.place, take)
+
+    # Room
+
+    def _drop(self, blob: base.Blob) -> None:
+        copy = self._copies.pop(blob, None)
+        if copy is not None:
+            copy.drop()
+
+    async def _make_room(self, copy: full_download.FullDownload) -> None:
+        """Let unused copies go until there is room for this one, and keep that for it.
+
+        :raises errors.ChunkRefused: there is none
+        """
+        while True:
+            free_bytes = await copy.in_thread(self._free_bytes)
+            free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
+            if copy.until_bytes <= free_bytes // MOST_OF_FREE:
+                copy.has_room = True
+                return
+            unused = next((other for other in self._copies.values() if other.is_idle), None)
+            if unused is None:
+                why = (
+                    f"its copy needs {copy.until_bytes} bytes, and {free_bytes} are free in "
+                    f"{self._folder}, of which it may take half"
+                )
+                raise errors.ChunkRefused(copy.blob.name, self.where, why)
+            self._drop(unused.blob)
+            await unused.gone()
+
+    def _free_bytes(self) -> int:
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+    async def _look(self) -> None:
+        """Let copies go that are of no use any more, until none is left."""
+        while self._copies:
+            await trio.sleep(LOOK_S)
+            before_s = trio.current_time() - KEPT_S
+            for blob, copy in list(self._copies.items()):
+                if copy.is_idle and copy.used_s < before_s:
+                    self._drop(blob)
+        self._is_looking = False
+
+
+def _is_artefact(blob: base.Blob) -> bool:
+    return blob.kind in glance.ARTEFACTS

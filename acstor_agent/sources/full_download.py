@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One copy: a blob that comes as one stream into a file of this host that has no name.
+
+It is read where the stream has been, while the rest comes.  A stream that broke is begun again, and
+what is here already is skipped, for a store without ranges can only begin at the beginning.
+
+No more is taken in than Glance's record says, and what has come stays as it is.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import random
+import tempfile
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.sources import base
+from acstor_agent.sources import driver
+from acstor_agent.sources import glance
+from acstor_agent.sources.http_client import http_pool
+from acstor_common import errors
+from acstor_common.model import geometry
+
+LOG = logging.getLogger(__name__)
+
+WRITE_BYTES = geometry.MIB
+"""So much is written at a time, and less if somebody waits for just that."""
+FRUITLESS = 3
+"""Times in a row that a stream may break without having come further than before."""
+TRIES = 10
+"""Times that a stream is begun at all: each begins at the beginning."""
+WINDOW_S = 60.0
+LEAST_BYTES = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
+"""A stream that brings less in WINDOW_S counts as broken, however seldom it is silent."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+
+_KINDS = (
+    errors.SourceUnreachable,
+    errors.ChunkInvalid,
+    errors.ChunkRefused,
+    errors.ChunkMissing,
+    errors.ChunkUnavailable,
+)
+
+T = TypeVar("T")
+Pour = Callable[[http_pool.Take], Awaitable[None]]
+"""Gives all of the blob, part by part."""
+
+
+class _Enough(Exception):
+    """All that this copy is to have is here; the blob may go on."""
+
+
+class FullDownload:
+    """See above; in a block of :meth:`coming`, :meth:`bring` makes it come.
+
+    :param place: where Glance has the blob
+    :param until_bytes: so much of it is wanted, from its beginning
+    :param limiter: of threads that read copies
+    :ivar came_bytes: so much of it can be read
+    :ivar failure: why no more of it comes
+    :ivar used_s: when it was read last, or something of it came
+    :ivar looked_s: when Glance was asked last whether it is the right one
+    :ivar has_room: room on the disk is kept for it
+    :ivar is_dropped: nobody finds it any more
+    """
+
+    def __init__(
+        self,
+        blob: base.Blob,
+        place: glance.Place,
+        until_bytes: int,
+        where: str,
+        limiter: trio.CapacityLimiter,
+    ) -> None:
+        self.blob, self.place, self.until_bytes = blob, place, until_bytes
+        self.came_bytes = 0
+        self.failure: errors.ChunkUnavailable | None = None
+        self.used_s = self.looked_s = trio.current_time()
+        self.scope = trio.CancelScope()
+        self._where, self._limiter = where, limiter
+        self._descriptor = -1
+        self._closed: trio.Event | None = None
+        self._readers = 0
+        self.has_room = self.is_dropped = False
+        self._moved = trio.Event()
+        self._stops: list[int] = []  # what readers wait for
+        self._held: list[bytes] = []  # what came and is not written
+        self._taken_bytes = self._streamed_bytes = 0  # of the blob; by the stream of now
+        self._window, self._window_bytes = trio.CancelScope(), 0
+        self._writing, self._writer = trio.Lock(), trio.CapacityLimiter(1)  # behind no reader
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether no more of it comes."""
+        return self.failure is not None or self.came_bytes >= self.until_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether no more of it comes, and nobody reads it just now."""
+        return self.is_over and not self._readers
+
+    @property
+    def is_of_use(self) -> bool:
+        """Say whether all of the blob is here, or comes."""
+        return self.failure is None and self.until_bytes == self.place.size_bytes
+
+    @property
+    def to_come_bytes(self) -> int:
+        """What it will take of the disk besides what it has taken."""
+        is_coming = self.has_room and not self.is_over
+        return self.until_bytes - self.came_bytes if is_coming else 0
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        return f"{self.came_bytes} of {self.until_bytes} bytes of it have come"
+
+    # Readers
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the file while somebody reads."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self.used_s = trio.current_time()
+            self._close_unused()
+
+    async def wait_for(self, stop: int, until_s: float) -> None:
+        """Wait until all before ``stop`` has come, no longer than ``until_s``.
+
+        :raises errors.ChunkUnavailable: it does not come, or not in time
+        """
+        self._stops.append(stop)
+        try:
+            with trio.move_on_at(until_s):
+                while self.came_bytes < stop:
+                    if self.failure is not None:
+                        raise self.failure_of(stop)
+                    if self._taken_bytes >= stop and self._held:
+                        await self._write()
+                    else:
+                        await self._moved.wait()
+        finally:
+            self._stops.remove(stop)
+        if self.came_bytes < stop:
+            why = f"it comes as one stream, and is not there yet: {self.progress}"
+            raise errors.ChunkRefused(self.blob.name, self._where, why)
+
+    def failure_of(self, stop: int) -> errors.ChunkUnavailable:
+        """Return the error for what does not come; each reader has his own."""
+        assert self.failure is not None
+        kind = next(kind for kind in _KINDS if isinstance(self.failure, kind))
+        return kind(f"{self.blob.name} up to byte {stop}", self._where, self.failure.why)
+
+    async def read_into(self, run: driver.Run, count_bytes: int) -> int:
+        """Fill buffers of a run from ``count_bytes`` on with what has come; return how far.
+
+        The pieces are checked in the thread that reads.
+
+        :raises errors.SourceUnreachable: the file cannot be read
+        """
+
+        def read() -> int:
+            left = driver.rest_of(run.buffers, count_bytes)
+            got = os.preadv(self._descriptor, left, run.offset + count_bytes)
+            run.check(count_bytes + got)
+            return count_bytes + got
+
+        try:
+            return await self.in_thread(read)
+        except OSError as error:
+            why = f"its copy cannot be read: {error.strerror}"
+            raise errors.SourceUnreachable(run.what, self._where, why) from error
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what blocks, in its turn."""
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+
+    def drop(self) -> None:
+        """Let nothing more come, and the file go as soon as nobody reads it."""
+        self.is_dropped = True
+        self.scope.cancel()
+        self._close_unused()
+
+    async def gone(self) -> None:
+        """Wait until the file of a copy that was dropped, and that nobody reads, is no more."""
+        if self._closed is not None:
+            await self._closed.wait()
+
+    def _close_unused(self) -> None:
+        if self.is_dropped and self.is_idle and self._descriptor >= 0:
+            self._closed = _close_soon(self._descriptor)
+            self._descriptor = -1
+
+    # The stream
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """Let it come in the block: what ends that, :attr:`failure` says."""
+        try:
+            with self.scope:
+                yield
+        except errors.ChunkUnavailable as error:
+            self.failure = error
+        except OSError as error:
+            self.failure = self._of_disk(error)
+        finally:
+            if not self.is_over:
+                why = "it is not wanted here any more"
+                self.failure = errors.SourceUnreachable(self.blob.name, self._where, why)
+            self._tell()
+            self._close_unused()
+
+    async def bring(self, folder: pathlib.Path, rng: random.Random, pour: Pour) -> None:
+        """Have it all.
+
+        :param folder: on whose file system its file is
+        :raises errors.ChunkUnavailable: it does not come
+        :raises OSError: there can be no file
+        """
+        self._descriptor = await self.in_thread(lambda: _nameless(folder))
+        await self._stream(pour, rng)
+        if self.until_bytes == self.place.size_bytes:
+            await self._check_hash()
+
+    async def _stream(self, pour: Pour, rng: random.Random) -> None:
+        fruitless = 0
+        for left in reversed(range(TRIES)):
+            before = self.came_bytes
+            self._streamed_bytes = 0
+            try:
+                return await self._once(pour)
+            except errors.SourceUnreachable as error:
+                await self._write()
+                fruitless = 0 if self.came_bytes > before else fruitless + 1
+                if not left or fruitless == FRUITLESS:
+                    raise
+                LOG.info("%s; it is begun again, %s", error, self.progress)
+            pause_s = min(FIRST_PAUSE_S * 2.0**fruitless, LONGEST_PAUSE_S)
+            await trio.sleep(pause_s * rng.uniform(0.5, 1))
+
+    async def _once(self, pour: Pour) -> None:
+        self._window_bytes = 0
+        with trio.move_on_after(WINDOW_S) as self._window, contextlib.suppress(_Enough):
+            await pour(self._take)
+        if self._window.cancelled_caught:
+            why = f"less than {LEAST_BYTES} bytes of it came in {WINDOW_S:g} s"
+            raise errors.SourceUnreachable(self.blob.name, self._where, why)
+        await self._write()
+
+    async def _take(self, part: bytes) -> None:
+        """Take the next part of the stream; what is here already is skipped."""
+        fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
+        self._streamed_bytes += len(part)
+        self._window_bytes += len(part)
+        if self._window_bytes >= LEAST_BYTES:
+            self._window.deadline, self._window_bytes = trio.current_time() + WINDOW_S, 0
+        if fresh:
+            self._held.append(fresh[: self.until_bytes - self._taken_bytes])
+            self._taken_bytes += len(self._held[-1])
+        here = self._taken_bytes
+        is_awaited = any(self.came_bytes < stop <= here for stop in self._stops)
+        if is_awaited or here - self.came_bytes >= WRITE_BYTES or here == self.until_bytes:
+            await self._write()
+        if self.came_bytes == self.until_bytes < self.place.size_bytes:
+            raise _Enough
+
+    async def _write(self) -> None:
+        """Write what is held, so that it can be read; it is held until then, whoever gives up."""
+        async with self._writing:
+            count, data = len(self._held), b"".join(self._held)
+            if not data:
+                return
+            try:
+                await trio.to_thread.run_sync(
+                    _write_all, self._descriptor, data, self.came_bytes, limiter=self._writer
+                )
+            except OSError as error:
+                self.failure = self._of_disk(error)  # whoever writes: what follows has no place
+                raise self.failure from error
+            del self._held[:count]
+            self.came_bytes += len(data)
+            self.used_s = trio.current_time()
+            self._tell()
+
+    async def _check_hash(self) -> None:
+        """Give up an artefact that Glance has another hash of; chunks have their CIDs.
+
+        :raises errors.ChunkInvalid: somebody changed it in the store
+        """
+        os_hash = self.place.os_hash
+        if (
+            self.blob.kind not in glance.ARTEFACTS
+            or os_hash.algo not in hashlib.algorithms_available
+        ):
+            return
+
+        def hashed() -> bytes:
+            found, at = hashlib.new(os_hash.algo), 0
+            while part := os.pread(self._descriptor, WRITE_BYTES, at):
+                found.update(part)
+                at += len(part)
+            return found.digest()
+
+        with self.reading():
+            actual = await self.in_thread(hashed)
+        if actual != os_hash.value:
+            why = f"its {os_hash.algo} is {actual.hex()[:16]}…, not what Glance has"
+            raise errors.ChunkInvalid(self.blob.name, self._where, why)
+
+    def _of_disk(self, error: OSError) -> errors.ChunkRefused:
+        why = f"its copy cannot be written: {error.strerror}"
+        return errors.ChunkRefused(self.blob.name, self._where, why)
+
+    def _tell(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+
+def _nameless(folder: pathlib.Path) -> int:
+    """Open a file that goes with its descriptor, as when this process is killed."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def _close_soon(descriptor: int) -> trio.Event:
+    """Close a file in a thread, for it takes a second or two for each GiB; return what says so."""
+    closed, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def tell(_: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(closed.set)
+
+    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), tell)
+    return closed
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

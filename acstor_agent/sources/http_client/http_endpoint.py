@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom a URL is asked of, and what it is called there."""
+
+import functools
+import urllib.parse
+from typing import NamedTuple
+
+URLS_REMEMBERED = 256
+_SAFE = "/%:=&~+!$,;'@()*"
+
+
+class HttpEndpoint(NamedTuple):
+    """Whom a URL is asked of.
+
+    :param host: as it is looked up, and as its certificate names it
+    """
+
+    is_tls: bool
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+@functools.lru_cache(URLS_REMEMBERED)
+def endpoint_of(url: str) -> tuple[HttpEndpoint, str]:
+    """Return whom a URL is asked of, and what it is called there; credentials in it are ignored.
+
+    >>> endpoint_of("http://images.example.org:8080/a b/c?d=e")
+    (HttpEndpoint(is_tls=False, host='images.example.org', port=8080), '/a%20b/c?d=e')
+
+    :raises ValueError: it is no http:// or https:// URL
+    """
+    parsed = urllib.parse.urlsplit(url)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise ValueError("it is not an http:// or https:// URL")
+    is_tls = parsed.scheme == "https"
+    host = parsed.hostname
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    port = parsed.port or (443 if is_tls else 80)
+    target = urllib.parse.quote(parsed.path or "/", safe=_SAFE)
+    query = urllib.parse.quote(parsed.query, safe=_SAFE + "?")
+    return HttpEndpoint(is_tls, host, port), f"{target}?{query}" if query else target

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Range requests over a bounded number of HTTP connections, for every source that speaks HTTP.
+
+What the answers mean is in http_range.py, the bytes of a connection are in http_stream.py; here
+are requests and answers.  h11 says what a head is, whether a body is chunked, and what is no HTTP
+at all.  A body that has just the length that was asked for goes from the socket into the buffers
+where it stays; of any other nothing is taken in beyond that length and one network read.
+Redirects are followed where the source says so, without credentials on any other server; proxies
+and credentials are not taken from the environment.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import itertools
+import ssl
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+
+import h11
+import trio
+from oslo_config import cfg
+
+from acstor_agent.core.sources import hung_calls
+from acstor_agent.sources import driver
+from acstor_agent.sources.http_client import http_connector
+from acstor_agent.sources.http_client import http_endpoint
+from acstor_agent.sources.http_client import http_range
+from acstor_agent.sources.http_client import http_stream
+from acstor_common.model import geometry
+
+CONNECTIONS = 8
+TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 60.0
+HEAD_BYTES = 4096
+"""What is received at a time until an answer's head is whole; of a body at most that is copied."""
+PART_BYTES = 64 * geometry.KIB
+"""What is received at a time of a body that has not got just the length that was asked for."""
+EVENTS_PER_TURN = 64
+"""Heads and parts of bodies before other tasks get a turn: h11 needs 10 us for each, however short
+the server makes them."""
+MOST_HINTS = 8
+"""Answers with a status of 1xx before the answer itself: there is one, if any (RFC 8297)."""
+_HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
+_NOTHING: Mapping[str, str] = {}
+
+Take = Callable[[bytes], Awaitable[None]]
+"""Takes the next part of a body."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a link keeps to.
+
+    :param connections: how many there are, each with one request in flight
+    :param timeout_s: how long the server may take to accept a connection, or stay silent
+    :param ca_file: PEM file of the authority that signed the server's certificate; the
+        system's authorities if None
+    """
+
+    connections: int = CONNECTIONS
+    timeout_s: float = TIMEOUT_S
+    ca_file: str | None = None
+
+
+def options() -> list[cfg.Opt]:
+    """Return the options of a source's group that :func:`limits_of` reads."""
+    return [
+        cfg.IntOpt(
+            "connections",
+            default=CONNECTIONS,
+            min=1,
+            help="Connections to the server, each with one request in flight.",
+        ),
+        cfg.FloatOpt(
+            "timeout_s",
+            default=TIMEOUT_S,
+            min=0.1,
+            help="How long the server may stay silent before a request is given up. It is made "
+            "three times. Where there is a next source, that is asked sooner.",
+        ),
+        cfg.StrOpt(
+            "ca_file",
+            help="PEM file of the authority that signed the server's certificate; the "
+            "system's authorities by default.",
+        ),
+    ]
+
+
+def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
+    """Return what a group with :func:`options` says."""
+    return Limits(group.connections, group.timeout_s, group.ca_file)
+
+
+class HttpPool:
+    """Connections to a server, kept open.
+
+    :param what: the option group, for errors
+    :param context: what a connection by TLS is begun with, where that is not what ``limits`` say;
+        raises OSError if there is nothing to begin it with
+    :param follows_redirects: as :func:`http_range.redirected` allows; other links refuse them
+    :raises errors.Unusable: the file of the authority cannot be used
+    """
+
+    def __init__(
+        self,
+        what: str,
+        limits: Limits,
+        auth: tuple[str, str] | None = None,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        follows_redirects: bool = False,
+    ) -> None:
+        self.connections = limits.connections
+        self._limits = limits
+        self._not_before = 0.0
+        self._is_closed = False
+        if context is None:
+            context = itertools.repeat(http_stream.tls_context(what, limits.ca_file)).__next__
+        self._context = context
+        self._dialler = http_connector.HttpConnector(f"[{what}]")
+        self._follows_redirects = follows_redirects
+        self._credentials: dict[str, str] = {}
+        if auth is not None:
+            pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
+            self._credentials["Authorization"] = f"Basic {pair}"
+        self._turns = trio.CapacityLimiter(limits.connections)
+        # With since when they are idle, the newest last.
+        self._idle: list[tuple[http_endpoint.HttpEndpoint, http_stream.Stream, float]] = []
+
+    @property
+    def hanging(self) -> hung_calls.Hanging:
+        """The calls of the resolver that hang now; may be looked at from any thread."""
+        return self._dialler.hanging
+
+    async def size_bytes(
+        self, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
+    ) -> int:
+        """Return the blob's size that the answer to a range of one byte tells.
+
+        That, and not HEAD, because it shows as well whether the server does ranges.  A server that
+        does not say the size there is asked for it by HEAD.
+
+        :raises errors.ChunkUnavailable: it does not, or the size cannot be had
+        """
+        async with self.answer(asked, headers) as answer:
+            if http_range.is_of_empty_blob(answer.status, answer.headers):
+                return 0
+            size = http_range.check_answer(asked, answer.status, answer.headers)
+            if len(await answer.body(1)) < 1:
+                raise asked.unreachable("the body ended after 0 of 1 bytes")
+        return await self._size_by_head(asked, headers) if size is None else size
+
+    async def _size_by_head(
+        self, asked: http_range.RangeRequest, headers: Mapping[str, str]
+    ) -> int:
+        asked = dataclasses.replace(asked, length=0)
+        async with self.answer(asked, headers, "HEAD") as answer:
+            await answer.body(0)
+            return http_range.check_head(asked, answer.status, answer.headers)
+
+    async def fill(
+        self, run: driver.Run, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
+    ) -> None:
+        """Fill a run with the range that is asked for.
+
+        :raises errors.ChunkUnavailable: it cannot be had, or not all of it
+        """
+        async with self.answer(asked, headers) as answer:
+            try:
+                http_range.check_answer(asked, answer.status, answer.headers)
+            except http_range.Ended as end:
+                if end.length >= len(run.buffers[0]):  # else there is nothing whole in it
+                    await answer.fill(run, end.length)
+                raise
+            await answer.fill(run, run.length)
+
+    async def pour(
+        self,
+        asked: http_range.RangeRequest,
+        headers: Mapping[str, str],
+        size_bytes: int,
+        take: Take,
+    ) -> None:
+        """Give ``take`` a whole blob of that length, part by part; no range is asked for.
+
+        :raises errors.ChunkUnavailable: it cannot be had, or not all of it, or is of another length
+        """
+        async with self.answer(asked, headers) as answer:
+            http_range.check_whole(asked, answer.status, answer.headers, size_bytes)
+            count_bytes = await answer.pour(size_bytes, take)
+            if count_bytes < size_bytes:
+                why = f"the body ended after {count_bytes} of {size_bytes} bytes"
+                raise asked.unreachable(why)
+
+    async def aclose(self) -> None:
+        """Close the connections; those in use are closed by who uses them."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for _, stream, _ in idle:
+            stream.close()
+
+    @contextlib.asynccontextmanager
+    async def answer(
+        self,
+        asked: http_range.RangeRequest,
+        headers: Mapping[str, str] = _NOTHING,
+        method: str = "GET",
+    ) -> AsyncIterator["HttpResponse"]:
+        """Send the request; its answer's body is not read yet, and if nobody does, never is.
+
+        :raises errors.SourceUnreachable: there is no answer, or only a part of one
+        """
+        if trio.current_time() < self._not_before:
+            await trio.sleep_until(self._not_before)
+        url, credentials = asked.where, {**self._credentials, **headers}
+        server, request = _request_of(asked, method, url, credentials)
+        stream, is_clean, followed, first_peer = None, False, 0, ""
+        await self._take_turn()
+        try:
+            while True:
+                stream = self._idle_to(server) or await self._connect(server)
+                if followed:
+                    http_range.check_redirected(asked, url, stream.peer, first_peer)
+                answer = HttpResponse(asked, stream)
+                await answer.begin(request)
+                if pause_s := http_range.pause_s(answer.headers):
+                    self._not_before = trio.current_time() + pause_s
+                if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
+                    break
+                url = http_range.redirected(asked, url, answer.headers, followed)
+                followed, first_peer = followed + 1, first_peer or stream.peer
+                await answer.skip()
+                self._put_back(server, stream, answer.is_over)
+                stream = None
+                server, request = _request_of(asked, method, url, credentials)
+            yield answer
+            is_clean = answer.is_over
+        except (OSError, h11.ProtocolError) as error:
+            via = f", after a redirect to {server.authority}" if followed else ""
+            raise asked.unreachable(_reason(error) + via) from error
+        finally:
+            if stream is not None:
+                self._put_back(server, stream, is_clean)
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        """Wait for a connection, but not a turn of the scheduler where one is free."""
+        try:
+            self._turns.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turns.acquire()
+
+    async def _connect(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream:
+        context = self._context() if server.is_tls else None
+        return await http_stream.connect(
+            self._dialler, server.host, server.port, context, self._limits.timeout_s
+        )
+
+    def _idle_to(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream | None:
+        """Return the connection that was used last, if one can be used; close what cannot."""
+        found = None
+        kept = []
+        while self._idle and found is None:
+            whose, stream, since_s = self._idle.pop()
+            if whose != server:
+                kept.append((whose, stream, since_s))
+            elif trio.current_time() - since_s < KEEP_ALIVE_S and stream.is_idle():
+                found = stream
+            else:
+                stream.close()
+        self._idle += reversed(kept)
+        return found
+
+    def _put_back(
+        self, server: http_endpoint.HttpEndpoint, stream: http_stream.Stream, is_clean: bool
+    ) -> None:
+        """Keep a connection whose answer was read to its end."""
+        if self._is_closed or not is_clean:
+            stream.close()
+            return
+        self._idle.append((server, stream, trio.current_time()))
+        if len(self._idle) > self.connections:
+            self._idle.pop(0)[1].close()
+
+
+class HttpResponse:
+    """The answer to one request.
+
+    ``is_over`` says that all of it was read and the connection may be used again.
+    """
+
+    status = 0
+    headers = http_range.Headers(())
+
+    def __init__(self, asked: http_range.RangeRequest, stream: http_stream.Stream) -> None:
+        self.is_over = False
+        self._asked, self._stream = asked, stream
+        self._http = h11.Connection(h11.CLIENT)
+        self._is_kept = False
+        self._part_bytes = HEAD_BYTES
+        self._events = 0
+
+    async def begin(self, request: h11.Request) -> None:
+        """Send the request, and receive the head of its answer."""
+        sent = self._http.send(request)
+        assert sent is not None  # it is for events that end the connection
+        if self._asked.length:  # its last line, which is of numbers alone: the others are the same
+            sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._asked.header.encode())
+        await self._stream.send(sent)
+        for _ in range(1 + MOST_HINTS):
+            event = await self._next_event()
+            if event is None:
+                raise self._asked.unreachable("the server closed the connection without an answer")
+            if isinstance(event, h11.Response):
+                break
+        else:
+            raise self._asked.unreachable(f"more than {MOST_HINTS} answers of 1xx came before one")
+        self.status, self.headers = event.status_code, http_range.Headers(event.headers)
+        tokens = self.headers.get("Connection").lower()
+        self._is_kept = event.http_version != b"1.0" and "close" not in tokens
+
+    async def fill(self, run: driver.Run, length: int) -> None:
+        """Read the body, of ``length`` bytes, into the buffers of a run.
+
+        :raises errors.SourceUnreachable: the body is shorter or longer
+        """
+        is_plain = not self.headers.get("Transfer-Encoding")
+        if not is_plain or self.headers.get("Content-Length") != str(length):
+            run.put(await self._exactly(length))
+            return
+        early = self._http.trailing_data[0]
+        count_bytes = min(len(early), length)
+        run.put(memoryview(early)[:count_bytes])
+        while count_bytes < length:
+            left = driver.rest_of(run.buffers, count_bytes)
+            got = await self._stream.receive_into(left)
+            if not got:
+                why = f"the body ended after {count_bytes} of {length} bytes"
+                raise self._asked.unreachable(why)
+            count_bytes += got
+            run.filled(min(count_bytes, length))  # the buffers may have room for more than the body
+        self.is_over = self._is_kept and max(len(early), count_bytes) <= length
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """Return the whole body.
+
+        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
+        """
+        body = bytearray()
+
+        async def take(part: bytes) -> None:
+            body.extend(part)
+
+        await self.pour(limit_bytes, take)
+        return bytes(body)
+
+    async def pour(self, limit_bytes: int, take: Take) -> int:
+        """Give ``take`` the whole body, part by part; return how long it was.
+
+        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
+        """
+        self._part_bytes, count_bytes = PART_BYTES, 0
+        while not isinstance(event := await self._next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                count_bytes += len(event.data)
+                if count_bytes > limit_bytes:
+                    raise self._asked.unreachable(f"the body is longer than {limit_bytes} bytes")
+                await take(bytes(event.data))
+        self.is_over = self._is_kept and not self._http.trailing_data[0]
+        return count_bytes
+
+    async def skip(self) -> None:
+        """Read a body that is of no use, if it is short, so that the connection can be used."""
+        if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
+            await self.body(HEAD_BYTES)
+
+    async def _exactly(self, length: int) -> bytes:
+        body = await self.body(length)
+        if len(body) < length:
+            raise self._asked.unreachable(f"the body ended after {len(body)} of {length} bytes")
+        return body
+
+    async def _next_event(self) -> h11.Event | None:
+        """Return what comes next of the answer; None if the connection is closed instead."""
+        self._events += 1
+        if self._events % EVENTS_PER_TURN == 0:
+            await trio.lowlevel.checkpoint()
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            part = bytearray(self._part_bytes)
+            got = await self._stream.receive_into([part])
+            if not got and self._http.states[h11.SERVER] is h11.SEND_RESPONSE:
+                return None
+            self._http.receive_data(bytes(memoryview(part)[:got]))
+        assert isinstance(event, h11.Event)
+        return event
+
+
+def _request_of(
+    asked: http_range.RangeRequest, method: str, url: str, credentials: Mapping[str, str]
+) -> tuple[http_endpoint.HttpEndpoint, h11.Request]:
+    """Return whom a URL is asked of, and the head of the request, but for its range.
+
+    :param credentials: headers for the server that was asked first, and for no other
+    :raises errors.SourceUnreachable: there can be none
+    """
+    try:
+        server, target = http_endpoint.endpoint_of(url)
+        is_first = server == http_endpoint.endpoint_of(asked.where)[0]
+    except ValueError as error:
+        raise asked.unreachable(str(error)) from error
+    head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
+    try:
+        return server, _request(method, target, head)
+    except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
+        why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
+        raise asked.unreachable(f"no request can be made of it: {why}") from None
+
+
+@functools.lru_cache(http_endpoint.URLS_REMEMBERED)
+def _request(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
+    """Return the head of a request, but for its range.
+
+    :raises h11.LocalProtocolError: there can be none
+    :raises UnicodeEncodeError: there can be none, as when Keystone's token is no text for a header
+    """
+    return h11.Request(method=method, target=target, headers=list(headers))
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, with what lies below it."""
+    below: BaseException = error
+    while isinstance(below.__cause__, OSError | ExceptionGroup):  # trio: one for each address
+        cause = below.__cause__
+        below = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    return f"{type(below).__name__} {below}".rstrip()

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to a web server, in clear text or by TLS: bytes out, and into given buffers.
+
+The one rule: no wait for the server takes longer than its limit of silence.  What the bytes mean
+is the business of http_pool.py.  A non-blocking socket is called itself, and waited for by trio
+only when it must: a turn of the scheduler for each call costs more than the call.
+"""
+
+import socket
+import ssl
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.runtime import tls_session
+from acstor_agent.sources.http_client import http_connector
+from acstor_common import errors
+from acstor_common.model import geometry
+
+TLS_BYTES_PER_CALL = 128 * geometry.KIB
+"""What is received at a time of TLS: eight records."""
+CALLS_PER_TURN = 16
+"""Socket calls in a row before other tasks get a turn."""
+
+
+class Stream:
+    """A connection in clear text.
+
+    :param silence_s: how long the server may do nothing
+    """
+
+    def __init__(self, sock: socket.socket, silence_s: float) -> None:
+        self._sock, self._silence_s = sock, silence_s
+        self._calls = 0
+
+    @property
+    def peer(self) -> str:
+        """The server's IP address.
+
+        :raises OSError: the connection is lost
+        """
+        return str(self._sock.getpeername()[0])
+
+    def is_idle(self) -> bool:
+        """Say whether the connection is open and nothing came by it that nobody has asked for."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it.
+
+        :raises OSError: the connection is lost, or the server takes nothing
+        """
+        while data:
+            try:
+                data = data[self._sock.send(data) :]
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_writable)
+
+    async def receive_into(self, buffers: Sequence[bytearray | memoryview]) -> int:
+        """Fill the buffers from the first one on; return how many bytes came, 0 at the end.
+
+        :raises OSError: the connection is lost, or the server is silent
+        """
+        while True:
+            self._calls += 1
+            if self._calls >= CALLS_PER_TURN:
+                self._calls = 0
+                await trio.lowlevel.checkpoint()
+            try:
+                count = self._receive_nowait(buffers)
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_readable)
+                continue
+            if count is not None:
+                return count
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
+        """Make one call of the socket, if that is needed; None if there is nothing to read yet."""
+        return self._sock.recvmsg_into(buffers)[0]
+
+    async def _wait(self, until: Callable[[socket.socket], Awaitable[None]]) -> None:
+        with trio.move_on_after(self._silence_s):
+            await until(self._sock)
+            return
+        raise TimeoutError(f"the server is silent for {self._silence_s:g} s")
+
+
+class TlsStream(Stream):
+    """A connection by TLS."""
+
+    def __init__(
+        self, sock: socket.socket, silence_s: float, session: tls_session.TlsSession
+    ) -> None:
+        super().__init__(sock, silence_s)
+        self._session = session
+
+    async def handshake(self) -> None:
+        """Begin.
+
+        :raises OSError: the connection is lost, or the server is not who it should be
+        """
+        try:
+            while not self._session.handshake():
+                await super().send(self._session.take())
+                await trio.lowlevel.checkpoint()  # all of it may be what TLS ignores
+                await self._receive_records()
+                if self._session.is_over:
+                    raise OSError("closed during the handshake")
+        except ssl.SSLError:
+            self._say_why()
+            raise
+        await super().send(self._session.take())
+        self._session.put(self._session.unread())
+
+    def is_idle(self) -> bool:
+        """See :meth:`Stream.is_idle`."""
+        session = self._session
+        is_nothing_here = not (session.readable_bytes or session.unread_bytes)
+        return is_nothing_here and not session.is_over and super().is_idle()
+
+    async def send(self, data: bytes) -> None:
+        """See :meth:`Stream.send`."""
+        await super().send(self._session.encrypt(data))
+
+    def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
+        """See :meth:`Stream._receive_nowait`; fills the first of the buffers alone."""
+        session, space = self._session, memoryview(buffers[0])
+        count = session.read_into(space, space)
+        if not count and not session.is_over:
+            self._put(self._sock.recv(TLS_BYTES_PER_CALL))
+            count = session.read_into(space, space)
+        return count if count or session.is_over else None
+
+    async def _receive_records(self) -> None:
+        while True:
+            try:
+                return self._put(self._sock.recv(TLS_BYTES_PER_CALL))
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_readable)
+
+    def _put(self, records: bytes) -> None:
+        if records:
+            self._session.put(records)
+        else:
+            self._session.end()
+
+    def _say_why(self) -> None:
+        """Tell the server what was wrong with its TLS, if that can be done at once."""
+        try:
+            self._sock.send(self._session.take())
+        except OSError:
+            return
+
+
+async def connect(
+    dialler: http_connector.HttpConnector,
+    host: str,
+    port: int,
+    context: ssl.SSLContext | None,
+    silence_s: float,
+) -> Stream:
+    """Connect to a server.
+
+    :param context: None for clear text
+    :raises OSError: it cannot be reached in ``silence_s``, or is not who it should be
+    :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.dial`
+    """
+    with trio.move_on_after(silence_s):
+        sock = await dialler.dial(host, port)
+        if context is None:
+            return Stream(sock, silence_s)
+        stream = None
+        try:
+            session = tls_session.TlsSession(context, is_server=False, server_hostname=host)
+            stream = TlsStream(sock, silence_s, session)
+            await stream.handshake()
+        except BaseException:
+            sock.close()
+            raise
+        return stream
+    raise TimeoutError(f"no connection within {silence_s:g} s")
+
+
+def tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
+    """Return what a server's certificate is checked with.
+
+    :param what: the option group, for errors
+    :param ca_file: PEM file of the authority that signed it; the system's authorities if None
+    :raises errors.Unusable: the file cannot be used
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise errors.Unusable(f"[{what}] ca_file", f"{ca_file}: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what guests see of an image out of what is stored of it: qcow2 is read as it is.
+
+A wrapper around one place, so that a place that lies is known as the liar.
+Pieces of an image become reads of its stored file (``core/sources/stored_reads.py``), and
+compressed clusters are decompressed in threads (``decode_threads.py``), while the rest is being
+read.  A raw image
+is what is stored, and is read as if this wrapper was not there.
+
+What comes out has been checked against its CID, as if it had been stored so.  Bytes that do
+not decompress are bytes of another chunk: the same error against the same place.
+
+What is decoded is bounded by the layout: no more than an extent's guest bytes, and by
+``MAX_CLUSTER_BYTES`` an extent.  A few clusters are remembered, by where they are stored: those
+that are larger than what was wanted of them, whose other chunks are wanted next, and those that
+took long, which other entries of the image may name as well.
+"""
+
+import collections
+import time
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+from typing import Protocol
+
+import trio
+
+from acstor_agent.core.sources import stored_reads
+from acstor_agent.sources import base
+from acstor_agent.sources import chunk_verification
+from acstor_agent.sources import decode_threads
+from acstor_agent.sources import driver
+from acstor_common import errors
+from acstor_common.formats import cluster_cache
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
+
+REMEMBERED_BYTES = 8 * layout.MAX_CLUSTER_BYTES
+"""Decoded clusters that are kept for what else is in them, of each place."""
+AT_ONCE_BYTES = geometry.MIB
+"""What is decoded in a thread before it is told: some milliseconds."""
+SLOW_S = 0.005
+"""A cluster that takes longer to decode is remembered, whatever was wanted of it."""
+
+
+class Layout(Protocol):
+    """Where the bytes of an image are: :class:`acstor_common.formats.layout.Layout`, or a part of
+    it.
+    """
+
+    @property
+    def stored(self) -> layout.Stored:
+        """The stored file."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of what the guest reads."""
+
+    def find(self, start: int, stop: int) -> list[layout.Extent]:
+        """Return the extents of a range.
+
+        :raises errors.ChunkUnavailable: it is not known here just now
+        """
+
+
+Steps = Generator[int, None, base.Buffer]
+"""Makes bytes; says after each step how many."""
+LayoutOf = Callable[[ids.ImageId], Layout | None]
+"""Says how an image is stored; None if it is not known here."""
+
+
+class LayoutSource(base.Wrapper):
+    """Reads images at one place by their layouts.
+
+    :param layout_of: of images; what else is read is as it is stored
+    :param nursery: where what has come is decoded; it must outlive the source's use
+    :param decoding: the threads for that, which places share
+    """
+
+    def __init__(
+        self,
+        inner: base.Source,
+        layout_of: LayoutOf,
+        nursery: trio.Nursery,
+        decoding: decode_threads.DecodeThreads | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._layout_of, self._nursery = layout_of, nursery
+        self._remembered = cluster_cache.ClusterCache(REMEMBERED_BYTES)
+        self._decoding = decoding or decode_threads.DecodeThreads(nursery)
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return the length of what the guest reads, if the stored file is there."""
+        found = self._layout(blob)
+        if found is None:
+            return await self._inner.size_bytes(blob)
+        await self._inner.size_bytes(self._stored(blob, found))
+        return found.size_bytes
+
+    async def look(self, blob: base.Blob) -> base.BlobState:
+        """Look at the stored file; the length is that of what the guest reads."""
+        found = self._layout(blob)
+        if found is None:
+            return await self._inner.look(blob)
+        seen = await self._inner.look(self._stored(blob, found))
+        return seen._replace(size_bytes=found.size_bytes)
+
+    async def read_pieces(
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.ReportOutcomes,
+        requester: base.Requester = base.AGENT,
+    ) -> None:
+        """Read the pieces by the image's layout."""
+        if blob.kind is not base.BlobKind.IMAGE:
+            await self._inner.read_pieces(blob, pieces, told, requester)
+            return
+        found = self._layout_of(blob.image_id)
+        if found is not None and found.stored.is_identity:
+            await self._inner.read_pieces(blob, pieces, told, requester)
+            return
+        driver.check_pieces(blob, pieces)
+        if found is None:
+            why = "how the image is stored is not known here any more"
+            error = errors.SourceOverloaded(f"image {blob.image_id}", self.where, why)
+            told([(number, error) for number in range(len(pieces))])
+            return
+        reading = _Reading(self.where, blob, pieces, told, requester, self._remembered)
+        reading.plan(found)
+        stored = self._stored(blob, found)
+        await reading.run(self._inner, stored, self._nursery, self._decoding)
+
+    def _layout(self, blob: base.Blob) -> Layout | None:
+        """Return the layout of an image that is not stored as the guest reads it."""
+        found = self._layout_of(blob.image_id) if blob.kind is base.BlobKind.IMAGE else None
+        return None if found is None or found.stored.is_identity else found
+
+    def _stored(self, blob: base.Blob, found: Layout) -> base.Blob:
+        return base.stored_blob(blob.image_id, found.stored.disk_format)
+
+
+class _Wanted(NamedTuple):
+    """A piece, and what it is made of."""
+
+    number: int
+    piece: base.Piece
+    fragments: list[stored_reads.Fragment]
+    runs: list[tuple[int, int]]
+
+
+class _Reading:
+    """One call: its pieces, what is read for them, and what of it is here."""
+
+    def __init__(
+        self,
+        where: str,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.ReportOutcomes,
+        requester: base.Requester,
+        remembered: cluster_cache.ClusterCache,
+    ) -> None:
+        self._where, self._blob, self._pieces = where, blob, pieces
+        self._told: base.ReportOutcomes | None = told
+        self._requester = requester
+        self._remembered = remembered
+        self._known: dict[layout.Extent, base.Buffer] = {}
+        self._wrong: set[layout.Extent] = set()  # something of them is, and perhaps all
+        self._missing: dict[int, int] = {}  # tiles that a piece lacks, by its number
+        self._users: list[list[_Wanted]] = []  # of each tile
+        self._direct: dict[int, int] = {}  # pieces by tiles that they are
+        self._ready: collections.deque[_Wanted] = collections.deque()
+        self._is_decoding = False
+        self._left = len(pieces)
+        self._done = trio.Event()
+
+    def plan(self, found: Layout) -> None:
+        """Find out what is to be read; tell of what needs no reading."""
+        outcomes: list[tuple[int, base.Outcome]] = []
+        wanted = []
+        for number, piece in enumerate(self._pieces):
+            try:
+                one = self._wanted(found, number, piece)
+            except errors.ChunkUnavailable as error:
+                outcomes.append((number, error))
+                continue
+            wanted.append(one)
+            if not one.runs:
+                self._ready.append(one)
+        self._tiles = stored_reads.Tiles(run for one in wanted for run in one.runs)
+        self._users = [[] for _ in self._tiles.ranges]
+        for one in wanted:
+            numbers = {number for run in one.runs for number in self._tiles.of(run)}
+            self._missing[one.number] = len(numbers)
+            for number in numbers:
+                self._users[number].append(one)
+        self._tell(outcomes)
+
+    def _wanted(self, found: Layout, number: int, piece: base.Piece) -> _Wanted:
+        offset, length, _ = piece
+        if offset + length > found.size_bytes:
+            why = f"the image ends at byte {found.size_bytes}"
+            raise errors.ChunkMissing(self._blob.part(offset, length), self._where, why)
+        fragments = stored_reads.fragments(offset, length, found.find(offset, offset + length))
+        spans = []
+        for fragment in fragments:
+            extent = fragment.extent
+            if fragment.is_part and extent.codec is not layout.Codec.STORED:
+                if (data := self._remembered.get(extent, self._blob.image_id)) is not None:
+                    self._known[extent] = data
+                    continue
+            spans.append(fragment.span)
+        return _Wanted(number, piece, fragments, stored_reads.runs(spans))
+
+    async def run(
+        self,
+        inner: base.Source,
+        stored: base.Blob,
+        nursery: trio.Nursery,
+        decoding: decode_threads.DecodeThreads,
+    ) -> None:
+        """Read, and return when all has been told.
+
+        :param stored: the stored file
+        """
+        self._nursery, self._decoding = nursery, decoding
+        try:
+            self._decode_soon()
+            if self._tiles.ranges:
+                await inner.read_pieces(stored, self._stored_pieces(), self._took)
+            await self._done.wait()
+        finally:
+            self._told = None  # who was cancelled is told no more
+            self._ready.clear()
+
+    def _stored_pieces(self) -> list[base.Piece]:
+        """Return what is read of the place; what is a chunk as it is stored is checked there."""
+        pieces = []
+        for number, (start, stop) in enumerate(self._tiles.ranges):
+            content = None
+            match self._users[number]:
+                case [one] if self._is_stored_whole(one):
+                    self._direct[number] = one.number
+                    content = one.piece.content
+            pieces.append(base.Piece(start, stop - start, content))
+        return pieces
+
+    def _is_stored_whole(self, one: _Wanted) -> bool:
+        return (
+            self._missing[one.number] == 1
+            and stored_reads.is_whole(one.piece.length, one.fragments)
+            and one.fragments[0].extent.codec is layout.Codec.STORED
+        )
+
+    def _took(self, answers: base.Answers) -> None:
+        """Take what was read; what is complete is told, or decoded soon."""
+        outcomes: list[tuple[int, base.Outcome]] = []
+        for at, outcome in answers:
+            if (number := self._direct.get(at)) is not None:
+                outcomes.append((number, outcome))
+            elif isinstance(outcome, Exception):
+                for one in self._users[at]:
+                    if self._missing.pop(one.number, None) is not None:
+                        outcomes.append((one.number, outcome))
+            else:
+                self._tiles.put(at, outcome)
+                for one in self._users[at]:
+                    self._came(one)
+        self._tell(outcomes)
+        self._decode_soon()
+
+    def _came(self, one: _Wanted) -> None:
+        if one.number not in self._missing:
+            return  # it failed for another tile
+        self._missing[one.number] -= 1
+        if not self._missing[one.number]:
+            self._ready.append(one)
+
+    def _decode_soon(self) -> None:
+        if self._ready and not self._is_decoding:
+            self._is_decoding = True
+            self._nursery.start_soon(self._decode)
+
+    async def _decode(self) -> None:
+        """Make pieces of what has come, as long as there are any."""
+        batch: list[_Wanted] = []
+        try:
+            while self._ready:
+                length = 0
+                while self._ready and length < AT_ONCE_BYTES:
+                    batch.append(self._ready.popleft())
+                    length += batch[-1].piece.length
+                outcomes: list[tuple[int, base.Outcome]] = []
+                steps = self._made(batch, outcomes)
+                await self._decoding.run(self._blob.image_id, self._requester, steps)
+                self._let_go(batch)
+                batch = []
+                self._tell(outcomes)
+        finally:
+            self._is_decoding = False
+            if batch:  # this task is being cancelled, and nobody else makes them
+                error = errors.SourceUnreachable(self._blob.name, self._where, "it is being closed")
+                self._tell([(one.number, error) for one in (*batch, *self._ready)])
+                self._ready.clear()
+
+    def _let_go(self, batch: Sequence[_Wanted]) -> None:
+        """Let go of tiles that nobody needs any more."""
+        for one in batch:
+            for number in {number for run in one.runs for number in self._tiles.of(run)}:
+                self._users[number].remove(one)
+                if not self._users[number]:
+                    self._tiles.drop(number)
+
+    def _tell(self, outcomes: base.Answers) -> None:
+        if outcomes and self._told is not None:
+            self._left -= len(outcomes)
+            self._told(outcomes)
+        if not self._left:
+            self._done.set()
+
+    # In threads, by steps that say how many bytes they have made
+
+    def _made(
+        self, batch: Sequence[_Wanted], outcomes: list[tuple[int, base.Outcome]]
+    ) -> Iterator[int]:
+        for one in batch:
+            try:
+                outcomes.append((one.number, (yield from self._checked(one))))
+            except Exception as error:  # whatever it is, it belongs to who asked
+                outcomes.append((one.number, error))
+            yield one.piece.length
+
+    def _checked(self, one: _Wanted) -> Steps:
+        """Return the bytes of a piece.
+
+        :raises errors.ChunkInvalid: what the place gave is not the piece
+        """
+        offset, length, content = one.piece
+        what = self._blob.part(offset, length)
+        try:
+            data = yield from self._assembled(one)
+            if content is not None:
+                chunk_verification.check_chunk(data, content, what, self._where)
+        except codecs.CodecError as error:
+            why = f"it does not decompress: {error}"
+            raise errors.ChunkInvalid(what, self._where, why) from error
+        except errors.ChunkInvalid:
+            for fragment in one.fragments:
+                self._wrong.add(fragment.extent)
+                self._remembered.forget(fragment.extent, self._blob.image_id)
+            raise
+        return data
+
+    def _assembled(self, one: _Wanted) -> Steps:
+        if stored_reads.is_whole(one.piece.length, one.fragments):
+            fragment = one.fragments[0]
+            data = yield from self._decoded(fragment)
+            if len(data) == fragment.length:
+                return data
+            return bytes(self._part(data, fragment))  # so that it keeps nothing else in memory
+        buffer = bytearray(one.piece.length)
+        for fragment in one.fragments:
+            stop = fragment.to + fragment.length
+            data = yield from self._decoded(fragment)
+            buffer[fragment.to : stop] = self._part(data, fragment)
+        return buffer
+
+    def _part(self, data: base.Buffer, fragment: stored_reads.Fragment) -> memoryview:
+        if len(data) == fragment.length:
+            return memoryview(data)
+        return memoryview(data)[fragment.skip : fragment.skip + fragment.length]
+
+    def _decoded(self, fragment: stored_reads.Fragment) -> Steps:
+        """Return all of an extent, or the part that is needed if it is stored as it is."""
+        extent = fragment.extent
+        if extent.codec is layout.Codec.STORED:
+            return self._tiles.bytes_of(fragment.span)
+        image_id = self._blob.image_id
+        if (known := self._known.get(extent)) is not None:
+            return known
+        if (known := self._remembered.get(extent, image_id)) is not None:
+            return known
+        stored = self._tiles.bytes_of(fragment.span)
+        began_s = time.monotonic()
+        data = yield from codecs.decode_steps(extent.codec, stored, extent.length)
+        is_slow = time.monotonic() - began_s >= SLOW_S
+        if (fragment.is_part or is_slow) and extent not in self._wrong:
+            self._remembered.put(extent, data, image_id)
+        return data

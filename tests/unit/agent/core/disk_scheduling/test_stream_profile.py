@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream's indicators, and the time slice that they are worth (equation 8)."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from acstor_agent.core.disk_scheduling import navigator
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import stream_profile
+
+FIRST_S = 0.2
+REGION = 12 * 10**9
+LENGTH = 4096
+STREAM = requests.Stream(requests.Klass.GUEST, "a")
+
+
+def served(*offsets: int) -> stream_profile.StreamHabit:
+    """Return a stream whose requests were served one by one."""
+    habit = stream_profile.StreamHabit(STREAM, navigator.Navigator())
+    for number, offset in enumerate(offsets):
+        request = requests.Request(STREAM, offset, LENGTH)
+        now_s = number * 0.01
+        habit.arrived(request, now_s, now_s)
+        habit.queue.add(request, now_s + 1.0)
+        habit.dispatched(request, now_s)
+        habit.completed(request, now_s + 0.005, now_s + 0.005)
+    return habit
+
+
+def with_share_at_zero(percent: int) -> stream_profile.StreamHabit:
+    """Return a stream of which so many seeks of a hundred are at zero."""
+    offsets = [0]
+    for number in range(100):
+        gap = 0 if number < percent else 10**6
+        offsets.append(offsets[-1] + LENGTH + gap)
+    return served(*offsets)
+
+
+@pytest.mark.parametrize(
+    ("percent", "slices"), [(0, 1.0), (55, 1.0), (60, 1.0), (65, 1.0), (75, 2.0), (100, 4.5)]
+)
+def test_slice_grows_with_the_share_of_seeks_at_zero(percent: int, slices: float) -> None:
+    habit = with_share_at_zero(percent)
+    assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(slices * FIRST_S)
+
+
+def test_stream_without_regional_locality_gets_half_a_slice() -> None:
+    habit = served(0, 2 * REGION, 0, 2 * REGION)
+    assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(FIRST_S / 2)
+
+
+def test_slice_that_was_not_used_up_halves_the_next_one_and_no_more() -> None:
+    habit = with_share_at_zero(0)
+    for is_idle, share in ((False, 1.0), (True, 0.5), (True, 0.5), (False, 1.0)):
+        habit.end_slice(0.05, is_idle)
+        assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(share * FIRST_S)
+
+
+@hypothesis.given(st.lists(st.integers(0, 10**12), max_size=30), st.booleans())
+def test_slice_is_between_a_fourth_and_four_and_a_half_of_the_first(
+    offsets: list[int], is_idle: bool
+) -> None:
+    habit = served(*offsets)
+    habit.end_slice(0.1, is_idle)
+    assert FIRST_S / 4 <= habit.begin_slice(FIRST_S, REGION) <= FIRST_S * 4.5 * (1 + 1e-9)

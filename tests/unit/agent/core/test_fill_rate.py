@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import fill_rate
+
+LINK_BYTES_S = 12_500_000
+
+
+class Link:
+    """A link whose counter grows as the test says."""
+
+    def __init__(self):
+        self.at_s, self.received = 0.0, 0
+
+    def look(self, received=0, after_s=1.0):
+        self.at_s += after_s
+        self.received += int(received)
+        eth0 = interface_traffic.NetworkInterface(2, "eth0", "", 0, 0, self.received, 0)
+        return interface_traffic.InterfaceSample(self.at_s, [eth0], LINK_BYTES_S)
+
+
+def test_idle_link_is_taken_nearly_as_a_whole():
+    spare, link = fill_rate.SpareBandwidth(), Link()
+    assert spare.looked(link.look()) == fill_rate.SHARE * LINK_BYTES_S
+    own = 11_000_000
+    spare.came(own)
+    assert spare.looked(link.look(own * interface_traffic.HEADERS)) == pytest.approx(
+        0.9 * LINK_BYTES_S
+    )
+
+
+def test_what_others_take_is_left_to_them_at_once_and_taken_back_slowly():
+    spare, link = fill_rate.SpareBandwidth(), Link()
+    spare.looked(link.look())
+    busy = spare.looked(link.look(10_000_000))
+    assert busy == pytest.approx(0.9 * 2_500_000)
+    calmer = [spare.looked(link.look()) for _ in range(3)]
+    assert calmer == [pytest.approx(0.9 * rate) for rate in (7_500_000, 10_000_000, 11_250_000)]
+
+
+def test_fill_goes_on_slowly_on_a_full_link():
+    spare, link = fill_rate.SpareBandwidth(), Link()
+    spare.looked(link.look())
+    assert spare.looked(link.look(LINK_BYTES_S)) == fill_rate.LEAST_BYTES_S
+
+
+def test_after_a_pause_what_was_carried_meanwhile_does_not_count():
+    spare, link = fill_rate.SpareBandwidth(), Link()
+    spare.looked(link.look())
+    spare.forget()
+    assert spare.looked(link.look(LINK_BYTES_S * 3600)) == fill_rate.SHARE * LINK_BYTES_S
+
+
+def test_interface_that_is_made_anew_is_no_traffic():
+    spare, link = fill_rate.SpareBandwidth(), Link()
+    link.received = 10**12
+    spare.looked(link.look())
+    link.received = 0
+    assert spare.looked(link.look()) == fill_rate.SHARE * LINK_BYTES_S
+
+
+@pytest.mark.parametrize("bytes_s", [1e5, 1e7])
+def test_pacer_keeps_its_rate_however_often_it_is_asked(bytes_s):
+    pacer = fill_rate.Pacer()
+    pacer.bytes_s, now_s, taken = bytes_s, 100.0, 0
+    while now_s < 200.0:
+        if wait_s := pacer.wait_s(65536, now_s):
+            now_s += wait_s
+        else:
+            taken += 65536
+    most = bytes_s * (100.0 + fill_rate.AHEAD_S) + 2 * 65536
+    assert bytes_s * 99.0 <= taken <= most
+
+
+def test_pacer_that_was_not_used_for_long_owes_nothing():
+    pacer = fill_rate.Pacer()
+    pacer.bytes_s = 65536.0
+    assert pacer.wait_s(65536, 0.0) == 0.0
+    waits = [pacer.wait_s(65536, 1000.0) for _ in range(3)]
+    assert waits == [0.0, 0.75, 0.75]
+
+
+def test_pacer_that_many_ask_in_vain_keeps_its_rate():
+    pacer = fill_rate.Pacer()
+    pacer.bytes_s, taken = 65536.0, 0
+    for tenth in range(1000):  # 100 s
+        taken += sum(pacer.wait_s(65536, tenth / 10) == 0.0 for _ in range(8))
+    assert 98 <= taken <= 101
+    pacer.bytes_s = 65536000.0
+    assert sum(pacer.wait_s(65536, 102.0) == 0.0 for _ in range(100)) == 100
+
+
+def test_what_went_at_a_slow_rate_does_not_hold_up_a_fast_one():
+    pacer = fill_rate.Pacer()
+    pacer.bytes_s = 1.0
+    assert pacer.wait_s(65536, 100.0) == 0.0
+    assert pacer.wait_s(65536, 101.0) > 65000
+    pacer.bytes_s = 65536.0
+    assert pacer.wait_s(65536, 101.0) == 0.0
+    assert 0 < pacer.wait_s(65536, 101.0) <= 1.0
+
+
+def test_speed_follows_what_came_and_tells_the_time_left():
+    speed = fill_rate.Speed()
+    assert speed.left_s(100) is None
+    for second in range(60):
+        speed.look(float(second))
+        speed.came(1000)
+    assert speed.bytes_s == pytest.approx(1000)
+    assert speed.left_s(60_000) == pytest.approx(60)
+    for second in range(60, 200):
+        speed.look(float(second))
+    assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
+
+
+def test_speed_survives_two_looks_at_one_moment():
+    speed = fill_rate.Speed()
+    speed.look(1.0)
+    speed.came(500)
+    speed.look(1.0)
+    speed.look(2.0)
+    assert speed.bytes_s == 500
+
+
+def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
+    backoff, now_s, pauses = fill_rate.Backoff(), 0.0, []
+    for _ in range(10):
+        backoff.failed("why", now_s)
+        assert not backoff.may_try(now_s)
+        pauses.append(backoff.failure.again_s - now_s)
+        now_s = backoff.failure.again_s
+        assert backoff.may_try(now_s)
+    assert pauses[:3] == [5.0, 10.0, 20.0] and max(pauses) == fill_rate.LONGEST_PAUSE_S
+    backoff.succeeded()
+    assert backoff.failure is None and backoff.may_try(-math.inf)
+
+
+@hypothesis.given(by_s=st.floats(-1e12, 1e12), within_s=st.floats(0, 1e8), now_s=st.floats(0, 1e12))
+def test_time_left_is_bounded_whatever_the_wall_clock_says(by_s, within_s, now_s):
+    assert 0 <= fill_rate.time_left_s(by_s, within_s, now_s) <= within_s
+
+
+@hypothesis.given(
+    left_bytes=st.integers(1, 10**12),
+    within_s=st.floats(1, 1e5),
+    stalls=st.lists(st.booleans(), max_size=100),
+)
+def test_needed_rate_makes_an_image_whole_in_time_and_takes_no_more(left_bytes, within_s, stalls):
+    deadline = fill_rate.Deadline(at_s=within_s, within_s=within_s)
+    reserve_s = min(fill_rate.RESERVE_SHARE * within_s, fill_rate.RESERVE_S)
+    at_first = deadline.needed_bytes_s(left_bytes, 0.0)
+    is_stalling = any(stalls)
+    now_s, left, tick_s = 0.0, float(left_bytes), within_s / 200
+    while left >= 1 and now_s < within_s:
+        rate = deadline.needed_bytes_s(math.ceil(left), now_s)
+        if not is_stalling:  # an even rate, but for the last bytes
+            assert not deadline.is_pressing(now_s)
+            more = 1 / (deadline.left_s(now_s) - reserve_s)  # of a byte that was begun
+            assert rate <= at_first * 1.001 + more
+        if not (stalls and stalls.pop()):
+            left = max(0.0, left - rate * tick_s)
+        now_s += tick_s
+    assert left < 1
+    assert now_s <= within_s - reserve_s + 2 * tick_s
+
+
+@pytest.mark.parametrize(
+    ("now_s", "takes_s", "is_late"),
+    [
+        (0.0, None, False),
+        (0.0, 99.0, False),
+        (0.0, 101.0, True),
+        (99.9, None, False),
+        (100.0, None, True),
+        (1e9, 0.0, True),
+    ],
+)
+def test_late_is_what_is_over_or_takes_too_long(now_s, takes_s, is_late):
+    assert fill_rate.Deadline(100.0, 50.0).is_late(takes_s, now_s) is is_late
+
+
+@pytest.mark.parametrize(("within_s", "reserve_s"), [(10.0, 1.0), (3600.0, 60.0)])
+def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(within_s, reserve_s):
+    deadline = fill_rate.Deadline(within_s, within_s)
+    assert not deadline.is_pressing(within_s - reserve_s - 0.1)
+    assert deadline.is_pressing(within_s - reserve_s)
+    assert deadline.needed_bytes_s(1, within_s - reserve_s) == math.inf
+    assert deadline.needed_bytes_s(0, 0.0) == 0.0
+
+
+def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is_over():
+    backoff, deadline, now_s = fill_rate.Backoff(), fill_rate.Deadline(1000.0, 1000.0), 0.0
+    while now_s < 1000.0:
+        backoff.failed("why", now_s, deadline)
+        pause_s = backoff.failure.again_s - now_s
+        assert pause_s <= max(fill_rate.FIRST_PAUSE_S, 0.1 * (1000.0 - now_s)) + 1e-6
+        now_s += pause_s
+    for _ in range(10):
+        backoff.failed("why", now_s, deadline)
+    assert backoff.failure.again_s - now_s == fill_rate.LONGEST_PAUSE_S
+
+
+@hypothesis.given(
+    images=st.lists(st.tuples(st.floats(100, 2e3), st.integers(1, 10**12)), min_size=1, max_size=5)
+)
+def test_images_that_come_one_after_the_other_are_all_in_time(images):
+    due = sorted(fill_rate.Deadline(within_s, within_s) for within_s, _ in images)
+    left = [float(count) for _, count in images]
+    tick_s, now_s, at = due[0].at_s / 50, 0.0, 0
+    for deadline in due:
+        reserve_s = min(fill_rate.RESERVE_SHARE * deadline.within_s, fill_rate.RESERVE_S)
+        while left[at] >= 1 and now_s < deadline.at_s:
+            rest = [math.ceil(count) for count in left[at:]]
+            rate = fill_rate.needed_bytes_s(zip(due[at:], rest, strict=True), now_s)
+            step_s = min(tick_s, left[at] / rate)
+            left[at] = max(0.0, left[at] - rate * step_s)
+            now_s += step_s
+            if rate == math.inf:
+                break
+        assert left[at] < 1 and now_s <= deadline.at_s - reserve_s + 2 * tick_s
+        at += 1
+
+
+def test_an_image_that_is_due_later_makes_the_first_come_sooner():
+    first, second = fill_rate.Deadline(1000.0, 1000.0), fill_rate.Deadline(1001.0, 1001.0)
+    both = fill_rate.needed_bytes_s([(second, 900), (first, 900)], 0.0)
+    assert both == pytest.approx(1800 / 941)
+    assert fill_rate.needed_bytes_s([(first, 900), (second, 0)], 0.0) == pytest.approx(900 / 940)
+    assert fill_rate.needed_bytes_s([], 0.0) == 0

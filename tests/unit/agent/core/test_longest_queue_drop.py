@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import longest_queue_drop
+
+
+def test_only_the_one_with_most_is_refused_and_its_newest_first():
+    waiting = longest_queue_drop.LongestQueueDrop(limit=100)
+    for number in range(100):
+        assert waiting.enter("flood", number, 1) == []
+    assert [waiting.enter("small", f"s{n}", 1) for n in range(3)] == [[99], [98], [97]]
+    assert waiting.enter("flood", "more", 1) == ["more"]
+    assert (waiting.total, len(waiting)) == (100, 100)
+
+
+def test_weight_counts_and_not_the_number():
+    waiting = longest_queue_drop.LongestQueueDrop(limit=10)
+    assert waiting.enter("heavy", "h", 8) == []
+    assert [waiting.enter("light", n, 1) for n in range(3)] == [[], [], ["h"]]
+    assert waiting.total == 3
+
+
+def test_one_that_was_refused_leaves_without_being_counted_twice():
+    waiting = longest_queue_drop.LongestQueueDrop(limit=1)
+    waiting.enter("a", 1, 1)
+    assert waiting.enter("a", 2, 1) == [2]
+    waiting.leave("a", 2)
+    waiting.leave("a", 1)
+    waiting.leave("b", 7)
+    assert (waiting.total, len(waiting)) == (0, 0)
+
+
+def test_one_that_is_heavy_lets_several_go():
+    waiting = longest_queue_drop.LongestQueueDrop(limit=10)
+    assert [waiting.enter("light", n, 2) for n in range(5)] == 5 * [[]]
+    assert waiting.enter("heavy", "h", 5) == [4, 3, 2]
+    assert waiting.total == 9
+
+
+def test_one_of_which_a_part_leaves_weighs_less_and_keeps_its_turn():
+    waiting = longest_queue_drop.LongestQueueDrop(limit=10)
+    waiting.enter("a", "first", 6)
+    waiting.enter("a", "second", 4)
+    waiting.lighten("a", "first", 5)
+    assert (waiting.total, len(waiting)) == (5, 2)
+    assert waiting.enter("a", "third", 5) == []
+    assert waiting.enter("b", "other", 3) == ["third"]
+    waiting.lighten("a", "first", 1)
+    assert (waiting.total, len(waiting)) == (7, 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.booleans()), max_size=80))
+def test_total_never_exceeds_the_limit_and_is_what_waits(steps):
+    waiting, held = longest_queue_drop.LongestQueueDrop(limit=100), {}
+    for token, (who, weight, leaves) in enumerate(steps):
+        if leaves and held:
+            gone, (owner, _) = held.popitem()
+            waiting.leave(owner, gone)
+            continue
+        held[token] = (who, weight)
+        for dropped in waiting.enter(who, token, weight):
+            del held[dropped]
+        assert waiting.total == sum(weight for _, weight in held.values()) <= 100
+        assert len(waiting) == len(held)

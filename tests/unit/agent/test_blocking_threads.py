@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.core.sources import hung_calls
+from acstor_agent.sources import blocking_threads
+from acstor_common import errors
+
+HANGS = pytest.mark.expect_log(r"the folder: \d calls? hangs?, the oldest for")
+
+
+class Place:
+    """A place whose calls hang until it answers, and a clock."""
+
+    def __init__(self, at_a_time=2, most_of_one=None):
+        self.now_s = 0.0
+        self.answers = threading.Event()
+        self.began = threading.Semaphore(0)
+        self.threads = blocking_threads.Threads(
+            lambda: "the folder", at_a_time, most_of_one, clock=lambda: self.now_s
+        )
+
+    def call(self):
+        self.began.release()
+        assert self.answers.wait(30)
+        return "an answer"
+
+    async def hang(self, of="a"):
+        """Leave a call behind."""
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.threads.run, "a call", of, self.call)
+                assert await trio.to_thread.run_sync(self.began.acquire, True, 30)
+                scope.cancel()
+
+
+@pytest.fixture
+def place():
+    place = Place()
+    yield place
+    place.answers.set()
+
+
+async def until(is_true):
+    with trio.fail_after(30):
+        while not is_true():  # noqa: ASYNC110 - a thread ends, and tells nobody
+            await trio.sleep(0.01)
+
+
+async def test_call_returns_what_it_returns_and_raises_what_it_raises(place):
+    assert await place.threads.run("a call", "a", lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await place.threads.run("a call", "a", lambda: 1 // 0)
+    await until(lambda: place.threads.hanging.calls == 0)
+
+
+@HANGS
+async def test_calls_that_hang_close_the_place_until_one_comes_back(place, watched_log):
+    for _ in range(2):
+        await place.hang()
+    assert await place.threads.run("a call", "b", lambda: 5) == 5  # nobody calls it hanging yet
+    place.now_s = hung_calls.HANGS_AFTER_S
+    with pytest.raises(errors.SourceUnreachable, match="2 calls hang, the oldest for 5 s"):
+        await place.threads.run("a call", "b", lambda: 5)
+    assert place.threads.hanging.calls == 2
+    place.answers.set()
+    await until(lambda: place.threads.hanging.calls == 0)
+    assert await place.threads.run("a call", "b", lambda: 5) == 5
+    assert len(watched_log.messages) == 1
+
+
+@HANGS
+async def test_place_that_was_mounted_anew_is_used_though_old_calls_hang_for_ever(place):
+    for _ in range(2):
+        await place.hang()
+    place.now_s = hung_calls.TRY_AGAIN_S - 1
+    with pytest.raises(errors.SourceUnreachable):
+        await place.threads.run("a call", "b", lambda: 5)
+    place.now_s = hung_calls.TRY_AGAIN_S
+    for _ in range(10):
+        assert await place.threads.run("a call", "b", lambda: 5) == 5
+    assert place.threads.hanging.calls == 2
+
+
+@HANGS
+async def test_one_file_that_hangs_leaves_the_others_readable():
+    place = Place(at_a_time=4, most_of_one=1)
+    try:
+        await place.hang("a")
+        place.now_s = hung_calls.HANGS_AFTER_S
+        with pytest.raises(errors.SourceUnreachable, match="1 call hangs"):
+            await place.threads.run("a call", "a", lambda: 5)
+        assert await place.threads.run("a call", "b", lambda: 5) == 5
+    finally:
+        place.answers.set()
+
+
+async def test_threads_are_bounded_also_before_calls_count_as_hanging(place):
+    for _ in range(6):
+        await place.hang()
+    with trio.move_on_after(0.1) as scope:
+        await place.threads.run("a call", "a", place.call)
+    assert scope.cancelled_caught
+    assert not place.began.acquire(blocking=False)  # the seventh never began
+    place.answers.set()
+    with trio.fail_after(30):
+        assert await place.threads.run("a call", "a", lambda: 5) == 5
+
+
+async def test_call_that_is_cancelled_before_its_thread_begins_takes_no_place(place):
+    for _ in range(20):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await place.threads.run("a call", "a", place.call)
+    place.answers.set()
+    assert await place.threads.run("a call", "a", place.call) == "an answer"
+    assert place.threads.hanging.calls == 0
+
+
+def test_end_of_the_run_waits_for_no_call(place):
+    async def main():
+        with trio.move_on_after(0.1):
+            await place.threads.run("a call", "a", place.call)
+
+    trio.run(main)
+    assert not place.answers.is_set()

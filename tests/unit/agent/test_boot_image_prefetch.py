@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images come before they are needed: whose, how many bytes, and what a boot finds then."""
+
+import random
+
+import pytest
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.core.boot import prefetch_policy as core
+from acstor_agent.core.cache import public_cache
+from acstor_agent.images.image import usage
+from acstor_agent.images.prefetch import boot_image_prefetch
+from acstor_agent.images.read import boot_session
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from tests.fakes import chunk_maps
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+DATA = one_host.image_bytes(20 * CHUNK)
+TRACE = [5, 2, 9, 10, 7, 1, 19, 18, 3, 4, 6, 8, 11, 12, 13, 17]
+FORMER, NEW = one_host.OTHER, one_host.IMAGE
+KEY, OTHER_KEY = (ids.ScopeKey(bytes([n]) * 32) for n in (7, 8))
+Mode = core.Mode
+BOOT_BLOB = base.Blob(NEW, base.BlobKind.BOOT_IMAGE)
+LATE = boot_image_prefetch.UNDER_WAY + 2
+"""When some frames have come."""
+KeepClass = public_cache.KeepClass
+
+
+def task(*after, is_public=False):
+    return decision_messages.ImageTask(
+        request=1,
+        kind=decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
+        image_id=NEW,
+        previous_images=after,
+        is_public=is_public,
+    )
+
+
+async def report(_done, _total):
+    pass
+
+
+class Parts:
+    """A host, and what brings boot images there."""
+
+    def __init__(self, host):
+        self.host, self.quiet_s, self.for_others = host, 100.0, set()
+        self.uses = usage.ImageUsage(
+            host.mirrors, set, set, is_for_others=lambda image_id: image_id in self.for_others
+        )
+        self.progress = []
+        host.add_boot_image(DATA, TRACE)
+        self.stored = host.blobs[BOOT_BLOB]
+
+    def ahead(self, mode=Mode.BOOTED, **options):
+        options = {"quiet_s": lambda: self.quiet_s, **options}
+        return boot_image_prefetch.BootAhead(
+            ids.HostId("h1"),
+            mode,
+            self.host.boots,
+            self.host.mirrors,
+            self.uses,
+            self.host.naming,
+            **{"hosts": lambda: 0, "rng": random.Random(1), **options},
+        )
+
+    async def report(self, done, total):
+        self.progress.append((done, total))
+
+    def name_by(self, image_id, key):
+        """Let an image be a project's own."""
+        cut = geometry.Geometry(len(DATA), CHUNK)
+        cids = (ids.cid_of(DATA[at : at + CHUNK], key) for at in range(0, len(DATA), CHUNK))
+        raw = chunk_maps.made(image_id, cut, cids, scope_keys=(key,))
+        self.host.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = raw
+        writer = boot_image.Writer(boot_image.Binding(image_id, cut), 1, 2 * CHUNK, key=key)
+        for chunk_no in TRACE:
+            writer.add(chunk_no, DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK])
+        self.host.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = b"".join(writer.parts())
+
+    @property
+    def frames_bytes(self):
+        head = boot_image.parse_head(self.stored, "boot image")
+        return head.size_bytes - head.header.head_bytes
+
+    @property
+    def kept(self):
+        return self.host.cache.statistics.bytes_by_class
+
+
+@pytest.fixture
+async def parts(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        for image_id in (FORMER, NEW):
+            host.add(DATA, image_id)
+        yield Parts(host)
+
+
+async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewhere(parts):
+    host = parts.host
+    await host.mirrors.attach(FORMER)
+    ahead = parts.ahead()
+    assert ahead.is_for(task(FORMER))
+    came = await ahead.bring(task(FORMER), parts.report)
+    assert came == {"done_bytes": parts.frames_bytes}
+    assert parts.progress[-1] == (parts.frames_bytes, parts.frames_bytes)
+    assert (parts.kept["ahead"], parts.kept["boot"]) == (parts.frames_bytes, 0)
+    assert not host.mirrors.is_attached(NEW)
+    counted = host.boots.counters
+    assert (counted.ahead, counted.ahead_bytes) == (1, parts.frames_bytes)
+    host.source.reads.clear()
+    image = await host.mirrors.attach(NEW)
+    image.boots.begin()
+    with trio.fail_after(30):
+        while image.boots.state is not boot_session.State.READY:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    for chunk_no in TRACE:
+        start = chunk_no * CHUNK
+        assert bytes(await image.read(start, CHUNK)) == DATA[start : start + CHUNK]
+    assert image.counters.read.as_dict()["boot"]["requests"] == len(TRACE)
+    head = boot_image.parse_head(parts.stored, "boot image").header.head_bytes
+    frames = [read for read in host.source.reads if read[0] >= head and read[1] > CHUNK]
+    assert frames == []
+    assert (parts.kept["ahead"], parts.kept["boot"]) == (0, parts.frames_bytes)
+    assert counted.ahead_used_bytes == parts.frames_bytes
+
+
+async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
+    await parts.host.mirrors.attach(FORMER)
+    ahead = parts.ahead()
+    await ahead.bring(task(FORMER), report)
+    parts.host.source.reads.clear()
+    assert await ahead.bring(task(FORMER), report) == {"done_bytes": parts.frames_bytes}
+    assert parts.host.boots.counters.ahead_bytes == parts.frames_bytes
+    assert all(length <= 1024 for _, length in parts.host.source.reads)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_image_of_which_no_predecessor_is_here_comes_only_where_all_are_wanted(parts, mode):
+    ahead = parts.ahead(mode)
+    assert ahead.is_for(task(FORMER, is_public=True)) is (mode is Mode.ALL)
+    assert not ahead.is_for(task(FORMER))
+
+
+async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
+    blob = base.Blob(NEW, base.BlobKind.CHUNK_MAP)
+    parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
+    came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
+    assert came == {"done_bytes": parts.frames_bytes}
+    await parts.host.mirrors.attach(FORMER)
+    with pytest.raises(errors.ChunkMissing):
+        await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
+
+
+async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
+    parts.for_others.add(FORMER)
+    await parts.host.mirrors.attach(FORMER)
+    await parts.uses.look()
+    assert not parts.ahead().is_for(task(FORMER))
+
+
+async def test_nothing_comes_where_boot_images_are_not_used(parts):
+    await parts.host.mirrors.attach(FORMER)
+    parts.host.memory.limit_bytes = 0
+    assert not parts.ahead(Mode.ALL).is_for(task(FORMER, is_public=True))
+
+
+@pytest.mark.parametrize(
+    ("former_key", "is_served"), [(KEY, True), (OTHER_KEY, False), (None, False)]
+)
+async def test_private_image_comes_only_where_its_project_has_the_one_before(
+    parts, former_key, is_served
+):
+    parts.name_by(NEW, KEY)
+    if former_key is not None:
+        parts.name_by(FORMER, former_key)
+    await parts.host.mirrors.attach(FORMER)
+    ahead = parts.ahead(Mode.ALL)
+    if is_served:
+        await ahead.bring(task(FORMER), report)
+        assert parts.kept["ahead"] > 0
+        return
+    with pytest.raises(errors.Unusable, match="project"):  # though the decision service says so
+        await ahead.bring(task(FORMER, is_public=True), report)
+    assert parts.kept["ahead"] == 0
+
+
+async def test_image_that_guests_of_this_host_use_needs_nothing_more(parts):
+    for image_id in (FORMER, NEW):
+        await parts.host.mirrors.attach(image_id)
+    assert await parts.ahead().bring(task(FORMER), report) == {"done_bytes": 0}
+
+
+async def test_image_that_was_deleted_is_not_brought(parts):
+    await parts.host.mirrors.attach(FORMER)
+    for kind in base.BlobKind:
+        parts.host.blobs.pop(base.Blob(NEW, kind), None)
+    with pytest.raises(errors.ChunkMissing):
+        await parts.ahead().bring(task(FORMER), report)
+
+
+async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
+    await parts.host.mirrors.attach(FORMER)
+    parts.host.blobs[BOOT_BLOB] = b"#!/bin/sh\n" * 100
+    with pytest.raises(errors.BootImageFormatError):
+        await parts.ahead().bring(task(FORMER), report)
+    del parts.host.blobs[BOOT_BLOB]
+    with pytest.raises(errors.ChunkMissing):
+        await parts.ahead().bring(task(FORMER), report)
+    assert parts.host.boots.counters.ahead_bytes == 0
+
+
+async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_come(parts):
+    former = await parts.host.mirrors.attach(FORMER)
+    for chunk_no in (*TRACE[2:6], TRACE[6]):  # two frames, and half of one
+        await former.read(chunk_no * CHUNK, CHUNK)
+    came = await parts.ahead().bring(task(FORMER), report)
+    frames = boot_image.parse_head(parts.stored, "boot image").frames
+    left = [frame for frame in frames if frame.number not in (1, 2)]
+    assert came["done_bytes"] == sum(frame.stored_bytes for frame in left)
+    assert {frame.number for frame in frames if frame.cid in parts.host.cache} == {
+        frame.number for frame in left
+    }
+
+
+async def test_newer_boot_image_is_brought_though_the_one_before_was_looked_at_just_now(parts):
+    await parts.host.mirrors.attach(FORMER)
+    ahead = parts.ahead()
+    await ahead.bring(task(FORMER), report)
+    newer = parts.host.add_boot_image(DATA, [15, 14, 13], revision=2)
+    await ahead.bring(task(FORMER), report)
+    for frame in boot_image.parse_head(newer, "newer").frames:
+        assert frame.cid in parts.host.cache
+
+
+async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(parts, monkeypatch):
+    await parts.host.mirrors.attach(FORMER)
+    limit = parts.frames_bytes - 1
+    monkeypatch.setattr(cache_files.CacheFiles, "ahead_limit_bytes", property(lambda cache: limit))
+    ahead = parts.ahead()
+    with pytest.raises(errors.Unusable, match="are kept before they are needed"):
+        await ahead.bring(task(FORMER), report)
+    limit += 1
+    now_s = 0.0
+    monkeypatch.setattr(
+        core, "daily", lambda kept: core.token_buckets.Rate(1.0, parts.frames_bytes)
+    )
+    ahead = parts.ahead(clock=lambda: now_s)
+    now_s = 1000.0
+    await ahead.bring(task(FORMER), report)
+    parts.host.add_boot_image(DATA, [15], revision=2)
+    with pytest.raises(errors.Unusable, match="in a day"):
+        await ahead.bring(task(FORMER), report)
+    now_s += parts.frames_bytes
+    await ahead.bring(task(FORMER), report)
+
+
+async def test_pins_and_what_boots_use_leave_it_less_room(parts):
+    cache = parts.host.cache
+    limit = cache.statistics.limit_bytes
+    assert cache.ahead_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+    for number in range(limit // CHUNK - 10):
+        cache.pin(ids.cid_of(number.to_bytes(8)), CHUNK)
+    assert 0 < cache.ahead_limit_bytes < 16 * CHUNK
+    chunk = one_host.image_bytes(12 * CHUNK, seed=5)
+    for at in range(0, len(chunk), CHUNK):
+        piece = chunk[at : at + CHUNK]
+        cache.store(ids.cid_of(piece), piece, KeepClass.BOOT)
+    assert cache.ahead_limit_bytes < 4 * CHUNK
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stays(
+    parts, is_deleted
+):
+    await parts.host.mirrors.attach(FORMER)
+    turns = []
+
+    def turn():
+        turns.append(1)
+        if len(turns) == LATE and is_deleted:
+            parts.host.blobs.clear()
+        elif len(turns) == LATE:
+            parts.host.blobs[BOOT_BLOB] = bytes(len(parts.stored))
+        return 100.0
+
+    with pytest.raises(errors.AcstorError) as caught:
+        await parts.ahead(quiet_s=turn).bring(task(FORMER), report)
+    assert not isinstance(caught.value, errors.Unusable)
+    assert 0 < parts.kept["ahead"] < parts.frames_bytes
+    assert parts.host.boots.counters.ahead == 0
+
+
+async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
+    await parts.host.mirrors.attach(FORMER)
+    monkeypatch.setattr(parts.host.cache, "store", lambda *what: False)
+    with pytest.raises(errors.Unusable, match="the cache has no space"):
+        await parts.ahead().bring(task(FORMER), report)
+
+
+async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypatch):
+    monkeypatch.setattr(boot_image_prefetch, "YIELD_S", 0.05)
+    monkeypatch.setattr(boot_image_prefetch, "YIELD_TICK_S", 0.01)
+    await parts.host.mirrors.attach(FORMER)
+    parts.quiet_s = 0.0
+    begun_s = trio.current_time()
+    await parts.ahead().bring(task(FORMER), report)
+    assert trio.current_time() - begun_s >= 3 * 0.05
+
+
+async def test_hosts_begin_one_after_the_other_and_each_as_late_for_every_boot_image(parts):
+    spread_s = core.spread_s(1000)
+    ahead = [parts.ahead(hosts=lambda: 1000, rng=random.Random(seed)) for seed in range(1000)]
+    delays_s = sorted(one.delay_s() for one in ahead)
+    assert 0 <= delays_s[0] and delays_s[-1] < spread_s
+    for share in (0.25, 0.5, 0.75):
+        assert delays_s[int(share * 1000)] == pytest.approx(share * spread_s, abs=0.1 * spread_s)
+    assert ahead[0].delay_s() == ahead[0].delay_s()

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A boot image makes boots faster, or is of no use; it never changes what a guest reads."""
+
+import errno
+import os
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.control import status
+from acstor_agent.core.boot import boot_memory
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.read import boot_session
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.model import ids
+from tests.fakes import announced
+from tests.fakes import exchange_cloud
+from tests.fakes import faulty_source
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+DATA = one_host.image_bytes(20 * CHUNK) + bytes(3 * CHUNK) + one_host.image_bytes(777, seed=2)
+TRACE = [5, 2, 20, 9, 10, 23, 7]
+BOOT_BLOB = base.Blob(one_host.IMAGE, base.BlobKind.BOOT_IMAGE)
+IN_MEMORY = 6  # chunk 20 has zeros only
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+async def attached(host):
+    return await host.mirrors.attach(one_host.IMAGE)
+
+
+async def loaded(host):
+    """Attach the image and have its boot image in memory."""
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    return image
+
+
+async def until(condition):
+    with trio.fail_after(30):
+        while not condition():  # noqa: ASYNC110  (several things change it)
+            await trio.sleep(0.001)
+
+
+async def check(image, *chunk_nos):
+    for chunk_no in chunk_nos:
+        start = chunk_no * CHUNK
+        assert bytes(await image.read(start, CHUNK)) == DATA[start : start + CHUNK]
+
+
+def read_by(image, origin):
+    return image.counters.read.as_dict()[origin]["requests"]
+
+
+async def test_chunks_of_the_boot_image_are_read_from_memory(host):
+    image = await loaded(host)
+    asked = len(host.source.reads)
+    await check(image, *TRACE)
+    assert len(host.source.reads) == asked
+    assert read_by(image, "boot") == IN_MEMORY
+    assert len(image.boots.in_memory) == IN_MEMORY
+    assert status.of_boot_image(image.boots) == {
+        "state": "ready",
+        "revision": 1,
+        "chunks": IN_MEMORY,
+        "chunks_in_memory": IN_MEMORY,
+    }
+
+
+async def test_reads_that_cross_its_edges_are_right(host):
+    image = await loaded(host)
+    for offset, length in [(CHUNK, 5 * CHUNK), (4 * CHUNK + 5, 7 * CHUNK), (19 * CHUNK, 5 * CHUNK)]:
+        assert bytes(await image.read(offset, length)) == DATA[offset : offset + length]
+
+
+async def test_each_byte_of_it_is_read_from_the_source_once(host):
+    image = await loaded(host)
+    raw = host.blobs[BOOT_BLOB]
+    header = (0, boot_image.HEADER_BYTES)
+    reads = [read for read in host.source.reads if read[1] < CHUNK * 2 + 1]
+    assert sum(length for _, length in reads if (0, length) != header) >= len(raw)
+    frames = [read for read in reads if read[0] > boot_image.HEADER_BYTES]
+    assert len(frames) == len(set(frames)) == 3
+    assert image.boots.head.header.frame_count == 3
+
+
+async def test_guest_that_is_early_hurries_the_frame_and_nothing_is_fetched_twice(host):
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    image.boots.begin()
+    await check(image, *TRACE)  # at once: nothing of it is here yet
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    asked = host.source.reads
+    frames = [read for read in asked if CHUNK < read[1]]
+    assert len(frames) == len(set(frames)) == 3
+    assert not [read for read in asked if read[1] == CHUNK]
+
+
+async def test_chunks_that_are_here_are_not_fetched_with_a_frame(host):
+    image = await attached(host)
+    await check(image, 5, 2)
+    host.add_boot_image(DATA, TRACE)
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    assert len(image.boots.in_memory) == IN_MEMORY - 2
+    await check(image, *TRACE)
+
+
+@pytest.mark.parametrize("at", [1, -1])
+async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_they_lie(host, at):
+    raw = host.add_boot_image(DATA, TRACE)
+    image, frame = await attached(host), raw[100:300]
+    place = base.AT_BOOT_IMAGE + 100, len(frame)
+    wants = [
+        host.chunks.want_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
+        host.chunks.want(image.map, 5),
+    ][::at]
+    with host.chunks.wish(wants, deadline_s=one_host.DEADLINE_S) as wish:
+        came = [bytes(fetched.data) for fetched in await wish.wait()]
+    assert came == [frame, DATA[5 * CHUNK : 6 * CHUNK]][::at]
+    assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]
+
+
+async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
+    image = await loaded(host)
+    await until(lambda: (tmp_path / "maps" / BOOT_BLOB.name).exists())
+    image.boots.drop()
+    assert (image.boots.state, len(image.boots.in_memory)) == (boot_session.State.DROPPED, 0)
+    before = host.chunks.counters.source_bytes
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    assert host.chunks.counters.source_bytes == before
+    await check(image, *TRACE)
+    assert read_by(image, "boot") == IN_MEMORY
+
+
+async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
+    """Let twice as much come into the cache as it may hold, of no boot image."""
+    data = one_host.image_bytes(2 * limit_bytes, seed)
+    for start in range(0, len(data), CHUNK):
+        chunk = data[start : start + CHUNK]
+        while not host.cache.store(ids.cid_of(chunk), chunk):
+            await host.cache.wait_for_room()
+            await trio.lowlevel.checkpoint()
+
+
+async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tmp_path):
+    async with one_host.one_host(tmp_path) as first:
+        first.add(DATA)
+        image = await loaded(first)
+        await check(image, 0, 1)
+        cids = [frame.cid for frame in image.boots.head.frames]
+        image.boots.drop()
+        await press(first, seed=3)
+        assert image.map.cid(0) not in first.cache  # what anybody can give again made room
+        assert all(cid in first.cache for cid in cids)
+        assert first.cache.statistics.chunks_by_class["boot"] == len(cids)
+    async with one_host.one_host(tmp_path) as second:
+        second.add(DATA)
+        second.add_boot_image(DATA, TRACE)
+        await press(second, seed=4)
+        image = await attached(second)
+        image.boots.begin()
+        await until(lambda: image.boots.state is boot_session.State.READY)
+        await check(image, *TRACE)
+        assert read_by(image, "boot") == IN_MEMORY
+        assert second.chunks.counters.source_bytes == 0
+
+
+async def test_frame_that_finds_no_room_in_the_cache_boots_a_guest_all_the_same(host, monkeypatch):
+    monkeypatch.setattr(host.cache, "store", lambda *_: False)
+    image = await loaded(host)
+    await check(image, *TRACE)
+    assert read_by(image, "boot") == IN_MEMORY
+    assert host.cache.statistics.chunks_by_class["boot"] == 0
+
+
+async def test_after_the_boot_its_chunks_come_out_of_its_frames_into_the_cache(host):
+    image = await loaded(host)
+    image.boots.drop()
+    before = host.chunks.counters.source_bytes
+    await check(image, 5, 2, 5)
+    assert host.chunks.counters.source_bytes == before
+    assert read_by(image, "boot") == 0
+    assert read_by(image, "cache") == 3
+
+
+async def test_it_is_dropped_when_no_guest_reads_it_any_more(host, autojump_clock):
+    image = await loaded(host)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.boots.run)
+        host.now_s = one_host.BOOT_IDLE_S - 1
+        await check(image, 5)
+        await trio.sleep(2 * boot_session.TICK_S)
+        host.now_s += one_host.BOOT_IDLE_S - 1
+        await trio.sleep(2 * boot_session.TICK_S)
+        assert image.boots.state is boot_session.State.READY
+        host.now_s += 1
+        await trio.sleep(2 * boot_session.TICK_S)
+        assert image.boots.state is boot_session.State.DROPPED
+        nursery.cancel_scope.cancel()
+    assert status.of_boots(host.boots)["memory_bytes"] == 0
+    assert status.of_boots(host.boots)["dropped"] == 1
+
+
+async def test_another_guest_keeps_it(host):
+    image = await loaded(host)
+    host.now_s = one_host.BOOT_IDLE_S - 1
+    image.boots.begin()
+    assert host.memory.take_due(one_host.BOOT_IDLE_S) == []
+    assert host.boots.counters.loaded == 1
+
+
+async def test_image_without_a_boot_image_is_read_without(host):
+    image = await attached(host)
+    image.boots.begin()
+    await check(image, 5)
+    await until(lambda: image.boots.state is boot_session.State.NONE)
+    host.add_boot_image(DATA, TRACE)
+    image.boots.begin()
+    assert image.boots.state is boot_session.State.NONE  # not asked for again at once
+    host.now_s = boot_session.LOOK_AGAIN_S
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+
+
+async def test_what_no_boot_image_brings_is_read_once_and_together(host):
+    host.add(8 * DATA[:CHUNK])
+    image = await attached(host)
+    image.boots.begin()
+    assert image.boots.may_bring(image.map.cid(0))  # nobody knows yet that there is none
+    assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
+    assert [length for _, length in host.source.reads].count(CHUNK) == 1
+
+
+async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_read_again(host):
+    image = await attached(host)
+    image.boots.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, image, 5)
+        await exchange_cloud.bring(host.chunks, image.want(5), exchange.Priority.SEED)
+    assert [length for _, length in host.source.reads].count(CHUNK) == 1
+
+
+async def test_without_memory_for_boot_images_nothing_is_asked(host):
+    host.memory.limit_bytes = 0
+    image = await loaded_or_not(host)
+    assert image.boots.state is boot_session.State.UNKNOWN
+    assert all(length != boot_image.HEADER_BYTES for _, length in host.source.reads)
+
+
+async def loaded_or_not(host):
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    image.boots.begin()
+    await check(image, *TRACE)
+    return image
+
+
+@pytest.mark.expect_log("no space for .* bytes in memory")
+async def test_boot_image_that_does_not_fit_is_not_used(host):
+    host.boots.memory = boot_memory.BootMemory(CHUNK, 60.0, 600.0)
+    image = await loaded_or_not(host)
+    await until(lambda: image.boots.state is boot_session.State.REFUSED)
+    assert status.of_boots(host.boots)["refused"] == 1
+    await check(image, *TRACE)
+
+
+async def test_one_that_fell_quiet_makes_room_for_another(host):
+    image = await loaded(host)
+    host.boots.memory.limit_bytes = image.boots.head.raw_bytes
+    host.add(DATA, one_host.OTHER)
+    host.add_boot_image(DATA, TRACE, one_host.OTHER)
+    other = await host.mirrors.attach(one_host.OTHER)
+    host.now_s = boot_memory.QUIET_S
+    other.boots.begin()
+    await until(lambda: other.boots.state is boot_session.State.READY)
+    assert image.boots.state is boot_session.State.DROPPED
+    await check(image, *TRACE)
+
+
+def flipped(raw, at):
+    return raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
+
+
+@pytest.mark.allow_log("ignored; guests boot without it")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:100],
+        lambda raw: b"no boot image at all" * 100,
+        lambda raw: flipped(raw, 20),
+        lambda raw: flipped(raw, 196),
+        lambda raw: flipped(raw, len(raw) - 1),
+        lambda raw: raw[:-1],
+        lambda raw: one_host.boot_image_of(DATA, TRACE, one_host.OTHER),
+        lambda raw: one_host.boot_image_of(DATA[::-1], TRACE),
+        lambda raw: one_host.boot_image_of(DATA[:-1], TRACE[:2]),
+    ],
+    ids="empty short rubbish header table frame cut other-image other-bytes other-size".split(),
+)
+async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
+    raw = host.add_boot_image(DATA, TRACE)
+    host.blobs[BOOT_BLOB] = damage(raw)
+    image = await attached(host)
+    image.boots.begin()
+    await check(image, *TRACE, *range(24))
+    await until(lambda: image.boots.state is not boot_session.State.LOADING)
+    assert image.boots.state is not boot_session.State.READY
+    assert not image.boots.in_memory
+    assert host.memory.used_bytes == 0
+
+
+@pytest.mark.expect_log("is not what the chunk map says; ignored; guests boot without it")
+async def test_boot_image_of_other_bytes_is_told_and_counted(host):
+    host.blobs[BOOT_BLOB] = one_host.boot_image_of(DATA[::-1], TRACE)
+    image = await attached(host)
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.IGNORED)
+    assert status.of_boots(host.boots)["ignored"] == 1
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+async def test_source_that_fails_at_any_moment_costs_no_byte(tmp_path, nth):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        image = await attached(host)
+        host.source._fail = {len(host.source.reads) + nth}
+        host.add_boot_image(DATA, TRACE)
+        image.boots.begin()
+        await check(image, *TRACE)
+        await until(lambda: image.boots.state is not boot_session.State.LOADING)
+        await check(image, *TRACE)
+
+
+async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
+    image = await loaded(host)
+    image.boots.drop()
+    host.add_boot_image(DATA, [1, 3, 4], revision=2)
+    for _ in range(2):  # the first boot sees that there is another one, the second one has it
+        host.now_s += boot_session.LOOK_AGAIN_S
+        image.boots.begin()
+        await until(lambda: image.boots.state is boot_session.State.READY)
+        await trio.testing.wait_all_tasks_blocked()
+        image.boots.drop()
+    assert image.boots.head.header.revision == 2
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+    await check(image, 1, 3, 4, 5)
+    assert read_by(image, "boot") == 3
+
+
+async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
+    image = await loaded(host)
+    host.boots.forget(one_host.IMAGE)
+    assert not (tmp_path / "maps" / BOOT_BLOB.name).exists()
+    assert (image.boots.in_memory, host.memory.used_bytes) == ({}, 0)
+    host.boots.forget(one_host.IMAGE)
+
+
+async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host, monkeypatch):
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    parse, is_parsing, may_end = image.boots._head._parse, threading.Event(), threading.Event()
+
+    def slow(*args):
+        is_parsing.set()
+        may_end.wait(5)
+        return parse(*args)
+
+    monkeypatch.setattr(image.boots._head, "_parse", slow)
+    image.boots.begin()
+    await until(is_parsing.is_set)
+    host.boots.forget(one_host.IMAGE)
+    may_end.set()
+    await until(lambda: image.boots.head is not None)
+    await trio.testing.wait_all_tasks_blocked()
+    assert host.memory.used_bytes == 0  # what is due to be dropped must be an image of this host
+
+
+@pytest.mark.expect_log("its head is not stored")
+async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    monkeypatch.setattr(boot_session.atomic_file, "atomic_write", full)
+    monkeypatch.setattr(type(image.boots._head.path), "read_bytes", full)
+    image.boots.begin()
+    await until(lambda: image.boots.state is boot_session.State.READY)
+
+
+@pytest.mark.expect_log("Read-only file system")
+async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
+    image = await loaded(host)
+
+    def read_only(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(image.boots._head.path), "unlink", read_only)
+    host.boots.forget(one_host.IMAGE)
+    assert host.memory.used_bytes == 0
+
+
+async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
+    image = await loaded(host)
+    monkeypatch.setattr(host.chunks, "given", lambda want: 1)
+    cid = image.map.cid(5)
+    image.prefetch.advertised(announced.alone(ids.oid_of(cid)))
+    assert image.prefetch.states.under_way == 0
+    assert image.boots.covers(cid) and not image.boots.covers(image.map.cid(6))
+
+
+async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        host.add_boot_image(DATA, TRACE)
+        faulty = faulty_source.FaultySource(
+            faulty_source.MemorySource(host.blobs), share=1.0, error=errors.SourceUnreachable
+        )
+        host.boots.source = faulty
+        image = await attached(host)
+        image.boots.begin()
+        await until(lambda: image.boots.state is boot_session.State.FAILED)
+        await check(image, *TRACE)
+        assert status.of_boots(host.boots)["failed"] == 1
+
+
+@pytest.mark.parametrize("error", [errors.SourceUnreachable, errors.ChunkMissing])
+async def test_guest_does_not_wait_for_a_frame_that_the_source_does_not_give(
+    host, autojump_clock, error
+):
+    image = await attached(host)
+    host.add_boot_image(DATA, TRACE)
+    real, may_fail = host.source._read, trio.Event()
+
+    async def without_frames(nth, blob, offset, length):
+        if blob == BOOT_BLOB and offset:
+            await may_fail.wait()
+            raise error(blob.part(offset, length), "memory", "not this frame")
+        return await real(nth, blob, offset, length)
+
+    host.source._read = without_frames
+    image.boots.begin()
+    await until(lambda: image.boots._head.frames)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, image, TRACE[0])
+        await trio.testing.wait_all_tasks_blocked()
+        may_fail.set()
+        began_s = trio.current_time()
+    assert trio.current_time() - began_s < one_host.DEADLINE_S / 10

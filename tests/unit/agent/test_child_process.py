@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a signal of the supervisor does to a worker."""
+
+import ctypes
+import os
+import pathlib
+import signal
+import socket
+
+import pytest
+
+from acstor_agent.process import child_process
+from tests.fakes import hosts
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def links():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(30)
+        yield ours, theirs
+
+
+def waits_for_room(pid):
+    return "sock" in pathlib.Path(f"/proc/{pid}/wchan").read_text()
+
+
+def has_heard(pid):
+    fields = dict(
+        line.split(":\t") for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return int(fields["ShdPnd"], 16) == 0
+
+
+def test_answer_that_is_on_its_way_is_not_broken_off(links):
+    ours, theirs = links
+    theirs.setblocking(False)
+    sent = 0
+    try:
+        while True:
+            sent += theirs.send(b"x" * 4096) // 4096
+    except BlockingIOError:
+        theirs.setblocking(True)
+    if not (pid := os.fork()):
+        child_process.await_kept_mount(os.getppid())
+        length = _libc.write(theirs.fileno(), b"answer", 6)  # as libfuse: it is not repeated
+        os._exit(0 if length == 6 else 1)
+    try:
+        hosts.wait_until(lambda: waits_for_room(pid), "the blocked write")
+        os.kill(pid, child_process.NOW_KEPT)
+        hosts.wait_until(lambda: has_heard(pid), "the signal")
+        for _ in range(sent):
+            ours.recv(4096)
+        assert ours.recv(4096) == b"answer"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

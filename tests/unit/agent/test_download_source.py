@@ -1,0 +1,583 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blobs in stores without ranges: Glance gives them whole, and a copy gives the parts."""
+
+import json
+import os
+import pathlib
+import random
+import resource
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.engine import placement
+from acstor_agent.engine_io import source_client
+from acstor_agent.sources import base
+from acstor_agent.sources import download_source
+from acstor_agent.sources import full_download
+from acstor_agent.sources import gateway
+from acstor_agent.sources import glance
+from acstor_common import errors
+from acstor_common.model import ids
+from tests.fakes import fake_glance
+from tests.fakes import glance_records
+from tests.fakes import http_server
+from tests.fakes import rangeless
+
+MIB = 1 << 20
+IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
+CHUNK_MAP = IMAGE._replace(kind=base.BlobKind.CHUNK_MAP)
+BOOT_IMAGE = IMAGE._replace(kind=base.BlobKind.BOOT_IMAGE)
+MAP = random.Random(5).randbytes(3 * MIB + 77)
+BOOT = random.Random(6).randbytes(2 * MIB + 5)
+BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: MAP, BOOT_IMAGE.name: BOOT}
+RECORD = f"v2/images/{IMAGE.image_id}"
+
+
+@pytest.fixture
+def server():
+    with http_server.serve({}) as running:
+        fake_glance.fill(running.files, BLOBS)
+        yield running
+
+
+@pytest.fixture
+def store(server):
+    """Return how the store answers."""
+    server.always = rangeless.Rangeless()
+    return server.always
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(full_download, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(full_download, "LONGEST_PAUSE_S", 0.01)
+
+
+def over(server, folder, nursery, *others, elsewhere=""):
+    """Return a source of what Glance has, and then others.
+
+    :param elsewhere: who takes images whole for all, if not this host
+    """
+    driver = glance.GlanceSource(fake_glance.session(server.url))
+    copies = download_source.DownloadSource(
+        driver, folder, nursery, random.Random(1), lambda image_id: elsewhere
+    )
+    return source_client.SourceClient([driver, *others], copies=copies)
+
+
+@pytest.fixture
+async def source(server, store, tmp_path, nursery):
+    made = over(server, tmp_path, nursery)
+    yield made
+    await made.aclose()
+
+
+def artefact_path(server, blob=CHUNK_MAP):
+    kind, _ = glance.ARTEFACTS[blob.kind]
+    return f"/v2/images/{json.loads(server.files[RECORD])[kind.pointer]}/file"
+
+
+def nameless_files(folder):
+    """Return how many files without a name in a folder this process has open."""
+    names = []
+    for link in pathlib.Path("/proc/self/fd").iterdir():
+        try:
+            names.append(os.readlink(link))
+        except FileNotFoundError:
+            continue
+    return sum(name.startswith(f"{folder}/") and name.endswith("(deleted)") for name in names)
+
+
+async def all_gone(folder):
+    """Return when no file without a name is open any more: its hash may be looked at still."""
+    with trio.fail_after(10):
+        while nameless_files(folder):  # noqa: ASYNC110 - nothing says when it goes
+            await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "refuse", [http_server.status(400), http_server.status(416), http_server.whole_file]
+)
+async def test_artefact_is_read_whole_once_and_in_parts_from_then_on(
+    server, store, source, refuse, tmp_path
+):
+    store._refuse = refuse
+    if refuse is http_server.whole_file:
+        server.always = store
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    for offset, length in [(0, len(MAP)), (5, 10), (MIB - 1, 2), (len(MAP) - 1, 1)]:
+        assert await source.read(CHUNK_MAP, offset, length) == MAP[offset : offset + length]
+    assert store.whole == {artefact_path(server): 1}
+    assert source.os_hash(CHUNK_MAP).algo == "sha512"
+    assert await source.look(CHUNK_MAP) == (len(MAP), artefact_path(server).split("/")[3])
+    assert nameless_files(tmp_path) == 1
+    with pytest.raises(errors.ChunkMissing, match="it ends at byte"):
+        await source.read(CHUNK_MAP, len(MAP) - 1, 2)
+    await source.aclose()
+    await all_gone(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_many_readers_share_one_stream(server, store, source):
+    got = {}
+
+    async def read(offset):
+        got[offset] = await source.read(BOOT_IMAGE, offset, min(99_999, len(BOOT) - offset))
+
+    async with trio.open_nursery() as nursery:
+        for offset in range(0, len(BOOT), 99_999):
+            nursery.start_soon(read, offset)
+    assert b"".join(got[offset] for offset in sorted(got)) == BOOT
+    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+
+
+async def test_store_with_ranges_is_read_in_ranges(server, source):
+    server.always = http_server.fine
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
+    assert server.body_bytes < 100_000
+
+
+async def test_what_has_come_is_read_while_the_rest_comes(store, source):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(100_000, go_on)]
+    with trio.fail_after(10):
+        assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+        assert await source.read(BOOT_IMAGE, 99_990, 10) == BOOT[99_990:100_000]
+    with trio.move_on_after(0.1) as waited:  # who gives up harms nobody
+        await source.read(BOOT_IMAGE, 99_990, 11)
+    assert waited.cancelled_caught
+    go_on.set()
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+
+
+async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, source, monkeypatch):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(100_000, go_on)]
+    assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
+    monkeypatch.setattr(download_source, "WAIT_S", {base.BlobKind.BOOT_IMAGE: 0.2})
+    why = f"comes as one stream, and is not there yet: 100000 of {len(BOOT)} bytes of it have come"
+    with pytest.raises(errors.ChunkRefused, match=why):
+        await source.read(BOOT_IMAGE, 2 * MIB, 4)
+    go_on.set()
+
+
+async def test_stream_that_breaks_is_begun_again_and_goes_on_where_it_was(server, store, source):
+    store.streams = [rangeless.cut(n) for n in (MIB + 3, 10, 2 * MIB, 2 * MIB + 1)]
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert store.whole == {artefact_path(server): 5}
+
+
+@pytest.mark.expect_log("not read whole, 10 of .* the body ended|not read whole, 10 of")
+async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(
+    server, store, source, monkeypatch
+):
+    store.streams = [rangeless.cut(10)] * 4
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(CHUNK_MAP, 5, 10)
+    assert store.whole == {artefact_path(server): 4}
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(CHUNK_MAP, 0, 4)
+    assert store.whole == {artefact_path(server): 4}  # not again at once
+    monkeypatch.setattr(download_source, "AGAIN_S", 0.0)
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+
+
+@pytest.mark.expect_log("not read whole")
+async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
+    server, store, source
+):
+    store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(CHUNK_MAP, 0, len(MAP))
+    assert store.whole == {artefact_path(server): full_download.TRIES}
+
+
+@pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
+async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source, monkeypatch):
+    monkeypatch.setattr(full_download, "WINDOW_S", 0.2)
+    monkeypatch.setattr(full_download, "LEAST_BYTES", 100_000)
+    store.streams = [rangeless.trickling(0.02)] * full_download.TRIES
+    with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
+        await source.read(CHUNK_MAP, MIB, 4)
+    assert store.whole[artefact_path(server)] <= 1 + full_download.TRIES
+    assert source._copies._artefact_turns.borrowed_tokens == 0
+
+
+async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(
+    store, source, monkeypatch
+):
+    monkeypatch.setattr(full_download, "WINDOW_S", 2.0)
+    monkeypatch.setattr(full_download, "LEAST_BYTES", 100_000)
+    store.streams = [rangeless.trickling(0.2, 200_000)]
+    began_s = trio.current_time()
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert trio.current_time() - began_s > full_download.WINDOW_S
+    assert sum(store.whole.values()) == 1
+
+
+async def test_record_that_only_trickles_is_waited_for_no_longer_than_an_attempt_may_take(
+    server, store, source, monkeypatch
+):
+    monkeypatch.setattr(download_source, "FIND_S", 0.3)
+    server.always = rangeless.trickling(0.1)
+    with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="no answer within"):
+        await source._copies.size_bytes(CHUNK_MAP)
+
+
+@pytest.mark.expect_log("not read whole")
+@pytest.mark.parametrize(
+    ("behaviour", "error", "why"),
+    [
+        (http_server.status(204), errors.ChunkRefused, "answered 204"),
+        (http_server.status(403), errors.ChunkRefused, "refuses access"),
+        (http_server.status(404), errors.ChunkMissing, "no such blob"),
+        (http_server.gzipped, errors.ChunkMissing, "answered 206"),
+    ],
+)
+async def test_answer_that_is_not_the_whole_is_refused(store, source, behaviour, error, why):
+    store.streams = [behaviour]
+    with pytest.raises(error, match=why):
+        await source.read(CHUNK_MAP, 0, 4)
+
+
+@pytest.mark.expect_log("not read whole")
+@pytest.mark.parametrize("announced", [True, False])
+async def test_no_more_is_taken_in_than_the_record_says(server, store, source, announced, tmp_path):
+    path = artefact_path(server).lstrip("/")
+    server.files[path] = MAP + b"more"
+    if not announced:
+        store.streams = [http_server.chunked] * 5
+    with pytest.raises(errors.ChunkUnavailable):
+        await source.read(CHUNK_MAP, len(MAP) - 1, 1)
+    assert nameless_files(tmp_path) <= 1
+
+
+@pytest.mark.expect_log("not read whole.*its sha512 is .* not what Glance has")
+async def test_artefact_that_was_changed_in_the_store_is_given_up(
+    server, store, source, monkeypatch
+):
+    path = artefact_path(server, BOOT_IMAGE).lstrip("/")
+    server.files[path] = BOOT[::-1]
+    await source.read(BOOT_IMAGE, 0, len(BOOT))  # its reader checks what he reads
+    with trio.fail_after(10):
+        while True:
+            try:
+                await source.read(BOOT_IMAGE, 0, 4)
+            except errors.ChunkInvalid as error:
+                assert "not what Glance has" in str(error)
+                break
+            await trio.sleep(0.01)
+    server.files[path] = BOOT
+    monkeypatch.setattr(download_source, "AGAIN_S", 0.0)
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+
+
+async def test_chunk_of_a_copy_is_checked(source):
+    right = ids.Content(ids.cid_of(BOOT[10:20]))
+    assert await source.read(BOOT_IMAGE, 10, 10, right) == BOOT[10:20]
+    with pytest.raises(errors.ChunkInvalid):
+        await source.read(BOOT_IMAGE, 11, 10, right)
+
+
+async def test_artefact_that_took_the_place_of_another_is_found(server, source, monkeypatch):
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    better = BOOT[::-1]
+    fake_glance.fill(server.files, {**BLOBS, BOOT_IMAGE.name: better}, made="later")
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    monkeypatch.setattr(download_source, "LOOK_AGAIN_S", 0.0)
+    assert await source.read(BOOT_IMAGE, 0, 64) == better[:64]
+
+
+async def test_who_attaches_finds_the_artefact_that_is_there_now(server, source):
+    assert await source.read(CHUNK_MAP, 0, 64) == MAP[:64]
+    other = MAP[::-1]
+    fake_glance.fill(server.files, {**BLOBS, CHUNK_MAP.name: other}, made="later")
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == other
+
+
+def deactivate(server):
+    record = json.loads(server.files[RECORD])
+    server.files[RECORD] = json.dumps({**record, "status": "deactivated"}).encode()
+
+
+async def test_image_that_was_deactivated_is_refused(server, source):
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    deactivate(server)
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await source.size_bytes(CHUNK_MAP)
+
+
+async def test_token_that_is_not_taken_any_more_is_replaced(server, store, source):
+    store.streams = [http_server.status(401)]
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert server.asked[-1]["x-auth-token"] == "token-2"
+
+
+# Places come first
+
+
+def with_gateway(server, folder, nursery):
+    return over(server, folder, nursery, gateway.GatewaySource(fake_glance.session(server.url)))
+
+
+async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp_path, nursery):
+    path = artefact_path(server).lstrip("/")
+    server.files[path.replace("v2/", "v1/")] = MAP
+    server.always = lambda handler, asked: (
+        http_server.fine if handler.path.startswith("/v1/") else store
+    )(handler, asked)
+    source = with_gateway(server, tmp_path, nursery)
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
+    assert not store.whole
+    await source.aclose()
+
+
+@pytest.mark.expect_log("Source .* refuses the size .* 409")
+async def test_store_that_the_gateway_refuses_is_read_whole(server, store, tmp_path, nursery):
+    path = artefact_path(server).lstrip("/")
+    server.files[path.replace("v2/", "v1/")] = MAP
+    store._refuse = lambda handler, asked: http_server.status(
+        409 if handler.path.startswith("/v1/") else 400
+    )(handler, asked)
+    source = with_gateway(server, tmp_path, nursery)
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    before = sum(store.ranges.values())
+    for offset in range(0, 100, 10):
+        assert await source.read(CHUNK_MAP, offset, 10) == MAP[offset : offset + 10]
+    assert sum(store.ranges.values()) == before  # nobody is asked for what all refuse
+    assert store.whole == {f"/{path}": 1}
+    await source.aclose()
+
+
+@pytest.mark.allow_log("does not answer")
+async def test_gateway_that_is_down_is_waited_for(server, store, tmp_path, nursery):
+    path = artefact_path(server).lstrip("/")
+    server.files[path.replace("v2/", "v1/")] = MAP
+    store._refuse = lambda handler, asked: http_server.status(
+        503 if handler.path.startswith("/v1/") else 400
+    )(handler, asked)
+    source = with_gateway(server, tmp_path, nursery)
+    with pytest.raises(errors.SourceUnreachable):
+        await source.size_bytes(CHUNK_MAP)
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(CHUNK_MAP, 0, 4)
+    assert not store.whole
+    await source.aclose()
+
+
+async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(server, store, source):
+    assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
+    server.always = http_server.fine
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    before = server.body_bytes
+    assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
+    assert server.body_bytes - before == 10
+
+
+@pytest.mark.parametrize(("blob", "data"), [(IMAGE, glance_records.BYTES), (BOOT_IMAGE, BOOT)])
+async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
+    server, store, source, blob, data, monkeypatch
+):
+    """Who tries to attach it takes nothing from them, nor does a look for another boot image."""
+    assert await source.size_bytes(blob) == len(data)
+    assert await source.read(blob, 0, 4) == data[:4]
+    deactivate(server)
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await source.size_bytes(blob)
+    monkeypatch.setattr(download_source, "LOOK_AGAIN_S", 0.0)
+    for _ in range(2):
+        assert await source.read(blob, 100, 50) == data[100:150]
+        assert (await source.look(blob)).size_bytes == len(data)
+    assert sum(store.whole.values()) == 1
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await source.size_bytes(blob)
+
+
+# Images, which one host takes for all
+
+WORDS = "h7 reads it as one stream, for all hosts"
+
+
+async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source):
+    data = glance_records.BYTES
+    assert await source.size_bytes(IMAGE) == len(data)
+    assert source.given_as(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE
+    assert source.given_as(IMAGE.image_id, base.AT_BOOT_IMAGE) is placement.SourceAccess.IN_PARTS
+    for offset, length in [(0, len(data)), (77, 1000)]:
+        assert await source.read(IMAGE, offset, length) == data[offset : offset + length]
+    assert store.whole == {f"/{RECORD}/file": 1}
+    assert source.given_as(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE_HERE
+
+
+async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
+    with pytest.raises(errors.ChunkRefused, match=f"no part of it comes alone; {WORDS}"):
+        await source.read(IMAGE, 0, 4)
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert store.whole == {artefact_path(server): 1}
+    await source.aclose()
+
+
+async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
+    server, store, tmp_path, nursery, monkeypatch
+):
+    monkeypatch.setattr(download_source, "HEAD_BYTES", 100_000)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(200_000, go_on)]
+    with trio.fail_after(10):
+        assert await source.read(BOOT_IMAGE, 64, 1000) == BOOT[64:1064]
+        assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
+        with pytest.raises(errors.ChunkRefused, match=WORDS):
+            await source.read(BOOT_IMAGE, 99_999, 2)
+    go_on.set()
+    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+    await source.aclose()
+
+
+async def test_host_that_is_to_take_a_boot_image_takes_more_than_its_beginning(
+    server, store, tmp_path, nursery, monkeypatch
+):
+    monkeypatch.setattr(download_source, "HEAD_BYTES", 100_000)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    source._copies._elsewhere = lambda image_id: ""  # a new table
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+    await source.aclose()
+
+
+async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source, monkeypatch):
+    monkeypatch.setattr(download_source, "NEAR_BYTES", 1000)
+    source._copies._image_wait_s = 60.0
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(5000, go_on)]
+    assert await source.read(IMAGE, 0, 500) == glance_records.BYTES[:500]
+    with trio.fail_after(10), pytest.raises(errors.ChunkRefused, match="is not there yet"):
+        await source.read(IMAGE, 9000, 1000)
+    go_on.set()
+
+
+async def test_image_begins_to_come_with_its_boot_image(server, store, source):
+    await source.size_bytes(IMAGE)
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    with trio.fail_after(10):
+        while not store.whole[f"/{RECORD}/file"]:  # noqa: ASYNC110 - nothing says when it is asked
+            await trio.sleep(0.01)
+
+
+async def test_image_whose_store_has_ranges_does_not_come_with_its_boot_image(
+    server, store, source
+):
+    server.always = lambda handler, asked: (
+        http_server.fine if handler.path == f"/{RECORD}/file" else store
+    )(handler, asked)
+    await source.size_bytes(IMAGE)
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+    await trio.testing.wait_all_tasks_blocked(0.2)
+    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+
+
+# The disk
+
+
+@pytest.mark.expect_log("not read whole.*of which it may take half")
+async def test_copy_without_room_is_refused_with_what_it_needs(source, monkeypatch, tmp_path):
+    monkeypatch.setattr(download_source, "MOST_OF_FREE", 1 << 60)
+    why = f"needs {len(MAP)} bytes, and .* are free in {tmp_path}"
+    with pytest.raises(errors.ChunkRefused, match=why):
+        await source.read(CHUNK_MAP, 0, 4)
+    assert nameless_files(tmp_path) == 0
+
+
+@pytest.mark.expect_log("not read whole.*of which it may take half")
+async def test_copies_that_begin_together_do_not_take_the_same_room(source, monkeypatch):
+    """The first one has room, and no file yet, when the second one looks."""
+    looked, go_on, nameless = threading.Event(), threading.Event(), full_download._nameless
+
+    def slow(folder):
+        looked.set()
+        go_on.wait(30)
+        return nameless(folder)
+
+    monkeypatch.setattr(full_download, "_nameless", slow)
+    monkeypatch.setattr(download_source.DownloadSource, "_free_bytes", lambda self: 2 * len(MAP))
+
+    async def read_map():
+        assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_map)
+        await trio.to_thread.run_sync(looked.wait, 30)
+        try:
+            with pytest.raises(errors.ChunkRefused, match=f"and {len(MAP)} are free"):
+                await source.read(BOOT_IMAGE, 0, 4)
+        finally:
+            go_on.set()
+
+
+async def test_unused_copy_makes_room_for_another(source, tmp_path, monkeypatch):
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    await trio.testing.wait_all_tasks_blocked(0.2)  # its hash is looked at
+    free = len(MAP)  # without the copy: too little as long as that is there
+
+    def free_bytes(self):
+        return 2 * len(BOOT) if nameless_files(tmp_path) == 0 else free
+
+    monkeypatch.setattr(download_source.DownloadSource, "_free_bytes", free_bytes)
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+    assert nameless_files(tmp_path) == 1
+
+
+async def test_copy_that_nobody_reads_goes(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(download_source, "LOOK_S", 0.01)
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    await trio.sleep(0.1)
+    assert nameless_files(tmp_path) == 1
+    monkeypatch.setattr(download_source, "KEPT_S", 0.01)
+    await all_gone(tmp_path)
+    assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
+
+
+@pytest.mark.expect_log("not read whole.*No such file")
+async def test_folder_that_is_gone_is_told_of(server, store, tmp_path, nursery):
+    source = over(server, tmp_path / "gone", nursery)
+    with pytest.raises(errors.ChunkRefused, match="No such file"):
+        await source.read(CHUNK_MAP, 0, 4)
+
+
+@pytest.mark.expect_log("not read whole.*cannot be written: File too large")
+async def test_disk_that_takes_no_more_is_told_of(source):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
+        with pytest.raises(errors.ChunkRefused, match="File too large"):
+            await source.read(CHUNK_MAP, 3 * MIB, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_readers_are_told_when_the_source_is_closed(store, source):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(100_000, go_on)]
+    told = []
+
+    async def read():
+        with pytest.raises(errors.SourceUnreachable):
+            await source.read(CHUNK_MAP, MIB, 4)
+        told.append(True)
+
+    async with trio.open_nursery() as nursery:
+        await source.read(CHUNK_MAP, 0, 4)
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        await source.aclose()
+    assert told
+    go_on.set()

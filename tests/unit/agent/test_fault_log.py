@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that nobody foresaw, thrown where peers make this host work."""
+
+import contextlib
+import logging
+
+import pytest
+import trio
+
+from acstor_agent.images.maps import single_flight
+from acstor_agent.peers import peer_network
+from acstor_agent.peers.connection import client_connection
+from acstor_agent.peers.connection import server_connection
+from acstor_agent.runtime import fault_log
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.wire import peer_wire
+from tests.fakes import announced
+from tests.fakes import peer_giver
+from tests.unit.agent import test_peer_network as nets
+
+
+def fail(*_args, **_more):
+    raise ZeroDivisionError("as if")
+
+
+async def fail_later(*_args, **_more):
+    await trio.sleep(0.01)
+    raise ZeroDivisionError("as if")
+
+
+class Failing(peer_giver.TaskGiver):
+    """Answers, but for what a test makes fail."""
+
+    def __init__(self, nursery, **methods):
+        super().__init__(nets.serve_data, nursery)
+        for name, method in methods.items():
+            setattr(self, name, method)
+
+
+@contextlib.asynccontextmanager
+async def answering_with(heard=lambda host, news: None, **methods):
+    net = peer_network.PeerNetwork(nets.SERVER, may_speak=nets.everybody, heard=heard)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        giver = Failing(nursery, **methods)
+        await nursery.start(net.serve_forever, giver, listeners)
+        async with nets.asking(nets.address_of(listeners[0])) as client:
+            yield net, client, giver
+            await nets.wait_until(lambda: not net._budgets.requests.used)
+            await nets.wait_until(lambda: not net._budgets.bytes.used)
+            assert not len(net.unauthenticated)
+        await net.aclose()
+
+
+@pytest.mark.expect_log("a connection of a peer has failed")
+async def test_fault_at_a_request_ends_that_connection_alone(caplog):
+    async with answering_with(asked=fail) as (net, client, giver):
+        for count in range(1, 30):
+            with pytest.raises(errors.SourceUnreachable):
+                await client.fetch()
+            assert net.faults.count == count
+        del giver.asked
+        assert len(await client.fetch()) == 65536
+    said = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 1 and said[0].exc_info
+
+
+@pytest.mark.expect_log("a connection of a peer has failed")
+async def test_fault_at_a_message_ends_that_connection_alone():
+    async with answering_with(fail) as (net, client, _):
+        for count in (1, 2, 3):
+            client.net.tell(nets.SERVER, client.address, peer_wire.Advertise(announced.alone(7)))
+            await nets.wait_until(lambda count=count: net.faults.count == count)
+            await nets.wait_until(lambda: not client.net._lines)
+        assert len(await client.fetch()) == 65536
+
+
+@pytest.mark.expect_log("a connection of a peer has failed")
+async def test_fault_at_the_door_ends_that_connection_alone(monkeypatch):
+    async with answering_with() as (net, client, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(server_connection, "ServerConnection", fail)
+            with pytest.raises(errors.SourceUnreachable):
+                await client.fetch()
+        assert net.faults.count == 1
+        assert len(await client.fetch()) == 65536
+
+
+@pytest.mark.expect_log("a connection to a peer has failed")
+@pytest.mark.parametrize("where", ["_dial", "run"])
+async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
+    async with answering_with() as (_net, client, _):
+        owner = {"_dial": peer_network.PeerNetwork, "run": client_connection.ClientConnection}[
+            where
+        ]
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, fail_later)
+            with pytest.raises(errors.SourceUnreachable):
+                await client.fetch(timeout_s=0.5)
+        assert client.net.faults.count == 1
+        assert len(await client.fetch()) == 65536
+
+
+@pytest.mark.expect_log("what was on its way has failed")
+async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
+    under_way, ended = single_flight.SingleFlight(nursery), []
+    for _ in range(10):
+        under_way.begin(1, fail_later, lambda: ended.append(1))
+        with pytest.raises(errors.SourceUnreachable):
+            await under_way.wait(1)
+    assert 1 not in under_way and len(ended) == 10
+    assert len([r for r in caplog.records if "on its way" in r.getMessage()]) == 1
+
+
+@pytest.mark.expect_log("the work has failed")
+def test_each_kind_is_said_once_in_a_while_with_its_number(caplog):
+    now = [0.0]
+    met = fault_log.FaultLog(lambda: now[0])
+    for kind in (ValueError, KeyError) * 50:
+        try:
+            raise ExceptionGroup("several", [kind("x")])
+        except ExceptionGroup as group:
+            assert met.note("the work", group).startswith(kind.__name__)
+    assert met.count == 100
+    assert len(caplog.records) == 2 and all(r.exc_info for r in caplog.records)
+    now[0] = fault_log.SAY_AGAIN_S
+    met.note("the work", ValueError("without a traceback"))
+    met.note("the work", ValueError(ids.HostId("again")))
+    assert len(caplog.records) == 3

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a relay moves and keeps, with a socket in the place of the kernel."""
+
+import os
+import select
+import signal
+import socket
+import struct
+
+import pytest
+
+from acstor_agent.mount import fuse_connection
+from acstor_agent.mount import mount_record
+from acstor_agent.process import fuse_relay
+from acstor_agent.process import inflight_requests
+
+READ, WRITE, FORGET = 15, 16, 2
+WAIT_S = 30.0
+
+
+def request(unique, opcode=READ):
+    return struct.pack("<IiQ", 40, opcode, unique) + bytes(24)
+
+
+def answer(unique, data=b""):
+    return struct.pack("<IiQ", 16 + len(data), 0, unique) + data
+
+
+ASK = struct.pack("<IiQ", 16, fuse_connection.NOTIFY_RESEND, 0)
+
+
+class World:
+    """A relay between a kernel and workers that this test plays."""
+
+    def __init__(self):
+        self.kernel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.record = mount_record.MountRecord.make(b"offer")
+        self.connection = fuse_connection.Connection(theirs.detach(), self.record)
+        self.kernel.settimeout(WAIT_S)
+        self.start()
+
+    def start(self):
+        self.relay = fuse_relay.Relay(self.connection)
+
+    def worker(self):
+        """Be the next worker, and ask for what is unanswered."""
+        end = self.relay.connect()
+        end.settimeout(WAIT_S)
+        end.send(ASK)
+        return end
+
+    def kill(self):
+        os.kill(self.relay._pid, signal.SIGKILL)
+        os.waitpid(self.relay._pid, 0)
+
+    def left(self):
+        """Return what the next relay would hand on, by a look of another process."""
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            requests = inflight_requests.InflightRequests(self.record).requests
+            os.write(writing, b"".join(requests[number] for number in sorted(requests)))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as file:
+            data = file.read()
+        return [data[at : at + 40] for at in range(0, len(data), 40)]
+
+    def close(self):
+        self.relay.end()
+        self.kernel.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.close()
+
+
+def test_requests_go_to_the_worker_and_answers_to_the_kernel(world):
+    with world.worker() as worker:
+        world.kernel.send(request(2))
+        assert worker.recv(100) == request(2)
+        worker.send(answer(2, b"bytes"))
+        assert world.kernel.recv(100) == answer(2, b"bytes")
+
+
+def test_next_worker_gets_what_was_not_answered_and_nothing_else(world):
+    with world.worker() as worker:
+        for unique in (2, 4, 6):
+            world.kernel.send(request(unique))
+        world.kernel.send(request(8, FORGET))
+        assert [worker.recv(100) for _ in range(4)][:3] == [request(2), request(4), request(6)]
+        worker.send(answer(4))
+        assert world.kernel.recv(100) == answer(4)
+    with world.worker() as worker:
+        assert [worker.recv(100) for _ in range(2)] == [request(2), request(6)]
+        world.kernel.send(request(10))
+        assert worker.recv(100) == request(10)
+
+
+def test_longest_messages_pass_where_the_default_buffer_is_short(world, monkeypatch):
+    real = socket.socketpair
+
+    def short(*kind):
+        ends = real(*kind)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        return ends
+
+    monkeypatch.setattr(socket, "socketpair", short)
+    data = bytes(fuse_connection.RELAYED_BYTES)
+    with world.worker() as worker:
+        world.kernel.send(request(2, WRITE) + data)
+        assert worker.recv(1 << 20) == request(2, WRITE) + data
+        worker.send(answer(2, data))
+
+
+def test_worker_gets_nothing_before_it_asks(world):
+    with world.relay.connect() as worker:
+        world.kernel.send(request(2))
+        worker.send(answer(0x42))  # as that to FUSE_INIT
+        assert world.kernel.recv(100) == answer(0x42)
+        assert select.select([worker], [], [], 0.2)[0] == []
+        worker.settimeout(WAIT_S)
+        worker.send(ASK)
+        assert worker.recv(100) == request(2)
+
+
+def test_worker_that_takes_nothing_holds_back_nobody(world):
+    with world.worker() as worker:
+        world.kernel.setblocking(False)
+        sent = 0
+        while select.select([], [world.kernel], [], 0.5)[1]:
+            sent += 1
+            world.kernel.send(request(2 * sent))
+        world.kernel.settimeout(WAIT_S)
+        worker.send(answer(2))
+        assert world.kernel.recv(100) == answer(2)
+    with world.worker() as worker:
+        found = [worker.recv(100) for _ in range(sent - 1)]
+    assert found == [request(2 * number) for number in range(2, sent + 1)]
+
+
+def test_what_is_left_is_for_the_next_relay(world):
+    world.record.answered(b"yes")
+    with world.worker() as worker:
+        for unique in (2, 4):
+            world.kernel.send(request(unique))
+            worker.recv(100)
+        worker.send(answer(2))
+        world.kernel.recv(100)
+        world.relay.end()
+    assert world.record.answer() == b"yes"
+    world.start()
+    with world.worker() as worker:
+        assert worker.recv(100) == request(4)
+        worker.send(answer(4))
+        world.kernel.recv(100)
+    world.relay.end()
+    assert world.left() == []
+    world.start()
+
+
+def test_what_a_killed_relay_had_is_handed_on_and_never_again_once_it_was_answered(world):
+    first, second = request(2, WRITE), request(4, WRITE)
+    with world.worker() as worker:
+        world.kernel.send(first)
+        world.kernel.send(second)
+        assert [worker.recv(100), worker.recv(100)] == [first, second]
+        worker.send(answer(2))
+        assert world.kernel.recv(100) == answer(2)
+        world.kill()
+    world.start()
+    with world.worker() as worker:
+        assert worker.recv(100) == second
+        worker.send(answer(4))
+        told = world.kernel.recv(100)
+        if told == answer(2):  # killed before it knew that the kernel has it, which passes it over
+            told = world.kernel.recv(100)
+        assert told == answer(4)
+        world.kill()
+    assert world.left() == []
+    world.start()
+    with world.worker() as worker:
+        world.kernel.send(request(6))
+        assert worker.recv(100) == request(6)
+
+
+def test_next_relay_waits_for_the_end_of_the_one_before(world):
+    """The worker of one whose supervisor was killed may go on for a while."""
+    with world.worker() as worker:
+        former, former_pid = world.relay, world.relay._pid
+        former._ours.close()
+        world.kernel.send(request(2))
+        worker.recv(100)
+        world.start()
+        with world.worker() as following:
+            assert select.select([following], [], [], 0.3)[0] == []
+            worker.send(answer(2))
+            assert world.kernel.recv(100) == answer(2)
+            worker.shutdown(socket.SHUT_RDWR)  # the next relay, a fork of this process, has it, too
+            os.waitpid(former_pid, 0)
+            world.kernel.send(request(4))
+            assert following.recv(100) == request(4)
+
+
+def test_relay_that_was_killed_is_noticed(world):
+    world.kill()
+    with pytest.raises(BrokenPipeError):
+        world.relay.connect()
+
+
+def test_signals_to_its_group_are_left_to_the_supervisor(world):
+    with world.worker() as worker:
+        world.kernel.send(request(2))
+        assert worker.recv(100) == request(2)  # it has begun
+        os.kill(world.relay._pid, signal.SIGINT)
+        os.kill(world.relay._pid, signal.SIGTERM)
+        world.kernel.send(request(4))
+        assert worker.recv(100) == request(4)
+
+
+def test_worker_whose_supervisor_was_killed_is_served_on(world):
+    with world.worker() as worker:
+        world.relay._ours.close()
+        for unique in (2, 4):
+            world.kernel.send(request(unique))
+            assert worker.recv(100) == request(unique)
+        worker.send(answer(2))
+        assert world.kernel.recv(100) == answer(2)
+    os.waitpid(world.relay._pid, 0)
+    assert world.left() == [request(4)]
+
+
+def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
+    with world.worker() as worker:
+        world.kernel.send(request(2))
+        worker.recv(100)
+        world.relay.end()
+        assert world.left() == [request(2)]

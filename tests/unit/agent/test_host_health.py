@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a host does, in a few numbers."""
+
+import pytest
+
+from acstor_agent.control import host_health
+from acstor_agent.core.mount import blocked_requests
+from acstor_common.wire import decision_messages
+
+
+class Host:
+    def __init__(self):
+        self.late = [
+            blocked_requests.LateWaits(2, 6.0, "refused"),
+            blocked_requests.LateWaits(1, 9.0, ""),
+        ]
+        self.failed = 3
+        self.fallbacks = {"not-mapped": 3, "agent-away": 0}
+        self.troubles = {"metrics": {"why": "address in use", "since_s": 12.0}}
+        self.on_dead_mounts = ["s1"]
+        self.health = host_health.Health(
+            late=lambda: self.late,
+            failed_reads=lambda: self.failed,
+            fallbacks=lambda: self.fallbacks,
+            troubles=lambda: self.troubles,
+            on_dead_mounts=lambda: self.on_dead_mounts,
+        )
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+def test_it_is_summed_up(host):
+    now = host.health.now()
+    assert (now.waiting, now.longest_wait_s, now.waits_for) == (3, 9.0, "refused")
+    assert (now.failed_reads, now.fallbacks) == (3, {"not-mapped": 3})
+    assert now.on_dead_mounts == ("s1",)
+    assert now.faults == {"metrics": decision_messages.HostFault("address in use", 12.0)}
+
+
+def test_host_that_does_well_has_nothing_to_tell(host):
+    host.late, host.failed, host.fallbacks, host.troubles = [], 0, {}, {}
+    host.on_dead_mounts = []
+    assert host.health.now() == decision_messages.HostHealth(version=host.health.now().version)
+
+
+def test_nothing_that_it_says_is_too_long_for_the_bus(host):
+    host.late = [blocked_requests.LateWaits(1, 9.0, "x" * 1000)]
+    host.on_dead_mounts = [f"{n:03}" + "q" * 1000 for n in range(300)]
+    host.fallbacks = {f"reason {n}": 1 for n in range(100)}
+    host.troubles = {"y" * 300 + str(n): {"why": "z" * 1000, "since_s": -1.0} for n in range(100)}
+    now = host.health.now()
+    raw = decision_messages.encode(now)
+    assert decision_messages.decode(raw, decision_messages.HostHealth) == now

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When images go that nobody uses, what goes with them, and what stays."""
+
+import time
+
+import pytest
+import trio
+
+from acstor_agent.core import counters
+from acstor_agent.images.boot import boot_recording
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common.model import ids
+from tests.fakes import faulty_source
+from tests.fakes import one_host
+
+IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
+NOVAS = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+CHUNK = one_host.CHUNK
+HOUR_S = 3600.0
+DATA = one_host.image_bytes(4 * CHUNK)
+BOOT_MAP = tuple(range(4))
+
+
+class Host:
+    """A host whose images are used as the test says; two of them are attached."""
+
+    def __init__(self, host):
+        self.host, self.now_s = host, 1000.0
+        self.wall_s = time.time()
+        self.open, self.told = set(), []
+        self.uses = usage.ImageUsage(host.mirrors, lambda: self.open, set, lambda: self.now_s)
+        self.detaching = image_eviction.ImageEviction(
+            host.mirrors,
+            host.boots,
+            self.uses,
+            HOUR_S,
+            source=host.source,
+            chunks=host.chunks,
+            cache=host.cache,
+            others=[self.told.append],
+            wall_clock=lambda: self.wall_s,
+        )
+
+    async def let_pass(self, seconds):
+        """Let time pass in which Nova touches another image, so that it counts."""
+        while seconds > 0:
+            self.now_s += min(seconds, HOUR_S)
+            seconds -= HOUR_S
+            self.uses.touched(NOVAS, is_by_nova=True)
+        await self.uses.look()
+        await self.detaching.look()
+
+    def delete(self, image_id, days_ago=31):
+        """Let Glance have an image no more, and let its last touch be so long ago."""
+        for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
+            del self.host.blobs[base.Blob(image_id, kind)]
+        self.wall_s = time.time() + days_ago * 24 * HOUR_S
+
+    async def read(self, image_id):
+        image = await self.host.mirrors.attach(image_id)
+        return bytes(await image.read(0, image.size_bytes))
+
+    def cached(self, image_id):
+        return [cid for cid in self.host.mirrors.cids(image_id) if cid in self.host.cache]
+
+
+async def until(is_true):
+    with trio.fail_after(60):
+        while not is_true():  # noqa: ASYNC110 - a file has no event
+            await trio.sleep(0.01)
+
+
+@pytest.fixture
+async def used(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        host.add(DATA[: 2 * CHUNK] + one_host.image_bytes(2 * CHUNK, seed=2), OTHER)
+        made = Host(host)
+        for image_id in (IMAGE, OTHER):
+            await made.read(image_id)
+        await made.uses.look()
+        yield made
+
+
+async def test_image_is_detached_when_nobody_has_used_it_for_long_enough(used):
+    await used.let_pass(HOUR_S / 2)
+    used.uses.touched(OTHER)
+    await used.let_pass(HOUR_S / 2 + 1)
+    assert used.host.mirrors.attached() == [OTHER]
+    assert used.host.mirrors.get_nowait(IMAGE) is None
+    assert (used.told, used.detaching.detached) == ([IMAGE], 1)
+    await used.let_pass(HOUR_S / 2)
+    assert used.host.mirrors.attached() == []
+    assert list(used.host.maps.iterdir()) == []
+
+
+async def test_image_that_is_open_stays_however_long_nobody_reads_it(used):
+    used.uses.opened(IMAGE)
+    for _ in range(30):
+        await used.let_pass(HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE]
+    used.uses.closed(IMAGE)
+    await used.let_pass(HOUR_S / 2)
+    assert used.host.mirrors.attached() == [IMAGE]
+    await used.let_pass(HOUR_S / 2 + 1)
+    assert used.host.mirrors.attached() == []
+
+
+async def test_image_that_something_else_keeps_stays_as_long_as_it_does(used):
+    kept = {IMAGE}
+    used.detaching._is_kept = kept.__contains__
+    await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE]
+    kept.clear()
+    await used.let_pass(1.0)
+    assert used.host.mirrors.attached() == []
+
+
+async def test_image_that_was_attached_a_moment_ago_stays(used):
+    await used.let_pass(2 * HOUR_S)
+    await used.host.mirrors.attach(IMAGE)
+    await used.detaching.look()  # nobody has looked at its uses yet
+    assert used.host.mirrors.attached() == [IMAGE]
+
+
+async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
+    class Asked(faulty_source.MemorySource):
+        async def size_bytes(self, blob):
+            used.uses.opened(blob.image_id)
+            raise errors.ChunkMissing(blob.name, "memory")
+
+    used.detaching._source = Asked({})
+    await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+    assert len(used.cached(IMAGE)) == 4
+
+
+async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nursery):
+    """A mirror whose chunk map is gone would be unknown to the next worker."""
+    used.delete(IMAGE)
+    del used.host.mirrors._mirrors[IMAGE]  # as after a restart: its map is read from the disk
+    make, is_making, may_go_on = used.host.mirrors._make, trio.Event(), trio.Event()
+
+    async def make_slowly(image_map):
+        is_making.set()
+        await may_go_on.wait()
+        return await make(image_map)
+
+    used.host.mirrors._make = make_slowly
+    nursery.start_soon(used.host.mirrors.attach, IMAGE)
+    await is_making.wait()
+    await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE]
+    may_go_on.set()
+    await until(lambda: used.host.mirrors.get_nowait(IMAGE))
+    assert await used.read(IMAGE) == DATA
+
+
+async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
+    cids = list(used.host.mirrors.cids(IMAGE))
+    await used.let_pass(2 * HOUR_S)
+    assert all(cid in used.host.cache for cid in cids)
+    reads = len(used.host.source.reads)
+    assert await used.read(IMAGE) == DATA
+    assert used.host.mirrors.attached() == [IMAGE]
+    assert len(used.host.source.reads) == reads + 1  # the map; its chunks were here
+
+
+async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one_has(used):
+    of_image, of_other = ([*used.host.mirrors.cids(one)] for one in (IMAGE, OTHER))
+    used.delete(IMAGE)
+    used.uses.opened(OTHER)
+    await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == [OTHER]
+    assert [cid in used.host.cache for cid in of_image] == [True, True, False, False]
+    assert all(cid in used.host.cache for cid in of_other)
+    assert used.detaching.purged_chunks == 2
+
+
+async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used, monkeypatch):
+    """They may have no other place to get its chunks from."""
+    monkeypatch.setattr(image_eviction, "ASK_AGAIN_S", 0.0)
+    used.uses.opened(OTHER)
+    cids = [*used.host.mirrors.cids(IMAGE)]
+    used.delete(IMAGE, days_ago=0)
+    for days in (0, 29):
+        used.wall_s = time.time() + days * 24 * HOUR_S
+        await used.let_pass(30 * HOUR_S)
+        assert used.host.mirrors.attached() == [IMAGE, OTHER]
+        assert all(cid in used.host.cache for cid in cids)
+        assert await used.read(IMAGE) == DATA
+        await used.uses.look()
+    used.wall_s = time.time() + 31 * 24 * HOUR_S
+    await used.let_pass(30 * HOUR_S)
+    assert used.host.mirrors.attached() == [OTHER]
+    assert used.detaching.purged_chunks == 2
+
+
+async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
+    asked = []
+
+    class Counting(faulty_source.MemorySource):
+        async def size_bytes(self, blob):
+            asked.append(blob.image_id)
+            raise errors.ChunkMissing(blob.name, "memory")
+
+    used.detaching._source = Counting({})
+    for _ in range(3):
+        await used.let_pass(2 * HOUR_S)
+    assert asked == [IMAGE, OTHER]
+    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+    used.detaching.detach(IMAGE)
+    await used.detaching.look()
+    assert list(used.detaching._stay_until_s) == [OTHER]
+
+
+async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay(used):
+    of_image = [*used.host.mirrors.cids(IMAGE)]
+    used.delete(IMAGE)
+    del used.host.mirrors._mirrors[OTHER]  # as after a restart
+    used.uses.opened(OTHER)
+    await used.let_pass(2 * HOUR_S)
+    assert [cid in used.host.cache for cid in of_image] == [True, True, False, False]
+    assert used.host.mirrors.get_nowait(OTHER) is None  # and it was not opened for this
+
+
+async def test_source_that_does_not_answer_takes_no_chunks_and_is_not_asked_for_each(
+    used, autojump_clock
+):
+    asked = []
+
+    class Silent(faulty_source.MemorySource):
+        async def size_bytes(self, blob):
+            asked.append(blob.image_id)
+            await trio.sleep_forever()
+
+    used.detaching._source = Silent({})
+    cids = [*used.host.mirrors.cids(IMAGE)]
+    await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == []
+    assert len(asked) == 1
+    assert all(cid in used.host.cache for cid in cids)
+
+
+async def test_boot_image_goes_too_from_memory_and_disk(used, tmp_path):
+    used.host.add_boot_image(DATA, BOOT_MAP)
+    image = await used.host.mirrors.attach(IMAGE)
+    image.boots.begin()
+    await until((used.host.maps / f"{IMAGE}.acboot").exists)
+    await used.let_pass(2 * HOUR_S)
+    assert list(used.host.maps.iterdir()) == []
+    assert (image.boots.in_memory, used.host.memory.used_bytes) == ({}, 0)
+
+
+async def test_boot_image_of_an_image_that_was_not_opened_since_the_start_goes_too(used):
+    (used.host.maps / f"{IMAGE}.acboot").write_bytes(b"a head")
+    del used.host.boots._images[IMAGE]
+    used.detaching.detach(IMAGE)
+    assert not (used.host.maps / f"{IMAGE}.acboot").exists()
+
+
+async def test_heads_of_boot_images_that_a_killed_worker_left_go_at_the_start(used, nursery):
+    lost = used.host.maps / "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99.acboot"
+    kept = used.host.maps / f"{IMAGE}.acboot"
+    for path in (lost, kept):
+        path.write_bytes(b"a head")
+    nursery.start_soon(used.detaching.run)
+    await until(lambda: not lost.exists())
+    assert kept.exists()
+
+
+async def test_what_was_counted_of_it_is_counted_together_from_then_on(used):
+    counted = used.host.chunks.counters
+    before = counted.given_by(counted.fetched_total.bytes)
+    await used.let_pass(2 * HOUR_S)
+    assert before == counted.given_by(counted.fetched_total.bytes) == 6 * CHUNK
+    assert not counted.fetched
+    counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was on its way
+    await used.detaching.look()
+    assert not counted.fetched
+    assert sum(used.host.mirrors.reads.read.bytes.values()) == 8 * CHUNK
+
+
+@pytest.mark.expect_log("image .* cannot be detached: Read-only file system")
+async def test_image_whose_map_cannot_be_deleted_stays_and_the_others_go(used, monkeypatch, caplog):
+    detach = used.host.mirrors.detach
+
+    def refuse_one(image_id):
+        if image_id == IMAGE:
+            raise OSError(30, "Read-only file system")
+        detach(image_id)
+
+    monkeypatch.setattr(used.host.mirrors, "detach", refuse_one)
+    for _ in range(5):
+        await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE]
+    assert await used.read(IMAGE) == DATA
+    told = [one for one in caplog.records if "cannot be detached" in one.getMessage()]
+    assert len(told) == 1
+    monkeypatch.undo()
+    for _ in range(2):  # it was read a moment ago
+        await used.let_pass(2 * HOUR_S)
+    assert used.host.mirrors.attached() == []
+
+
+async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_clock):
+    used.detaching._unused_s = 0.0
+    nursery.start_soon(used.detaching.run)
+    used.now_s += 1000 * HOUR_S
+    await used.uses.look()
+    await trio.sleep(1000 * HOUR_S)
+    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+
+
+@pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
+async def test_maps_that_were_not_seen_at_the_start_are_looked_for(
+    used, nursery, unused_s, monkeypatch
+):
+    monkeypatch.setattr(image_eviction, "LOOK_EVERY_S", 0.01)
+    used.detaching._unused_s = unused_s
+    used.host.mirrors._attached.clear()
+    nursery.start_soon(used.detaching.run)
+    await until(lambda: used.host.mirrors.attached() == [IMAGE, OTHER])
+
+
+async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(used):
+    limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
+    recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
+    image = await used.host.mirrors.attach(IMAGE)
+    assert recording.open(image)
+    recording._sent[IMAGE] = 2
+    recording.record_more(OTHER, 3)
+    recording._sent[OTHER] = 1
+    for image_id in (IMAGE, OTHER):
+        recording.forget(image_id)
+    assert (recording._open, recording._sent) == ({}, {})
+    assert (recording.left(IMAGE), recording.left(OTHER)) == (2, 2)
+
+
+def test_images_that_operators_want_recorded_are_so_many_at_most(monkeypatch):
+    monkeypatch.setattr(boot_recording, "MOST_ASKED", 4)
+    limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=1)
+    recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
+    asked = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}") for number in range(6)]
+    for image_id in asked:
+        recording.record_more(image_id, 5)
+    assert [recording.left(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
+
+
+async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):
+    used.host.mirrors.detach(OTHER)
+    used.uses.detached(OTHER)
+    used.uses._is_for_others = used.detaching._is_kept = lambda image_id: image_id == OTHER
+    await used.host.mirrors.attach(OTHER)
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])
+    used.uses._is_for_others = used.detaching._is_kept = lambda image_id: False
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == [IMAGE]
+    await used.host.mirrors.attach(OTHER)  # for an instance of this host
+    used.uses.opened(OTHER)
+    await used.let_pass(1)
+    used.uses.closed(OTHER)
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])

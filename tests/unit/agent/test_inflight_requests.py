@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left in the table of a relay that dies at any point, for the next one."""
+
+import errno
+import fcntl
+import os
+import struct
+
+import pytest
+
+from acstor_agent.mount import mount_record
+from acstor_agent.process import inflight_requests
+
+READ, WRITE, FORGET, NOTIFY_REPLY = 15, 16, 2, 41
+PAGE = inflight_requests.PAGE
+
+
+@pytest.fixture
+def record():
+    made = mount_record.MountRecord.make(b"offer")
+    yield made
+    made.close()
+
+
+def request(unique, length=40, opcode=WRITE):
+    body = os.urandom(length - 16)
+    return struct.pack("<IiQ", length, opcode, unique) + body
+
+
+def answer(unique, length=16):
+    return struct.pack("<IiQ", length, 0, unique) + bytes(length - 16)
+
+
+def land(table, message, length=None):
+    """Be the kernel, that copies a request and may not come to its end."""
+    table.room[: length or len(message)] = message[: length or len(message)]
+
+
+def take(table, message):
+    land(table, message)
+    assert table.take(len(message)) == message
+
+
+@pytest.mark.parametrize("length", [40, PAGE, PAGE + 1, 80 + 512, 80 + 131072])
+def test_request_is_there_from_its_landing_until_it_is_answered(record, length):
+    first = inflight_requests.InflightRequests(record)
+    message = request(2, length)
+    land(first, message)
+    assert inflight_requests.InflightRequests(record).requests == {2: message}
+    third = inflight_requests.InflightRequests(record)
+    assert (third.requests, third.answers) == ({2: message}, [])
+    third.answered(2)
+    assert inflight_requests.InflightRequests(record).requests == {}
+
+
+def test_request_that_lies_in_both_places_is_one(record):
+    first = inflight_requests.InflightRequests(record)
+    message = request(2, 80 + 8192)
+    take(first, message)
+    land(first, message)  # as if it had died before it emptied the room
+    second = inflight_requests.InflightRequests(record)
+    assert second.requests == {2: message}
+    second.answered(2)
+    third = inflight_requests.InflightRequests(record)
+    assert (third.requests, third.answers) == ({}, [])
+
+
+def test_answer_that_may_not_have_been_told_is_told_again_and_the_write_not_done_again(record):
+    first = inflight_requests.InflightRequests(record)
+    take(first, request(2, 80 + 8192))
+    first.answering(2, memoryview(answer(2, 24)))
+    second = inflight_requests.InflightRequests(record)
+    assert (second.requests, second.answers) == ({}, [answer(2, 24)])
+    second.answered(2)
+    third = inflight_requests.InflightRequests(record)
+    assert (third.requests, third.answers) == ({}, [])
+
+
+def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
+    first = inflight_requests.InflightRequests(record)
+    message = request(2, opcode=READ)
+    take(first, message)
+    first.answering(2, memoryview(answer(2, 4096)))
+    second = inflight_requests.InflightRequests(record)
+    assert (second.requests, second.answers) == ({2: message}, [])
+
+
+@pytest.mark.expect_log("request 4 came in part only")
+@pytest.mark.parametrize("copied", [PAGE, 2 * PAGE])
+def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied):
+    first = inflight_requests.InflightRequests(record)
+    take(first, request(2, 80 + 2 * PAGE))  # what was there before makes nothing whole
+    first.answered(2)
+    land(first, request(4, 80 + 2 * PAGE), copied)
+    second = inflight_requests.InflightRequests(record)
+    assert (second.requests, second.answers) == ({}, [struct.pack("<IiQ", 16, -errno.EIO, 4)])
+    third = inflight_requests.InflightRequests(record)
+    assert (third.requests, third.answers) == ({}, [])
+
+
+@pytest.mark.parametrize("opcode", [FORGET, NOTIFY_REPLY])
+def test_what_has_no_answer_is_not_kept(record, opcode):
+    first = inflight_requests.InflightRequests(record)
+    take(first, request(2, opcode=opcode))
+    land(first, request(4, opcode=opcode))
+    second = inflight_requests.InflightRequests(record)
+    assert (second.requests, second.answers) == ({}, [])
+
+
+def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
+    table = inflight_requests.InflightRequests(record)
+    before = os.fstat(record.fd).st_blocks
+    uniques = range(2, 2 + 3 * inflight_requests.HOT_PLACES)
+    write_blocks = 131072 // 512
+    for unique in uniques:
+        take(table, request(unique, 80 + 131072))
+    assert os.fstat(record.fd).st_blocks > before + 3 * inflight_requests.HOT_PLACES * write_blocks
+    for unique in uniques:
+        table.answered(unique)
+    assert (
+        os.fstat(record.fd).st_blocks < before + 1.1 * inflight_requests.HOT_PLACES * write_blocks
+    )
+
+
+def test_places_are_used_again_and_their_number_is_bounded(record, monkeypatch):
+    monkeypatch.setattr(inflight_requests.fuse_connection, "MAX_REQUESTS", 3)
+    table = inflight_requests.InflightRequests(record)
+    for unique in range(2, 40, 2):
+        assert not table.is_full
+        take(table, request(unique))
+        take(table, request(unique + 1000))
+        table.answered(unique)
+        table.answered(unique + 1000)
+    for unique in (2, 4, 6):
+        take(table, request(unique))
+    assert table.is_full
+    assert sorted(inflight_requests.InflightRequests(record).requests) == [2, 4, 6]
+
+
+def test_facts_stay_and_others_may_be_added(record):
+    take(inflight_requests.InflightRequests(record), request(2))
+    record.answered(b"yes")
+    again = mount_record.MountRecord(os.dup(record.fd))
+    assert (again.mounted.init_request, again.answer()) == (b"offer", b"yes")
+    assert list(inflight_requests.InflightRequests(again).requests) == [2]
+
+
+def test_table_of_another_version_is_left_alone(record, monkeypatch):
+    take(inflight_requests.InflightRequests(record), request(2))
+    with monkeypatch.context() as other:
+        other.setattr(inflight_requests, "_LAYOUT", 2)
+        with pytest.raises(ValueError, match=r"another version keeps requests here \(layout 1\)"):
+            inflight_requests.InflightRequests(record)
+    assert list(inflight_requests.InflightRequests(record).requests) == [2]
+
+
+def test_two_at_a_time_are_refused(record, monkeypatch):
+    monkeypatch.setattr(inflight_requests, "LOCK_WAIT_S", 0.2)
+    reading, writing = os.pipe()
+    leave, stay = os.pipe()
+    if not (pid := os.fork()):
+        os.close(stay)
+        fcntl.lockf(record.fd, fcntl.LOCK_EX)
+        os.write(writing, b"l")
+        os.read(leave, 1)
+        os._exit(0)
+    os.read(reading, 1)
+    try:
+        with pytest.raises(TimeoutError, match="another relay"):
+            inflight_requests.InflightRequests(record)
+    finally:
+        for fd in (stay, leave, reading, writing):
+            os.close(fd)
+        os.waitpid(pid, 0)

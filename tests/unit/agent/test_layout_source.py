@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What guests read comes out of what is stored, byte for byte, or is known to be wrong."""
+
+import itertools
+import random
+import zlib
+
+import pytest
+import trio
+import trio.testing
+import zstandard
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.engine_io import source_client
+from acstor_agent.sources import base
+from acstor_agent.sources import deadline_source
+from acstor_agent.sources import driver
+from acstor_agent.sources import layout_source
+from acstor_common import errors
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from tests.fakes import faulty_source
+
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+IMAGE = base.Blob(IMAGE_ID, base.BlobKind.IMAGE)
+QCOW2 = base.Blob(IMAGE_ID, base.BlobKind.QCOW2)
+KIB = geometry.KIB
+CHUNK = 16 * KIB
+CODECS = (layout.Codec.STORED, layout.Codec.DEFLATE, layout.Codec.ZSTD)
+
+
+def compressed(codec: layout.Codec, data: bytes) -> bytes:
+    if codec is layout.Codec.STORED:
+        return data
+    if codec is layout.Codec.ZSTD:
+        return zstandard.ZstdCompressor().compress(data)
+    deflate = zlib.compressobj(wbits=-12)
+    return deflate.compress(data) + deflate.flush()
+
+
+class Image:
+    """An image in memory, stored in clusters; its bytes, and where they are.
+
+    :param slack: bytes that extents are longer than their streams
+    """
+
+    def __init__(self, length=40 * CHUNK + 1000, cluster=CHUNK, slack=0, seed=1):
+        rng = random.Random(seed)
+        self.data, self.stored, extents = bytearray(length), bytearray(b"header"), []
+        for at in range(0, length, cluster):
+            if not at or rng.random() < 0.8:
+                size = min(cluster, length - at)
+                self.data[at : at + size] = rng.randbytes(size // 2 + 1).hex().encode()[:size]
+                codec = rng.choice(CODECS)
+                stream = compressed(codec, bytes(self.data[at : at + size]))
+                extents.append(layout.Extent(at, size, codec, len(self.stored), len(stream)))
+                self.stored += stream
+        self.cut = geometry.Geometry(length, CHUNK)
+        self.extents = [self._longer(extent, slack) for extent in extents]
+        self.set_layout(self.extents)
+        self.pieces = [self.piece(n) for n in range(self.cut.chunk_count)]
+
+    def _longer(self, extent, slack):
+        if extent.codec is layout.Codec.STORED:
+            return extent
+        longest = len(self.stored) - extent.offset
+        return extent._replace(stored_bytes=min(extent.stored_bytes + slack, longest))
+
+    def set_layout(self, extents):
+        entries = b"".join(layout.pack(e) for e in layout.merge_adjacent(extents, self.cut))
+        index = layout.Index(self.cut)
+        index.feed(entries)
+        count = len(entries) // layout.ENTRY_BYTES
+        of = layout.Stored(layout.DiskFormat.QCOW2, len(self.stored), count)
+        assert layout.why_invalid(entries, index.slots(), self.cut, of) is None
+        self.layout = layout.Layout(entries + index.slots(), 0, self.cut, of)
+
+    def piece(self, chunk_no):
+        at = chunk_no * CHUNK
+        chunk = bytes(self.data[at : at + CHUNK])
+        return base.Piece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
+
+    def bytes_of(self, pieces):
+        return [bytes(self.data[p.offset : p.offset + p.length]) for p in pieces]
+
+
+class OneByOne(base.Wrapper):
+    """Reads each piece by itself, so that each can fail by itself."""
+
+    async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
+        for number, piece in enumerate(pieces):
+            await self._inner.read_pieces(blob, [piece], driver.shifted_report(told, number))
+
+
+class Place:
+    """A place that has an image, and what it was asked for."""
+
+    def __init__(self, image, nursery, **faults):
+        self.blobs = {QCOW2: bytes(image.stored)}
+        self.faulty = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs), **faults)
+        self.source = layout_source.LayoutSource(
+            self.faulty, lambda image_id: image.layout, nursery
+        )
+
+
+async def told_of(source, pieces, blob=IMAGE):
+    """Return what became of each piece; fail if one is told of twice, or never."""
+    told = []
+    await source.read_pieces(blob, pieces, told.extend)
+    assert sorted(number for number, _ in told) == list(range(len(pieces)))
+    return [dict(told)[number] for number in range(len(pieces))]
+
+
+@pytest.mark.parametrize("slack", [0, 300])
+@pytest.mark.parametrize("cluster", [512, 4 * KIB, CHUNK, 2 * CHUNK, 256 * KIB])
+async def test_pieces_are_what_the_guest_reads(nursery, cluster, slack):
+    image = Image(cluster=cluster, slack=slack)
+    place = Place(image, nursery)
+    for pieces in (image.pieces, image.pieces[::-1], image.pieces[::3], [image.pieces[2]] * 3, []):
+        assert await told_of(place.source, pieces) == image.bytes_of(pieces)
+    rng = random.Random(2)
+    starts = [0, *sorted(rng.sample(range(1, len(image.data)), 40)), len(image.data)]
+    pieces = [base.Piece(a, b - a) for a, b in itertools.pairwise(starts)]
+    assert b"".join(await told_of(place.source, pieces)) == image.data
+    assert await place.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
+
+
+async def test_neighbours_are_one_read_and_no_byte_is_read_twice(nursery):
+    image = Image(cluster=4 * KIB, slack=200)
+    place = Place(image, nursery)
+    await told_of(place.source, image.pieces)
+    stored = sum(length for _, length in place.faulty.reads)
+    assert stored <= len(image.stored)
+    assert len(place.faulty.reads) == 1
+
+
+async def test_zeros_and_raw_images_cost_nothing(nursery):
+    image = Image()
+    image.set_layout([])
+    place = Place(image, nursery)
+    zeros = [base.Piece(0, CHUNK), base.Piece(CHUNK, CHUNK)]
+    assert await told_of(place.source, zeros) == [bytes(CHUNK)] * 2
+    assert place.faulty.reads == []
+    place.blobs[IMAGE] = bytes(image.data)
+    image.layout = layout.Layout(b"", 0, image.cut, layout.raw(len(image.data)))
+    assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+
+
+async def test_what_is_no_image_is_read_as_it_is(nursery):
+    place = Place(Image(), nursery)
+    chunk_map = base.Blob(IMAGE_ID, base.BlobKind.CHUNK_MAP)
+    place.blobs[chunk_map] = b"a map"
+    assert await place.source.read(chunk_map, 2, 3) == b"map"
+    assert await place.source.read(QCOW2, 0, 6) == b"header"
+
+
+async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
+    place = Place(Image(), nursery)
+    place.source._layout_of = lambda image_id: None
+    [outcome] = await told_of(place.source, [base.Piece(0, 5)])
+    assert type(outcome) is errors.SourceOverloaded
+    assert place.faulty.reads == []
+
+
+async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(nursery):
+    image = Image()
+    place = Place(image, nursery)
+    past = base.Piece(len(image.data), 1)
+    *good, missing = await told_of(place.source, [*image.pieces, past])
+    assert good == image.bytes_of(image.pieces)
+    assert type(missing) is errors.ChunkMissing
+    with pytest.raises(errors.LocalProtocolError):
+        await place.source.read_pieces(IMAGE, [base.Piece(-1, 5)], lambda answers: None)
+
+
+@pytest.mark.parametrize("cluster", [4 * KIB, CHUNK, 4 * CHUNK])
+async def test_every_damaged_cluster_is_a_wrong_chunk_and_no_more(nursery, cluster):
+    image = Image(length=12 * CHUNK, cluster=cluster)
+    for extent in image.extents:
+        place = Place(image, nursery)
+        damaged = bytearray(image.stored)
+        damaged[extent.offset + extent.stored_bytes // 2] ^= 0x55
+        place.blobs[QCOW2] = bytes(damaged)
+        outcomes = await told_of(place.source, image.pieces)
+        wrong = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)]
+        first, last = extent.at // CHUNK, (extent.at + extent.length - 1) // CHUNK
+        assert wrong and set(wrong) <= set(range(first, last + 1))
+        assert all(type(outcomes[n]) is errors.ChunkInvalid for n in wrong)
+        assert all(outcomes[n].where == "memory" for n in wrong)
+        for n, expected in enumerate(image.bytes_of(image.pieces)):
+            assert n in wrong or outcomes[n] == expected
+        place.blobs[QCOW2] = bytes(image.stored)  # nothing wrong is remembered
+        assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+
+
+async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeypatch):
+    image = Image()
+    place, turns = Place(image, nursery), []
+    run = place.source._decoding.run
+
+    async def noted(image_id, requester, steps):
+        turns.append((image_id, requester))
+        await run(image_id, requester, steps)
+
+    monkeypatch.setattr(place.source._decoding, "run", noted)
+    around = source_client.SourceClient([place.source])
+    guest = base.Requester(requests.Klass.GUEST, "an image/7")
+    told = []
+    await around.read_pieces(IMAGE, image.pieces, told.extend, guest)
+    assert len(told) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
+    await around.read(IMAGE, 0, len(image.data))
+    assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
+
+
+async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, autojump_clock):
+    image = Image()
+    place = Place(image, nursery)
+    place.source._inner = deadline_source.DeadlineSource(place.faulty)
+    run = place.source._decoding.run
+
+    async def slow(*args):
+        await trio.sleep(2 * attempt_timeout.MOST_S)
+        await run(*args)
+
+    monkeypatch.setattr(place.source._decoding, "run", slow)
+    source = source_client.SourceClient([place.source])
+    assert await told_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
+    assert source.places()[0].health.missed_attempts == 0
+
+
+async def test_next_place_gives_what_one_lies_about(nursery):
+    image = Image()
+    liar, honest = Place(image, nursery), Place(image, nursery)
+    liar.blobs[QCOW2] = bytes(len(image.stored))
+    both = source_client.SourceClient([liar.source, honest.source])
+    assert await told_of(both, image.pieces) == image.bytes_of(image.pieces)
+
+
+@pytest.mark.parametrize("fault", ["fail", "truncate"])
+async def test_every_read_that_fails_is_told_to_those_who_need_it(nursery, fault):
+    image = Image(cluster=2 * CHUNK, slack=100)
+    expected = image.bytes_of(image.pieces)
+    for nth in range(1, 100):
+        place = Place(image, nursery, **{fault: [nth]})
+        place.source._inner = OneByOne(place.faulty)
+        outcomes = await told_of(place.source, image.pieces)
+        bad = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if len(place.faulty.reads) < nth:
+            assert nth > 10 and not bad
+            return
+        assert bad and all(isinstance(e, errors.ChunkUnavailable) for e in bad)
+        for outcome, right in zip(outcomes, expected, strict=True):
+            assert isinstance(outcome, Exception) or outcome == right
+    pytest.fail("it never ends")
+
+
+async def test_bomb_is_not_blown_up(nursery):
+    """A cluster that decompresses to a thousand times what it may is cut, or refused."""
+    image = Image(length=2 * CHUNK)
+    bombs = [compressed(codec, bytes(64 << 20)) for codec in CODECS[1:]]
+    extents, stored = [], bytearray()
+    for n, (codec, bomb) in enumerate(zip(CODECS[1:], bombs, strict=True)):
+        extents.append(layout.Extent(n * CHUNK, CHUNK, codec, len(stored), len(bomb)))
+        stored += bomb
+    image.stored = stored
+    image.set_layout(extents)
+    place = Place(image, nursery)
+    zeros = ids.Content(ids.cid_of(bytes(CHUNK)))
+    pieces = [base.Piece(n * CHUNK, CHUNK, zeros) for n in range(2)]
+    for outcome in await told_of(place.source, pieces):
+        assert isinstance(outcome, errors.ChunkInvalid) or outcome == bytes(CHUNK)
+
+
+async def test_large_cluster_is_read_once_for_chunks_that_follow(nursery):
+    image = Image(length=32 * CHUNK, cluster=16 * CHUNK)
+    image.extents[0] = image.extents[0]
+    place = Place(image, nursery)
+    for piece in image.pieces:
+        [data] = await told_of(place.source, [piece])
+        assert data == image.bytes_of([piece])[0]
+        assert not isinstance(data, memoryview) or len(data.obj) == CHUNK  # holds no cluster
+    offsets = [offset for offset, _ in place.faulty.reads]
+    compressed_at = [e.offset for e in image.extents if e.codec]
+    assert compressed_at and all(offsets.count(offset) == 1 for offset in compressed_at)
+
+
+async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monkeypatch):
+    monkeypatch.setattr(layout_source, "SLOW_S", 0.0)
+    image = Image(length=20 * CHUNK)
+    first = next(extent for extent in image.extents if extent.codec)
+    cluster = bytes(image.data[first.at : first.at + CHUNK])
+    image.data[:] = 20 * cluster
+    image.set_layout([first._replace(at=n * CHUNK) for n in range(20)])
+    decoded = []
+    real = codecs.decode_steps
+
+    def decode_steps(*args):
+        decoded.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(codecs, "decode_steps", decode_steps)
+    place = Place(image, nursery)
+    pieces = [base.Piece(n * CHUNK, CHUNK) for n in range(20)]
+    for piece in pieces:
+        assert await told_of(place.source, [piece]) == [cluster]
+    assert await told_of(place.source, pieces) == [cluster] * 20
+    assert len(decoded) == 1
+
+
+async def test_who_is_cancelled_is_told_no_more_and_harms_nobody(nursery):
+    image = Image()
+    place = Place(image, nursery, delay=[1], delay_s=0.1)
+    told = []
+    with trio.move_on_after(0.02):
+        await place.source.read_pieces(IMAGE, image.pieces, told.extend)
+    before = list(told)
+    assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+    assert told == before
+
+
+async def test_those_who_wait_are_told_when_the_agent_ends():
+    image = Image(length=4 * CHUNK)
+    outcomes = []
+
+    async def read(source):
+        outcomes.extend(await told_of(source, image.pieces))
+
+    async with trio.open_nursery() as callers:
+        async with trio.open_nursery() as inner:
+            place = Place(image, inner)
+            direct = layout_source.LayoutSource(
+                faulty_source.MemorySource(place.blobs), lambda image_id: image.layout, inner
+            )
+            callers.start_soon(read, direct)
+            await trio.testing.wait_all_tasks_blocked()
+            inner.cancel_scope.cancel()
+    assert all(
+        isinstance(outcome, errors.SourceUnreachable) or bytes(outcome) in image.data
+        for outcome in outcomes
+    )

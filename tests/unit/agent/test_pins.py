@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises of whole images: in a file, as pins, in their order, and what a fault costs."""
+
+import os
+
+import pytest
+import trio
+
+from acstor_agent.core.images import capacity
+from acstor_agent.core.images import pin_record
+from acstor_agent.core.images import replica_placement
+from acstor_agent.engine import identity
+from acstor_agent.images.keep import pin_file
+from acstor_agent.images.keep import pins
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from tests.fakes import one_host
+
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(2 * MIB) + bytes(2 * CHUNK)
+SHARED = DATA[:MIB] + one_host.image_bytes(MIB, seed=3)
+
+
+def keeping(folder, limit_bytes=8 * MIB, **options):
+    return one_host.one_host(folder, limit_bytes, is_keeping=True, **options)
+
+
+async def make(host, image_id, **options):
+    image = await host.mirrors.attach(image_id)
+    return await host.promises.make(image_id, image.map, host.cache, **options)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with keeping(tmp_path) as made:
+        made.add(DATA)
+        made.add(SHARED, OTHER)
+        yield made
+
+
+def promised_bytes(host) -> int:
+    return host.cache.statistics.reserved_bytes
+
+
+async def test_images_share_what_they_have_in_common(host):
+    assert await make(host, IMAGE) == 0
+    assert promised_bytes(host) == 2 * MIB  # zeros need nothing
+    assert await make(host, OTHER) == 0
+    assert promised_bytes(host) == 3 * MIB
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 2 * MIB
+    await host.promises.take_back(OTHER, host.cache)
+    await host.promises.take_back(OTHER, host.cache)
+    assert promised_bytes(host) == 0 and not host.promises.all()
+
+
+async def test_promise_that_is_made_twice_counts_once(host):
+    await make(host, IMAGE)
+    since_s = host.promises.get(IMAGE).since_s
+    await make(host, IMAGE, is_asked=True)
+    await make(host, IMAGE)
+    assert host.promises.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 0
+
+
+async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp_path):
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        lacking = []
+
+        async def promise_one(image_id):
+            lacking.append(await make(host, image_id))
+
+        async with trio.open_nursery() as nursery:
+            for image_id in (IMAGE, OTHER):
+                nursery.start_soon(promise_one, image_id)
+        assert sorted(map(bool, lacking)) == [False, True]
+        assert len(host.promises.all()) == 1
+
+
+async def test_promises_outlive_the_worker_in_their_order(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        host.add(SHARED, OTHER)
+        await make(host, OTHER)
+        await make(host, IMAGE, is_asked=True)
+        await host.promises.change(OTHER, mode=pin_record.FillMode.PAUSED)
+        before = host.promises.all()
+    async with keeping(tmp_path) as host:
+        assert host.promises.all() == before and list(before) == [OTHER, IMAGE]
+        assert promised_bytes(host) == 3 * MIB
+        assert host.source.reads == []
+
+
+@pytest.mark.expect_log("pinned, but its chunk map is lost")
+async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        await make(host, IMAGE, is_asked=True)
+    (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
+    async with keeping(tmp_path) as host:
+        assert host.promises.get(IMAGE).is_asked
+        assert host.promises.pinned(IMAGE) is None and promised_bytes(host) == 0
+        host.add(DATA)
+        assert await make(host, IMAGE) == 0
+        assert promised_bytes(host) == 2 * MIB
+        assert host.promises.get(IMAGE).is_asked
+
+
+@pytest.mark.allow_log("pinning the attached images again")
+@pytest.mark.parametrize("raw", [None, b"", b"rubbish"])
+async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp_path, raw):
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        await make(host, IMAGE)
+        await make(host, OTHER)
+    os.utime(tmp_path / "maps" / f"{IMAGE}.acmap", (1000, 1000))
+    path = tmp_path / pin_file.FILE
+    if raw is None:
+        path.unlink()
+    else:
+        path.write_bytes(raw)
+    async with keeping(tmp_path, 3 * MIB) as host:
+        assert list(host.promises.all()) == [OTHER]
+
+
+async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        await make(host, IMAGE)
+    async with keeping(tmp_path, MIB) as host:
+        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        host.add(SHARED, OTHER)
+        assert await make(host, OTHER) > 0
+
+
+async def test_cache_that_may_grow_has_room_for_all(tmp_path):
+    for is_first in (True, False):
+        async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
+            host.add(DATA)
+            host.add(SHARED, OTHER)
+            if is_first:
+                assert await make(host, IMAGE) == 0 == await make(host, OTHER)
+            assert host.promises.pins.beyond_bytes >= MIB
+            assert promised_bytes(host) == 3 * MIB
+    async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
+        for image_id in (IMAGE, OTHER):
+            await host.promises.take_back(image_id, host.cache)
+        assert host.promises.pins.beyond_bytes == 0
+
+
+async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch):
+    def full(path, raw):
+        raise OSError(28, "No space left on device")
+
+    told = []
+    host.promises.tell = told.append
+    with monkeypatch.context() as patch:
+        patch.setattr(pin_file, "_write", full)
+        assert await make(host, IMAGE) == 0
+        assert "No space left" in told[-1]
+        assert promised_bytes(host) == 2 * MIB
+    await make(host, OTHER)
+    assert not told[-1]
+    assert set(pin_record.decode((tmp_path / pin_file.FILE).read_bytes(), "")) == {IMAGE, OTHER}
+
+
+async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
+    await make(host, IMAGE)
+    host.mirrors.detach(IMAGE)
+    host.add(SHARED)
+    await host.mirrors.attach(IMAGE)
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 0
+
+
+class Place:
+    """The v-node table of a host h1 that keeps shares."""
+
+    def __init__(self, *names):
+        self.epoch = 0
+        self.be(*names)
+
+    def be(self, *names):
+        self.epoch += 1
+        hosts = [
+            hash_ring.RingHost(name, f"10.0.0.{at}:7201", 100) for at, name in enumerate(names, 1)
+        ]
+        self.table = hash_ring.Ring(self.epoch, tuple(hosts))
+
+    def shares(self):
+        return replica_placement.ReplicaPlacement(
+            ids.HostId("h1"), lambda: self.table, identity.ByContent().oid
+        )
+
+
+async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(pins, "FORMERS", 3)
+    place = Place("h1", "h2")  # each has all of it
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        now_s = 0.0
+        host.promises._clock = lambda: now_s
+        host.add(DATA)
+        await make(host, IMAGE)
+        parts, names = [host.promises.pinned(IMAGE)], ["h1", "h2"]
+        for number in range(3, 9):  # more tables than are remembered one by one
+            now_s += 100
+            names.append(f"h{number}")
+            place.be(*names)
+            assert await host.promises.follow(IMAGE, host.cache) == 0
+            parts.append(host.promises.pinned(IMAGE))
+            await host.promises.release_former(host.cache)
+            assert promised_bytes(host) == 2 * MIB
+        assert len(host.promises._former[IMAGE]) == 3
+        left = {cid for part in parts[-3:] for cid in part.contents()}
+        now_s = 400 + pins.FORMER_S  # when the fourth change was
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
+        now_s = 600 + pins.FORMER_S
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == parts[-1].total_bytes
+        await host.promises.take_back(IMAGE, host.cache)
+        assert promised_bytes(host) == 0
+
+
+SMALL = 3 * MIB
+
+
+async def place_three(host):
+    """Let OTHER, which is kept for others, and a third image be of the contents of IMAGE."""
+    host.add(one_host.image_bytes(MIB))
+    host.add(one_host.image_bytes(MIB), OTHER)
+    host.add(one_host.image_bytes(2 * MIB, seed=9), THIRD)
+    assert await make(host, IMAGE) == 0
+    assert await make(host, OTHER, is_for_others=True) == 0
+
+
+THIRD = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
+
+
+async def test_image_gives_way_only_where_that_makes_room(tmp_path):
+    async with keeping(tmp_path, SMALL) as host:
+        await place_three(host)
+        assert await make(host, THIRD) > 0
+        assert OTHER in host.promises.all()  # its contents stay pinned in any case
+
+
+@pytest.mark.expect_log("no longer kept for other hosts")
+async def test_images_with_the_same_contents_give_way_together_before_the_cache_grows(tmp_path):
+    for may_grow in (False, True):
+        folder = tmp_path / str(may_grow)
+        folder.mkdir()
+        async with keeping(folder, SMALL, may_grow=may_grow) as host:
+            await place_three(host)
+            await host.promises.change(IMAGE, is_for_others=True)
+            assert await make(host, THIRD) == 0
+            assert list(host.promises.all()) == [THIRD]
+            assert host.promises.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
+
+
+@pytest.mark.expect_log("no longer kept for other hosts")
+async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
+    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        host.add(one_host.image_bytes(2 * MIB))
+        host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
+        assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
+        place.be("h1", "h2")
+        assert await host.promises.follow(OTHER, host.cache) > 0
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+
+
+@pytest.mark.expect_log("no space")
+async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_path):
+    place = Place("h1", "h2")
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        host.add(one_host.image_bytes(MIB), OTHER)
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        assert await make(host, OTHER, is_for_others=True) == 0 == await make(host, IMAGE)
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        assert promised_bytes(host) == 2 * MIB
+        assert list(host.promises.all()) == [OTHER, IMAGE]
+
+
+async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(pins, "FOUND", 1)
+    place, found = Place("h1", "h2"), []
+    keeps = place.shares()
+    part_of = keeps.part_of
+
+    def noted(image_map, table, pause):
+        found.append(image_map.image_id)
+        return part_of(image_map, table, pause)
+
+    keeps.part_of = noted
+    async with keeping(tmp_path, 2 * MIB, shares=keeps) as host:
+        host.add(one_host.image_bytes(3 * MIB))
+        host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
+        for _ in range(3):
+            assert await make(host, IMAGE, is_for_others=True) > 0
+        assert found == [IMAGE]
+        place.be("h1", "h2")
+        assert await make(host, IMAGE) > 0 < await make(host, OTHER)
+        assert found == [IMAGE, IMAGE, OTHER] and list(host.promises._found) == [OTHER]
+
+
+async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        assert await make(host, OTHER) == 0
+        looked, slots_of = [], capacity.slots_of
+        monkeypatch.setattr(
+            capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+        )
+        assert await make(host, IMAGE) > 0
+        assert len(looked) == 1
+
+
+async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked_at(
+    tmp_path, monkeypatch
+):
+    async with keeping(tmp_path, MIB) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+        monkeypatch.setattr(replica_placement.Part, "contents", None)
+        assert await make(host, IMAGE) == MIB
+    async with keeping(tmp_path, MIB) as host:  # with no file of promises
+        assert not host.promises.all()
+
+
+async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pins, "FORMERS", 1)
+    place, both = Place("h1", "h2", "h3"), replica_placement.union_of_parts
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        now_s = 0.0
+        host.promises._clock = lambda: now_s
+        host.add(DATA)
+        await make(host, IMAGE)
+        place.be("h1", "h2", "h3", "h4")
+        await host.promises.follow(IMAGE, host.cache)
+        place.be("h1", "h2", "h3", "h4", "h5")
+        with trio.CancelScope() as scope:
+
+            def give_up(*parts):
+                trio.from_thread.run_sync(scope.cancel)
+                return both(*parts)
+
+            monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
+            await host.promises.follow(IMAGE, host.cache)
+        now_s = 10 * pins.FORMER_S
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == host.promises.pinned(IMAGE).total_bytes
+        await host.promises.take_back(IMAGE, host.cache)
+        assert promised_bytes(host) == 0
+
+
+@pytest.mark.parametrize("is_for_others", [False, True])
+async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room(
+    tmp_path, is_for_others
+):
+    place = Place("h1", "h2")
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        host.add(DATA)
+        assert await make(host, IMAGE, is_for_others=is_for_others) == 0
+        host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
+        host.promises._limit_bytes = CHUNK
+        place.be("h1", "h2", "h3", "h4")
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        assert host.promises.pinned(IMAGE).table is place.table
+        assert host.promises.pinned(IMAGE).total_bytes < 2 * MIB
+        place.be("h1", "h2")
+        await host.promises._release(IMAGE, host.cache)
+        assert await host.promises.follow(IMAGE, host.cache) > 0  # it grows
+
+
+async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
+    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        host.add(DATA)
+        host.add(one_host.image_bytes(2 * MIB, seed=7), OTHER)
+        assert await make(host, IMAGE) == 0 == await make(host, OTHER)
+    place.be("h2", "h3")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        assert promised_bytes(host) == 2 * MIB and not host.promises.pinned(OTHER)
+        assert list(host.promises.all()) == [IMAGE, OTHER]
+        place.be("h1", "h2", "h3", "h4", "h5", "h6")
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        await host.promises._release(IMAGE, host.cache)
+        assert await make(host, OTHER) == 0 and host.promises.pinned(OTHER)
+
+
+async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
+    for image_id in (IMAGE, OTHER):
+        await make(host, image_id, is_for_others=True)
+    monkeypatch.setattr(
+        geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
+    )
+    assert host.promises.for_others() == (2, 4 * MIB)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that the kernel holds is in tests/functional/test_agent_hung_source.py."""
+
+import fcntl
+import os
+import subprocess
+import sys
+
+from acstor_agent.runtime import process_cleanup
+
+CHILD = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_process_that_runs_has_not_ended_and_one_that_is_gone_or_a_zombie_has():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not process_cleanup.has_ended(child.pid)
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_cleanup.has_ended(child.pid)
+    child.wait()
+    assert process_cleanup.has_ended(child.pid)
+    assert not process_cleanup.has_ended(0)  # one that cannot be seen from here
+
+
+def test_who_has_a_lock_is_found(tmp_path):
+    path = tmp_path / "lock"
+    path.touch()
+    inode = path.stat().st_ino
+    assert process_cleanup.lockers(inode) == []
+    argv = [sys.executable, "-c", CHILD, str(path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"ready\n"
+        assert process_cleanup.lockers(inode) == [child.pid]
+        child.stdin.close()
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert process_cleanup.lockers(inode) == [os.getpid()]

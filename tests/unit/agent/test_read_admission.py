@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.images.read import read_admission
+from acstor_agent.runtime import disk_io
+from acstor_common import errors
+
+FLOOD, OTHER = (requests.Stream(requests.Klass.GUEST, name) for name in ("a/8", "b/8"))
+READ = read_admission.REQUEST_BYTES
+
+
+class Room:
+    """Tasks that wait for a turn and then for the end of the test."""
+
+    def __init__(self, nursery, **options):
+        self.waiting = read_admission.ReadAdmission(**options)
+        self.nursery = nursery
+        self.at_work, self.failed = [], []
+        self.is_over = trio.Event()
+
+    async def enter(self, guest, name, more_bytes=0):
+        self.nursery.start_soon(self._enter, guest, name, more_bytes)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def _enter(self, guest, name, more_bytes):
+        try:
+            await self.waiting.turn(guest, self._work, guest, name, more_bytes=more_bytes)
+        except errors.AcstorError as e:
+            self.failed.append((name, type(e)))
+
+    async def _work(self, guest, name):
+        assert disk_io.current_stream() == guest
+        self.at_work.append(name)
+        await self.is_over.wait()
+
+
+async def test_guests_work_beside_each_other_each_in_its_own_line(nursery):
+    room = Room(nursery, at_once=2)
+    for number in range(10):
+        await room.enter(FLOOD, number)
+    await room.enter(OTHER, "other")
+    assert room.at_work == [0, 1, "other"]
+    assert len(room.waiting) == 11
+    room.is_over.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(room.at_work[3:]) == [*range(2, 10)]
+    assert len(room.waiting) == 0 and room.waiting._lines == {}
+
+
+@pytest.mark.expect_log(r"guest:a/8 has more waiting than any other")
+async def test_newest_of_who_has_most_fails_when_it_is_too_much(nursery):
+    room = Room(nursery, limit_bytes=10 * READ, at_once=2)
+    for number in range(12):
+        await room.enter(FLOOD, number)
+    for number in range(3):
+        await room.enter(OTHER, f"other{number}")
+    assert [name for name, _ in room.failed] == [10, 11, 9, 8, 7]
+    assert {kind for _, kind in room.failed} == {errors.QueueFull}
+    assert room.at_work == [0, 1, "other0", "other1"]
+    assert room.waiting.refused == 5
+    room.is_over.set()
+
+
+async def test_turn_that_does_not_come_in_time_is_given_up(nursery, autojump_clock):
+    room = Room(nursery, deadline_s=30.0, at_once=1)
+    for number in range(3):
+        nursery.start_soon(room._enter, FLOOD, number, 0)
+    await trio.sleep(31)
+    assert [kind for _, kind in room.failed] == [errors.DeadlineExceeded] * 2
+    assert len(room.waiting) == 1
+    room.is_over.set()
+
+
+async def test_what_a_request_holds_counts(nursery):
+    room = Room(nursery, limit_bytes=100 * READ)
+    await room.enter(FLOOD, "heavy", 98 * READ)
+    assert room.waiting.has_room(0)
+    assert not room.waiting.has_room(READ)
+    room.is_over.set()
+
+
+async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nursery):
+    room = Room(nursery, at_once=1)
+    await room.enter(FLOOD, "a miss")
+    await room.enter(FLOOD, "another")
+
+    async def read():
+        assert room.at_work == ["a miss"]
+        return b"here"
+
+    assert await room.waiting.turn(FLOOD, read, is_here=True) == b"here"
+    room.is_over.set()
+
+
+async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
+    room = Room(nursery, at_once=2)
+    for number in range(4):
+        await room.enter(FLOOD, number)
+    await room.enter(OTHER, "other")
+    assert read_admission.fail_requests(room.waiting.table, FLOOD, math.inf) == 4
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(room.failed) == [(number, errors.ReaderKilled) for number in range(4)]
+    assert len(room.waiting) == len(room.waiting.table) == 1
+    assert read_admission.fail_requests(room.waiting.table, FLOOD, math.inf) == 0
+    room.is_over.set()
+
+
+async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
+    room = Room(nursery)
+
+    async def wait():
+        read_admission.note_wait("the source is away")
+        with room.waiting.known(OTHER):  # it is known already
+            assert len(room.waiting.table) == 1
+        await room.is_over.wait()
+
+    read_admission.note_wait("nothing of it is known outside of a turn")
+    nursery.start_soon(room.waiting.turn, OTHER, wait)
+    await trio.testing.wait_all_tasks_blocked()
+    (late,) = room.waiting.table.late(float("inf"), 0.0).values()
+    assert (late.count, late.why) == (1, "the source is away")
+    room.is_over.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(room.waiting.table) == 0
+
+
+async def test_request_that_fails_by_itself_fails_so(nursery):
+    async def fail():
+        raise errors.ChunkLost("x", "y")
+
+    with pytest.raises(errors.ChunkLost):
+        await read_admission.ReadAdmission().turn(OTHER, fail)
+
+
+async def test_cancelled_request_is_no_refused_one(nursery):
+    crowd = read_admission.ReadAdmission()
+    with trio.move_on_after(0) as scope:
+        await crowd.turn(OTHER, trio.sleep_forever)
+    assert scope.cancelled_caught
+    assert (crowd.refused, len(crowd), len(crowd.table)) == (0, 0, 0)

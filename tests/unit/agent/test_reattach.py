@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests that have an image open whose chunk map is lost here, and not to be had for a while."""
+
+import math
+
+import pytest
+import trio
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.images.image import reattach
+from acstor_agent.sources import base
+from acstor_common import errors
+from tests.fakes import one_host
+
+GUEST = requests.Stream(requests.Klass.GUEST, "g1")
+DATA = one_host.image_bytes(2 * one_host.CHUNK)
+MAP = base.Blob(one_host.IMAGE, base.BlobKind.CHUNK_MAP)
+LOST_AFTER_S = 900.0
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch):
+    """Do what threads do at once: while one works, the mock clock would jump."""
+
+    async def run_sync(function, *args, **_):
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+def opened_of(host):
+    return reattach.Reattach(host.mirrors, host.waiting, math.inf, LOST_AFTER_S)
+
+
+@pytest.mark.parametrize("what", [None, b"no map at all"])
+async def test_map_that_comes_back_is_waited_for(host, autojump_clock, what):
+    good = host.blobs.pop(MAP)
+    if what:
+        host.blobs[MAP] = what
+
+    async def mend():
+        await trio.sleep(100)
+        host.blobs[MAP] = good
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mend)
+        found = await opened_of(host).mirror(one_host.IMAGE, GUEST)
+    assert found.size_bytes == len(DATA)
+    assert trio.current_time() < LOST_AFTER_S
+
+
+@pytest.mark.parametrize("what", [None, b"no map at all"])
+async def test_map_that_does_not_come_back_is_believed_to_be_gone(host, autojump_clock, what):
+    del host.blobs[MAP]
+    if what:
+        host.blobs[MAP] = what
+    began_s = trio.current_time()
+    with pytest.raises(errors.ChunkMapFormatError if what else errors.ChunkMissing):
+        await opened_of(host).mirror(one_host.IMAGE, GUEST)
+    took_s = trio.current_time() - began_s
+    assert LOST_AFTER_S <= took_s < LOST_AFTER_S + 10

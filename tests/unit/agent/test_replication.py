@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
+
+import contextlib
+import math
+import uuid
+
+import pytest
+import trio
+
+from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import pin_record
+from acstor_agent.core.images import replica_holders
+from acstor_agent.core.images import replica_leases
+from acstor_agent.core.images import replica_placement
+from acstor_agent.engine import identity
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import fill_status
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_wire
+from acstor_common.wire import replica_messages
+from tests.fakes import one_host
+
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(200 * CHUNK) + bytes(4 * CHUNK)
+SECOND = one_host.image_bytes(100 * CHUNK, seed=3)
+H1, H2, H3, H4 = (ids.HostId(f"h{number}") for number in range(1, 5))
+LIMITS = hydration.Limits(bytes_s=1e9, boot_idle_s=0.2, boot_longest_s=1.0)
+SOON_S = 40.0
+
+
+def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
+    made = [
+        hash_ring.RingHost(name, f"10.0.0.{number}:7201", 100)
+        for number, name in enumerate(names, 1)
+    ]
+    return hash_ring.Ring(epoch, tuple(made))
+
+
+async def until(is_true, within_s=SOON_S):
+    with trio.fail_after(within_s):
+        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+            await trio.sleep(0.01)
+
+
+class Place:
+    """The v-node table that hosts of a test have, while they run and when they start."""
+
+    def __init__(self, *names: str) -> None:
+        self.table = table_of(*names)
+        self.wall_s = 1e9
+
+    def shares(self) -> replica_placement.ReplicaPlacement:
+        return replica_placement.ReplicaPlacement(H1, lambda: self.table, identity.ByContent().oid)
+
+
+class Keeper:
+    """Host h1, which keeps its shares, and what it tells others."""
+
+    def __init__(self, host, place):
+        self.host, self.place = host, place
+        self.told: list[tuple[str, peer_wire.News]] = []
+        self.looks = 0
+        host.boots.clock = trio.current_time
+        host.promises._clock = trio.current_time
+        self.sharing = replication.Replication(
+            H1,
+            host.mirrors,
+            current_ring=lambda: place.table,
+            tell=lambda host_id, news: self.told.append((host_id, news)),
+            own=replication.LocalImages(
+                lambda: self.whole.telling.used(), lambda one: self.whole.telling.share_of(one)
+            ),
+            clock=trio.current_time,
+            wall_clock=lambda: place.wall_s,
+        )
+        self.uses = usage.ImageUsage(
+            host.mirrors, set, set, clock=trio.current_time, is_for_others=self.sharing.is_leased
+        )
+        self.whole = hydration.Hydration(
+            host.mirrors,
+            self.uses,
+            host.promises,
+            chunks=host.chunks,
+            cache=host.cache,
+            quiet_s=lambda: math.inf,
+            look=self.look,
+            limits=LIMITS,
+            sharing=self.sharing,
+            clock=trio.current_time,
+        )
+
+    def look(self):
+        self.looks += 1
+        return interface_traffic.InterfaceSample(float(self.looks), [], 125_000_000)
+
+    def asks(self, host, *images, lease_s=3600):
+        entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
+        self.sharing.heard(host, peer_wire.ReplicaRequest(entries))
+
+    def answers(self, host, image_id=IMAGE):
+        """Return what a host was told of this one's share of an image."""
+        messages = [news for to, news in self.told if to == host]
+        kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
+        return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
+
+    async def answer(self, host, image_id=IMAGE, state=replica_messages.ShareState.KEPT, left=0):
+        """Wait until a host is told so."""
+
+        def last():
+            found = self.answers(host, image_id)[-1:]
+            return found and (found[0][1].state, found[0][1].left_bytes) == (state, left)
+
+        await until(last)
+        return self.answers(host, image_id)[-1]
+
+    def promised_bytes(self):
+        return self.host.cache.statistics.reserved_bytes
+
+    async def use(self, image_id=IMAGE):
+        self.uses.opened(image_id)
+        return await self.host.mirrors.attach(image_id)
+
+
+@contextlib.asynccontextmanager
+async def running(folder, place, limit_bytes=16 * MIB):
+    async with one_host.one_host(
+        folder, limit_bytes, is_keeping=True, shares=place.shares()
+    ) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        made = Keeper(host, place)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.uses.run)
+            nursery.start_soon(made.whole.run)
+            nursery.start_soon(made.sharing.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Let everything happen soon."""
+    for module, name, value in (
+        (usage, "LOOK_S", 0.1),
+        (hydration, "TICK_S", 0.05),
+        (hydration, "RECOUNT_S", 0.2),
+        (background_fill, "MEASURE_S", 0.05),
+        (background_fill, "SLICE_S", 0.5),
+        (replication, "TICK_S", 0.05),
+        (replication, "TELL_EVERY_S", 0.1),
+        (replica_holders, "EVERY_S", 0.5),
+        (fill_rate, "FIRST_PAUSE_S", 0.2),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def place():
+    return Place("h1", "h2", "h3")
+
+
+async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        epoch, share = await keeper.answer(H2)
+        assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
+        assert share.total_bytes == keeper.promised_bytes()
+        assert keeper.host.promises.get(IMAGE).is_for_others
+        assert keeper.whole.telling.of(IMAGE) is None  # nobody uses it here
+        assert not keeper.whole.telling.used()
+        assert not keeper.answers(H3)  # who did not ask
+        keeper.asks(H3, IMAGE)
+        keeper.asks(H2, IMAGE, lease_s=0)
+        await keeper.answer(H3)
+        assert keeper.promised_bytes()
+        keeper.asks(H3, IMAGE, lease_s=0)
+        await until(lambda: not keeper.promised_bytes())
+        assert not keeper.host.promises.all()
+
+
+async def test_lease_that_is_not_renewed_ends(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE, lease_s=2)
+        await until(keeper.promised_bytes)
+        await until(lambda: not keeper.promised_bytes())
+
+
+async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(
+    tmp_path, place, monkeypatch
+):
+    monkeypatch.setattr(pins, "FORMER_S", 3.0)
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, before = await keeper.answer(H2)
+        place.table = table_of("h1", "h2", "h3", "h4", epoch=2)
+        await until(lambda: keeper.answers(H2)[-1][0] == 2)
+        _, after = await keeper.answer(H2)
+        assert after.total_bytes < before.total_bytes == keeper.promised_bytes()
+        await until(lambda: keeper.promised_bytes() == after.total_bytes)
+        place.table = table_of("h1", "h2", epoch=3)
+        await until(lambda: keeper.answers(H2)[-1][0] == 3)
+        assert (await keeper.answer(H2))[1].total_bytes == 200 * CHUNK  # two hosts keep all
+
+
+async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, share = await keeper.answer(H2)
+    async with one_host.one_host(tmp_path, is_keeping=True, shares=place.shares()) as host:
+        assert host.cache.statistics.reserved_bytes == share.total_bytes
+        assert host.source.reads == []
+
+
+async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
+    tmp_path, place, monkeypatch
+):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE, lease_s=86400)
+        await keeper.answer(H2)
+        await until(lambda: keeper.host.promises.get(IMAGE).leased_until_s)
+    place.wall_s = 0.0  # a host without a battery
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: keeper.sharing.is_leased(IMAGE))
+        assert keeper.sharing.leased_until_s(IMAGE) <= 86400
+        await trio.sleep(0.5)
+        assert keeper.host.promises.get(IMAGE).is_for_others and keeper.promised_bytes()
+    place.wall_s = 1e12  # or the host was off for long
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: keeper.sharing.is_leased(IMAGE))
+        await keeper.whole._settle()
+        assert keeper.promised_bytes()  # until who used it had time to ask again
+    monkeypatch.setattr(replication, "GRACE_S", 0.2)
+    place.wall_s = 1e13
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: not keeper.promised_bytes())
+
+
+async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        for stranger in (H4, H1):
+            keeper.asks(stranger, IMAGE)
+        place.table = table_of("h2", "h3", epoch=2)  # this host has left
+        keeper.asks(H2, IMAGE)
+        assert keeper.sharing.ignored == 3 and not keeper.sharing.is_leased(IMAGE)
+        await trio.sleep(0.3)
+        assert keeper.told == [] and keeper.host.source.reads == []
+
+
+async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(200)]
+        keeper.asks(H3, *unknown)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        refused = replica_messages.ShareState.REFUSED
+        await keeper.answer(H3, unknown[-1], refused)
+        assert keeper.host.mirrors.attached() == [IMAGE]
+
+
+async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        blobs = dict(keeper.host.blobs)
+        keeper.host.blobs.clear()
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=replica_messages.ShareState.REFUSED)
+        keeper.host.blobs.update(blobs)
+        await keeper.answer(H2)
+
+
+async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
+        keeper.asks(H3, *unknown[:256])
+        await keeper.answer(H3, unknown[255], replica_messages.ShareState.REFUSED)
+        keeper.asks(H3, *unknown[256:], IMAGE)
+        assert keeper.sharing.refused == 45
+        await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)  # others are not kept from it
+        assert len(keeper.sharing._leases) == replica_leases.IMAGES_OF_HOST + 1
+
+
+async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
+    monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 3600.0)
+    async with running(tmp_path, place) as keeper:
+        unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
+        attach = keeper.host.mirrors.attach
+
+        async def noted(image_id, *limit):
+            attached.append(image_id)
+            return await attach(image_id, *limit)
+
+        monkeypatch.setattr(keeper.host.mirrors, "attach", noted)
+        for _ in range(5):
+            keeper.asks(H3, unknown)
+            await keeper.answer(H3, unknown, replica_messages.ShareState.REFUSED)
+            keeper.asks(H3, unknown, lease_s=0)
+            keeper.told.clear()
+            await trio.sleep(0.1)
+        assert attached == [unknown]
+
+
+async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        for number in range(600):
+            image_id = ids.ImageId(str(uuid.UUID(int=number)))
+            keeper.asks(H3, image_id)
+            keeper.asks(H3, image_id, lease_s=0)
+        assert 80 <= keeper.sharing.refused <= 88
+        await until(lambda: not keeper.sharing._owed)
+        keeper.asks(H3, IMAGE)
+        await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+
+
+@pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
+async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, monkeypatch, limit):
+    one_map = max(len(one_host.map_of(data)) for data in (DATA, SECOND))
+    monkeypatch.setattr(replication, limit, one_map)
+    async with running(tmp_path, place) as keeper:
+        if limit == "MAP_BYTES":
+            keeper.host.add(one_host.image_bytes(300 * CHUNK), IMAGE)
+        else:
+            keeper.asks(H2, OTHER)
+            await keeper.answer(H2, OTHER)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
+        assert IMAGE not in keeper.host.mirrors.attached()
+        if limit == "MAPS_BYTES_OF_HOST":
+            keeper.asks(H3, IMAGE)  # another one may
+            await keeper.answer(H3)
+        else:
+            await keeper.use(IMAGE)  # and this host may anything
+            await until(lambda: IMAGE in keeper.host.mirrors.attached())
+
+
+async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        lock = keeper.host.cache._mends.writing  # nothing is written while it is held
+        async with lock:
+            keeper.asks(H2, IMAGE)
+            await until(lambda: keeper.host.promises.pinned(IMAGE))
+            await until(lambda: not keeper.host.cache.pinned_missing)
+            await until(lambda: keeper.whole.telling.share_of(IMAGE) is not None)
+
+            def is_all_left() -> bool:
+                share = keeper.whole.telling.share_of(IMAGE)
+                assert share is None or share.left_bytes  # while it is counted, too
+                return share is not None and share.left_bytes == share.total_bytes
+
+            await until(is_all_left)
+        await keeper.answer(H2)
+
+
+async def test_share_without_room_is_said(tmp_path, place):
+    async with running(tmp_path, place, 3 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
+        assert not keeper.promised_bytes()
+
+
+@pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
+async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, place):
+    place.table = table_of("h1", "h2")  # each keeps all of everything
+    async with running(tmp_path, place, 4 * MIB) as keeper:
+        keeper.asks(H2, OTHER)
+        await keeper.answer(H2, OTHER)
+        await keeper.use(IMAGE)
+        await until(
+            lambda: (keeper.whole.telling.of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+        )
+        await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
+        assert keeper.promised_bytes() == 200 * CHUNK
+
+
+@pytest.mark.expect_log("its chunk map is lost")
+@pytest.mark.expect_log("needs the space")
+@pytest.mark.allow_log("no space|taking it from the source again")
+async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, place):
+    place.table = table_of("h1", "h2")
+    async with running(tmp_path, place) as keeper:
+        for image_id in (OTHER, IMAGE):
+            keeper.asks(H2, image_id)
+            await keeper.answer(H2, image_id)
+    (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
+    async with running(tmp_path, place, 4 * MIB) as keeper:
+        await until(lambda: list(keeper.host.promises.all()) == [OTHER, IMAGE])
+        assert keeper.promised_bytes() == 100 * CHUNK
+        await keeper.use(IMAGE)
+        await until(lambda: keeper.promised_bytes() == 200 * CHUNK)
+        await until(lambda: OTHER not in keeper.host.promises.all())
+
+
+async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        await keeper.use(IMAGE)
+        await until(
+            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.told)
+        )
+        asked = {host: news.leases for host, news in keeper.told if hasattr(news, "leases")}
+        assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
+
+        def shown():
+            return keeper.whole.telling.of(IMAGE)
+
+        await until(lambda: shown()["why"] == "h2 has not answered")
+        assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
+        rest = 2 * 200 * CHUNK - keeper.promised_bytes()
+        say = [(H2, rest - CHUNK), (H3, CHUNK)]
+        for host, total_bytes in say:
+            share = replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0)
+            keeper.sharing.heard(host, peer_wire.ReplicaReport(1, (share,)))
+        assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
+            "fully_cached",
+            0,
+            1.0,
+        )
+        assert shown()["is_shared"] is True
+        await until(lambda: shown()["state"] == "filling")  # nobody has confirmed it of late
+
+
+async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
+        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("state") == "fully_cached")
+        assert (
+            keeper.whole.telling.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
+        )
+        assert keeper.whole.telling.of(IMAGE)["is_shared"] is False  # though others keep it, too
+        await keeper.whole.unask(IMAGE)
+        await until(lambda: keeper.whole.telling.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+
+
+async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
+    tmp_path, place
+):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, share = await keeper.answer(H2)
+        place.table = table_of("h2", "h3", epoch=2)
+        await trio.sleep(0.5)
+        assert keeper.promised_bytes() == share.total_bytes
+    async with running(tmp_path, place) as keeper:  # by no table it has a share
+        await until(lambda: keeper.host.promises.get(IMAGE))
+        await trio.sleep(0.3)
+        assert keeper.promised_bytes() == 0 and keeper.host.promises.get(IMAGE).is_for_others
+        place.table = table_of("h1", "h2", "h3", epoch=3)
+        await until(lambda: keeper.promised_bytes() == share.total_bytes)
+
+
+async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+    async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
+        assert not host.promises.all() and not host.cache.statistics.reserved_bytes
+
+
+async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
+    names = [f"h{number}" for number in range(1, 41)]
+    place = Place(*names)
+    async with running(tmp_path, place) as keeper:
+        for name in names[1:]:
+            keeper.asks(ids.HostId(name), IMAGE)
+        most = 0
+        while not all(keeper.answers(name) for name in names[1:]):
+            before = len(keeper.told)
+            keeper.sharing.look()
+            most = max(most, len(keeper.told) - before)
+            await trio.sleep(0.01)
+        assert 0 < most <= replication.AT_A_TIME
+
+
+@pytest.mark.allow_log("cannot become whole here: the cache lacks")
+async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(tmp_path, place):
+    """Also where it was not pinned and there is no room for it: it must stay in the source."""
+    place.table = table_of("h1", "h2")
+    async with running(tmp_path, place, 2 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.host.promises._set(pin_record.ImagePin(IMAGE, 1.0, is_for_others=True))
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
+        assert not fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE).is_used
+        await keeper.use(IMAGE)
+        told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
+        await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
+        assert not keeper.host.promises.pinned(IMAGE)
+        assert keeper.whole.telling.used() == [IMAGE]
+
+
+async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
+    tmp_path, place
+):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        await keeper.uses.look()
+        keeper.asks(H2, IMAGE, lease_s=0)
+        await until(lambda: not keeper.host.promises.all())
+        told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
+        await keeper.use(IMAGE)
+        assert fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE).is_used

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that wait for long, told and ended; that real processes end is tested on real mounts."""
+
+import threading
+import types
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
+from acstor_agent.images.read import read_admission
+from acstor_agent.mount import stuck_requests
+from acstor_common import errors
+from acstor_common.model import ids
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+
+
+class Mount:
+    """Guests that wait, the look after them, and what is found out about their processes."""
+
+    def __init__(self, nursery, monkeypatch):
+        self.known = inodes.Inodes(inodes.keyed(bytes(32)))
+        self.inode = self.known.know_image(IMAGE)
+        self.known.know_disk(DISK)
+        self.waiting = read_admission.ReadAdmission()
+        clock = types.SimpleNamespace(monotonic=trio.current_time)
+        monkeypatch.setattr(read_admission, "time", clock)
+        self.rescue = stuck_requests.StuckRequests(
+            self.waiting.table, self.known, trio.current_time
+        )
+        self.killed, self.asked, self.ended = set(), [], []
+        self.has_ended = trio.Event()
+        monkeypatch.setattr(self.rescue._dying, "among", self._among)
+        self._nursery = nursery
+        nursery.start_soon(self.rescue.run)
+
+    def guest(self, tag):
+        return self.known.guest(self.known.open(self.inode, 3, tag))
+
+    def read(self, guest, why=""):
+        self._nursery.start_soon(self._read, guest, why)
+
+    async def _read(self, guest, why):
+        try:
+            await self.waiting.turn(guest, self._wait, why)
+        except errors.ReaderKilled:
+            self.ended.append(guest)
+            self.has_ended.set()
+
+    async def _wait(self, why):
+        read_admission.note_wait(why)
+        await trio.sleep_forever()
+
+    def _among(self, waiters, now_s):
+        self.asked.append([waiter.guest for waiter in waiters])
+        return [waiter.guest for waiter in waiters if waiter.guest in self.killed]
+
+
+@pytest.fixture
+def mount(nursery, monkeypatch):
+    return Mount(nursery, monkeypatch)
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """Let it all be quick: threads and a clock that jumps do not go together."""
+    monkeypatch.setattr(stuck_requests, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stuck_requests, "SUSPECT_AFTER_S", 0.05)
+    monkeypatch.setattr(stuck_requests, "LATE_S", 0.1)
+
+
+@pytest.mark.expect_log("have waited for up to")
+async def test_who_is_killed_is_ended_and_others_wait_on(hurry, mount):
+    killed, living = mount.guest(7), mount.guest(8)
+    mount.read(killed)
+    mount.read(living, "refused")
+    await trio.sleep(0.5)
+    assert mount.ended == []
+    mount.killed.add(killed)
+    with trio.fail_after(20):
+        await mount.has_ended.wait()
+    await trio.sleep(0.2)
+    assert (mount.ended, mount.rescue.ended) == ([killed], 1)
+    assert mount.rescue.late()[IMAGE].why == "refused"
+
+
+async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, mount, monkeypatch):
+    killed = mount.guest(7)
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def among(waiters, now_s):
+        looks.set()
+        goes_on.wait(60)
+        return [killed]
+
+    monkeypatch.setattr(mount.rescue._dying, "among", among)
+    monkeypatch.setattr(stuck_requests, "LATE_S", 1e9)
+    mount.read(killed)
+    with trio.fail_after(20):
+        assert await trio.to_thread.run_sync(looks.wait, 15)
+        mount.read(killed)
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(mount.rescue._dying, "among", lambda waiters, now_s: [])
+        goes_on.set()
+        await mount.has_ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (len(mount.ended), mount.rescue.ended, len(mount.waiting.table)) == (1, 1, 1)
+
+
+async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):
+    for _ in range(20):
+        with trio.move_on_after(1.5):
+            await mount.waiting.turn(mount.guest(7), trio.sleep_forever)
+    assert mount.asked == [] and mount.rescue.late() == {}
+
+
+@pytest.mark.expect_log("nobody has answered yet")
+async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_clock, caplog):
+    for tag in range(1, 30):
+        mount.read(mount.guest(tag))
+    await trio.sleep(50)
+    assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 1
+    await trio.sleep(60)
+    assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 2
+    assert mount.rescue.late()[IMAGE].count == 29
+
+
+@pytest.mark.expect_log("have waited for up to")
+async def test_guest_whose_process_cannot_be_seen_is_never_ended(hurry, mount):
+    unseen, disk = mount.guest(0), inodes.guest_of_disk(DISK)
+    mount.killed |= {unseen, disk}
+    mount.read(unseen)
+    mount.read(disk)
+    with trio.fail_after(20):
+        await mount.has_ended.wait()
+    await trio.sleep(0.2)
+    assert mount.ended == [disk]
+    assert all(unseen not in asked for asked in mount.asked)
+
+
+async def test_what_is_taken_back_while_processes_are_looked_for_is_so_when_they_are_found(
+    mount, monkeypatch
+):
+    """Nova does not wait for the answer for long."""
+    looks, goes_on = trio.Event(), threading.Event()
+
+    def guests_of(instance_id):
+        trio.from_thread.run_sync(looks.set)
+        goes_on.wait(60)
+        return [(7, 1)]
+
+    monkeypatch.setattr(stuck_requests.killed_guests, "guests_of", guests_of)
+    async with trio.open_nursery() as asking:
+        asking.start_soon(mount.rescue.switched_off, IMAGE)
+        await looks.wait()
+        asking.start_soon(mount.rescue.switched_off, IMAGE, True)
+        await trio.testing.wait_all_tasks_blocked()
+        goes_on.set()
+    assert mount.rescue._dying._switched_off == {}

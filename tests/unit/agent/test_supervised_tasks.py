@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import trio
+
+from acstor_agent.control import supervised_tasks
+
+
+class Part:
+    """A part that fails so often before it begins, and so often afterwards."""
+
+    def __init__(self, before=0, after=0):
+        self.before, self.after = before, after
+        self.tries_s = []
+
+    async def run(self, task_status=trio.TASK_STATUS_IGNORED):
+        self.tries_s.append(trio.current_time())
+        if len(self.tries_s) <= self.before:
+            raise OSError(98, "Address already in use")
+        task_status.started()
+        if len(self.tries_s) <= self.before + self.after:
+            await trio.sleep(1)
+            raise RuntimeError("a bug")
+        await trio.sleep_forever()
+
+
+async def test_part_that_works_is_begun_once(nursery, autojump_clock):
+    parts, part = supervised_tasks.SupervisedTasks(nursery), Part()
+    await parts.keep("metrics", part.run)
+    await trio.sleep(1000)
+    assert (len(part.tries_s), parts.troubles.now) == (1, {})
+
+
+@pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
+async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
+    parts, part = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0), Part(before=12)
+    await parts.keep("metrics", part.run)
+    assert "Address already in use" in parts.troubles.now["metrics"].why
+    assert parts.troubles.now["metrics"].since_s == 1234.0
+    await trio.sleep(1000)
+    pauses = [b - a for a, b in zip(part.tries_s, part.tries_s[1:], strict=False)]
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0] and pauses[-1] == 30.0
+    assert len(part.tries_s) == 13 and parts.troubles.now == {}
+
+
+@pytest.mark.expect_log("metrics: a bug; guests")
+async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
+    parts, part = supervised_tasks.SupervisedTasks(nursery), Part(after=2)
+    await parts.keep("metrics", part.run)
+    await trio.sleep(1.1)
+    assert parts.troubles.now["metrics"].why == "a bug"
+    await trio.sleep(100)
+    assert len(part.tries_s) == 3 and parts.troubles.now == {}
+
+
+@pytest.mark.expect_log("promises.json: the disk is full; guests read without it")
+async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
+    parts = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0)
+    for _ in range(2):
+        parts.tell("promises.json", "the disk is full")
+    assert parts.troubles.now["promises.json"].why == "the disk is full"
+    parts.tell("promises.json", "")
+    assert parts.troubles.now == {}
